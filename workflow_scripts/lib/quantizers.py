@@ -1,0 +1,163 @@
+"""Calibration-free round-to-nearest weight quantization (equations 1 and 2).
+
+A ``QuantizerSpec`` is data; ``fake_quantize`` is a pure function of a weight and a
+spec. Every operation is a float32 operation in a stated order, so that codes and
+values are defined to the bit. With b bits, per group of weights w:
+
+asymmetric   scale = (max(w) - min(w)) / (2^b - 1)
+             zero  = round(-min(w) / scale)
+             code  = clamp(round(w / scale) + zero, 0, 2^b - 1)
+             value = (code - zero) * scale
+symmetric    scale = max(|w|) / (2^(b-1) - 1), zero = 0,
+             code  = clamp(round(w / scale), -(2^(b-1) - 1), 2^(b-1) - 1)
+
+``round`` takes ties to even. The zero point is an integer that is not clamped, so
+groups of one sign are quantized as well as any other. A group whose scale is zero
+or subnormal (a constant group, say) is returned unchanged.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Granularity = Literal["tensor", "channel", "group"]
+SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+
+
+@dataclass(frozen=True)
+class QuantizerSpec:
+    """What a quantizer does; one entry of ``quantizers`` in ``config.yaml``.
+
+    ``group_size`` counts weights along the input dimension and is only read where
+    ``granularity`` is ``group``. ``layers`` is ``blocks`` (every linear layer but
+    the output head, as in the paper) or ``blocks+head``.
+    """
+
+    bits: int
+    granularity: Granularity
+    symmetric: bool
+    group_size: int | None = None
+    layers: Literal["blocks", "blocks+head"] = "blocks"
+
+    @property
+    def label(self) -> str:
+        """Short name for tables and figures, such as ``INT4``."""
+        return f"INT{self.bits}"
+
+    @property
+    def description(self) -> str:
+        """One phrase for captions."""
+        symmetry = "symmetric" if self.symmetric else "asymmetric"
+        unit = {
+            "tensor": "per tensor",
+            "channel": "per output channel",
+            "group": f"per group of {self.group_size}",
+        }[self.granularity]
+        return f"{self.label} {symmetry}, {unit}"
+
+
+def group_length(spec: QuantizerSpec, in_features: int) -> int:
+    """Weights along the input dimension that share a scale, for ``channel`` and ``group``."""
+    if spec.granularity == "channel":
+        return in_features
+    if spec.group_size is None or not 1 <= spec.group_size <= in_features:
+        raise ValueError(
+            f"group_size {spec.group_size}: a layer with {in_features} inputs takes 1 to "
+            f"{in_features}"
+        )
+    return spec.group_size
+
+
+def count_groups(spec: QuantizerSpec, out_features: int, in_features: int) -> int:
+    """Number of scales of one ``[out_features, in_features]`` matrix."""
+    if spec.granularity == "tensor":
+        return 1
+    return out_features * -(-in_features // group_length(spec, in_features))
+
+
+def _quantize_rows(rows: Tensor, spec: QuantizerSpec) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, zero points and scales of ``[..., group]`` weights, one scale per last axis."""
+    low, high = rows.aminmax(dim=-1, keepdim=True)
+    if spec.symmetric:
+        top = 2 ** (spec.bits - 1) - 1
+        scale = torch.maximum(low.abs(), high.abs()) / top
+        bottom, zero = -top, torch.zeros_like(scale)
+    else:
+        top, bottom = 2**spec.bits - 1, 0
+        scale = (high - low) / top
+        zero = torch.round(-low / scale)
+    codes = torch.round(rows / scale).add_(zero).clamp_(bottom, top)
+    return codes, zero, scale
+
+
+def _fake_quantize_rows(rows: Tensor, spec: QuantizerSpec) -> Tensor:
+    codes, zero, scale = _quantize_rows(rows, spec)
+    values = codes.sub_(zero).mul_(scale)
+    return torch.where(scale < SMALLEST_SCALE, rows, values)
+
+
+def fake_quantize(weight: Tensor, spec: QuantizerSpec) -> Tensor:
+    """Quantize and dequantize one weight (equation 2).
+
+    ``weight`` is float32 ``[out_features, in_features]``; the result has the same
+    shape and dtype and shares no memory with it. The last group of a row holds the
+    remainder where ``group_size`` does not divide ``in_features``. Raises
+    ``TypeError`` for another dtype and ``ValueError`` for non-finite weights or a
+    range that overflows float32.
+    """
+    if weight.dtype != torch.float32:
+        raise TypeError(f"weights must be float32 to be quantized, not {weight.dtype}")
+    low, high = weight.aminmax()
+    if not torch.isfinite(high - low):
+        raise ValueError(f"weights span {low.item()} to {high.item()}: not a finite range")
+    if spec.granularity == "tensor":
+        return _fake_quantize_rows(weight.reshape(1, -1), spec).reshape(weight.shape)
+    out_features, in_features = weight.shape
+    size = group_length(spec, in_features)
+    whole = in_features - in_features % size
+    parts = [
+        _fake_quantize_rows(weight[:, :whole].reshape(out_features, -1, size), spec).reshape(
+            out_features, whole
+        )
+    ]
+    if whole < in_features:
+        parts.append(_fake_quantize_rows(weight[:, whole:], spec))
+    return torch.cat(parts, dim=1)
+
+
+def linear_weights(model: nn.Module, layers: str = "blocks") -> dict[str, nn.Parameter]:
+    """Weights of the linear layers that a probe quantizes, by parameter name.
+
+    ``blocks`` is every ``nn.Linear`` but the output head, whatever the head is
+    called (``embed_out`` or ``lm_head``); ``blocks+head`` includes the head and
+    refuses one that shares its weight with the input embedding, which would
+    otherwise be altered too.
+    """
+    head = model.get_output_embeddings()
+    tied = head is not None and head.weight is model.get_input_embeddings().weight
+    if layers == "blocks+head" and tied:
+        raise ValueError("layers blocks+head: this model's head is tied to its input embedding")
+    return {
+        f"{name}.weight": module.weight
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and (module is not head or layers == "blocks+head")
+    }
+
+
+def quantized_weights(model: nn.Module, spec: QuantizerSpec) -> dict[str, Tensor]:
+    """Fake-quantized copies of the weights that ``spec`` selects; the model is untouched."""
+    quantized = {}
+    for name, weight in linear_weights(model, spec.layers).items():
+        try:
+            quantized[name] = fake_quantize(weight.detach(), spec)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name}: {error}") from error
+    return quantized
+
+
+def read_specs(definitions: Mapping[str, Mapping]) -> dict[str, QuantizerSpec]:
+    """Specs by name from the ``quantizers`` section of the configuration."""
+    return {name: QuantizerSpec(**definition) for name, definition in definitions.items()}

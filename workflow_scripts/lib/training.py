@@ -1,0 +1,206 @@
+"""Training of GPT-NeoX models as Pythia was trained, in a loop that can stop anywhere.
+
+Everything a run depends on is a pure function of the step: the learning rate
+(``schedules``), the data order (``batch_rows``) and, since the models have no
+dropout, nothing is drawn at random after initialisation. A state is therefore
+weights, Adam's two moments and two counters, and a run that was stopped and
+resumed ends bit-identical to one that was not.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from workflow_scripts.lib.checkpoints import load_tensors, save_tensors
+from workflow_scripts.lib.schedules import Schedule
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one update is made (section 5.1: "Adam with Pythia's original hyperparameters").
+
+    ``weight_decay`` is decoupled (AdamW) and spares biases and layer norms.
+    """
+
+    batch_size: int
+    weight_decay: float
+    beta1: float
+    beta2: float
+    eps: float
+    clip_norm: float
+
+
+@dataclass(frozen=True)
+class Update:
+    """One finished update: the step it led to, its learning rate and its loss.
+
+    ``loss_nats`` is the mean NLL of the batch in nats per token, before the update.
+    """
+
+    step: int
+    lr: float
+    loss_nats: float
+
+
+def build_model(architecture: dict, vocab_size: int, seed: int) -> nn.Module:
+    """A GPT-NeoX model with Pythia's architecture and initialisation, in float32.
+
+    ``architecture`` has ``hidden_size``, ``num_layers``, ``num_heads`` and
+    ``max_length``. small_init (std sqrt(2 / 5d)) for embeddings, head, query/key/value
+    and the first MLP matrix; wang_init (std 2 / (L sqrt(d))) for the two matrices
+    that write into the residual stream; biases zero.
+    """
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    hidden, layers = architecture["hidden_size"], architecture["num_layers"]
+    small_init = math.sqrt(2.0 / (5.0 * hidden))
+    wang_init = 2.0 / (layers * math.sqrt(hidden))
+    config = GPTNeoXConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=architecture["num_heads"],
+        intermediate_size=4 * hidden,
+        max_position_embeddings=architecture["max_length"],
+        rotary_pct=0.25,
+        use_parallel_residual=True,
+        tie_word_embeddings=False,
+        hidden_act="gelu",
+        initializer_range=small_init,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model = GPTNeoXForCausalLM(config).float()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim < 2:
+                continue  # layer norms start at one and zero, biases at zero
+            writes_residual = name.endswith(("attention.dense.weight", "dense_4h_to_h.weight"))
+            parameter.normal_(0.0, wang_init if writes_residual else small_init, generator=generator)
+        for module in model.modules():
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                module.bias.zero_()
+    return model
+
+
+def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
+    """AdamW with fresh moments; weight decay on matrices only."""
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        groups, lr=0.0, betas=(recipe.beta1, recipe.beta2), eps=recipe.eps, fused=True
+    )
+
+
+def batch_rows(step: int, *, sequences: int, batch_size: int, seed: int) -> np.ndarray:
+    """Rows of the training tokens that the update at ``step`` sees, ``[batch_size]``.
+
+    Every epoch is a permutation of its own, drawn from (seed, epoch); a batch may
+    straddle two epochs. Depends on nothing but the arguments.
+    """
+    first = step * batch_size
+    rows = np.arange(first, first + batch_size)
+    epochs = rows // sequences
+    orders = {
+        epoch: np.random.default_rng([seed, int(epoch)]).permutation(sequences)
+        for epoch in np.unique(epochs)
+    }
+    return np.array([orders[epoch][row % sequences] for epoch, row in zip(epochs, rows)])
+
+
+def next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
+    """Mean NLL in nats per token of ``[batch, length]`` token ids, T - 1 scored of T."""
+    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+    return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.AdamW,
+    tokens: np.ndarray,
+    schedule: Schedule,
+    recipe: Recipe,
+    *,
+    start: int,
+    stop: int,
+    seed: int,
+    device: str = "cpu",
+) -> Iterator[Update]:
+    """Train from step ``start`` to step ``stop``, yielding after each update.
+
+    ``tokens`` is ``[sequences, length]``; ``seed`` decides the data order. The
+    caller saves, probes or stops between updates. Raises ``FloatingPointError``
+    where a loss is not finite, naming the step.
+    """
+    for step in range(start, stop):
+        model.train()
+        rows = batch_rows(step, sequences=len(tokens), batch_size=recipe.batch_size, seed=seed)
+        ids = torch.from_numpy(tokens[rows].astype(np.int64)).to(device)
+        lr = schedule(step)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        loss = next_token_loss(model, ids)
+        loss.backward()
+        value = loss.item()
+        if not math.isfinite(value):
+            raise FloatingPointError(f"the training loss at step {step} is {value}")
+        nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        yield Update(step + 1, lr, value)
+
+
+def save_state(
+    path: Path, model: nn.Module, optimizer: torch.optim.AdamW, step: int, fingerprint: str
+) -> None:
+    """Write weights, moments and counters of a run to one safetensors file, atomically.
+
+    ``fingerprint`` names the settings that the state belongs to.
+    """
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        tensors[f"weight.{name}"] = parameter.detach()
+        state = optimizer.state.get(parameter, {})
+        if state:
+            tensors[f"exp_avg.{name}"] = state["exp_avg"]
+            tensors[f"exp_avg_sq.{name}"] = state["exp_avg_sq"]
+            tensors[f"updates.{name}"] = state["step"]
+    save_tensors(path, tensors, {"step": str(step), "fingerprint": fingerprint})
+
+
+def load_state(
+    path: Path, model: nn.Module, optimizer: torch.optim.AdamW | None = None
+) -> tuple[int, str]:
+    """Restore what ``save_state`` wrote; returns the step and the fingerprint.
+
+    Without an optimizer only the weights are restored: a fork with fresh moments.
+    """
+    tensors, metadata = load_tensors(path)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors[f"weight.{name}"])
+            if optimizer is not None and f"exp_avg.{name}" in tensors:
+                optimizer.state[parameter] = {
+                    "step": tensors[f"updates.{name}"],
+                    "exp_avg": tensors[f"exp_avg.{name}"].to(parameter.device),
+                    "exp_avg_sq": tensors[f"exp_avg_sq.{name}"].to(parameter.device),
+                }
+    return int(metadata["step"]), metadata["fingerprint"]
+
+
+def read_state_header(path: Path) -> tuple[int, str]:
+    """Step and fingerprint of a saved state, without reading its tensors."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as stored:
+        metadata = stored.metadata() or {}
+    return int(metadata.get("step", -1)), metadata.get("fingerprint", "")
