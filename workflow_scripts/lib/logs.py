@@ -1,0 +1,63 @@
+"""A job's log file: everything the script says, and its traceback if it fails."""
+
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO, TypeVar
+
+from tqdm import tqdm
+
+Item = TypeVar("Item")
+
+
+class _Tee:
+    """Writes to the terminal and to a log; bars become plain lines in both."""
+
+    def __init__(self, *streams: TextIO) -> None:
+        self.streams = streams
+
+    def write(self, text: str) -> int:
+        line = text.replace("\r", "\n") if text.strip() else text.strip("\r")
+        for stream in self.streams:
+            stream.write(line)
+        return len(text)
+
+    def flush(self) -> None:
+        for stream in self.streams:
+            stream.flush()
+
+
+@contextmanager
+def logged(path: str | Path) -> Iterator[None]:
+    """Copy standard error to ``path`` while the block runs; a traceback goes there as well."""
+    terminal = sys.stderr
+    with open(path, "w", encoding="utf-8") as log:
+        sys.stderr = _Tee(terminal, log)
+        try:
+            yield
+        except BaseException:
+            traceback.print_exc(file=log)
+            raise
+        finally:
+            sys.stderr = terminal
+
+
+def say(message: str) -> None:
+    """One line of a job's log."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def progress(items: Iterable[Item], name: str, total: int | None = None) -> tqdm:
+    """Iterate with a line every few seconds that says how far, how long and how much is left."""
+    return tqdm(
+        items,
+        desc=name,
+        total=total,
+        file=sys.stderr,
+        mininterval=5.0,
+        maxinterval=5.0,
+        delay=3.0,
+        bar_format="{desc}: {n_fmt}/{total_fmt} done, {elapsed} gone, {remaining} left {postfix}",
+    )
