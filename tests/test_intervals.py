@@ -1,0 +1,181 @@
+"""Means, gaps and paired bootstrap intervals against independent computations."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from workflow_scripts.lib.intervals import (
+    gap_intervals,
+    paired_scores,
+    resampled_curves,
+    resampled_means,
+    summarise,
+)
+
+ROLES = {"fp32": "fp32", "rtn_int4": "low_bit", "rtn_int8": "high_bit"}
+
+
+def table(steps=(40, 80, 120), sequences=12, seed=0, ragged=True):
+    rng = np.random.default_rng(seed)
+    scored = rng.integers(3, 60, sequences) if ragged else np.full(sequences, 63)
+    rows = []
+    for step in steps:
+        base = rng.normal(3.0, 0.5, sequences)
+        for name, role in ROLES.items():
+            shift = {"fp32": 0.0, "low_bit": 0.1, "high_bit": 0.001}[role]
+            extra = shift * rng.gamma(4.0, 0.25, sequences)
+            for i in range(sequences):
+                rows.append({
+                    "step": step, "quantizer": name, "role": role, "sequence": i,
+                    "nll_nats": (base[i] + extra[i]) * scored[i],
+                    "kl_nats": extra[i] * scored[i],
+                    "top1_changed": float(round(min(extra[i], 1.0) * scored[i])),
+                    "scored": int(scored[i]),
+                })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_means_weigh_every_token_alike_where_sequences_are_ragged():
+    rng = np.random.default_rng(3)
+    lengths = [1, 2, 17, 100]
+    tokens = {name: [rng.gamma(2.0, 1.5, n) for n in lengths] for name in ROLES}
+    rows = [
+        {"step": 7, "quantizer": name, "role": role, "sequence": i, "nll_nats": nll.sum(),
+         "kl_nats": (nll / 10).sum(), "top1_changed": float((nll > 3).sum()), "scored": len(nll)}
+        for name, role in ROLES.items() for i, nll in enumerate(tokens[name])
+    ]  # fmt: skip
+    summary = summarise(pd.DataFrame(rows), ["step"], resamples=20, seed=0).set_index("role")
+    flat = {name: np.concatenate(parts) for name, parts in tokens.items()}
+    for name, role in ROLES.items():
+        row = summary.loc[role]
+        ppl, ppl_fp32 = np.exp(flat[name].mean()), np.exp(flat["fp32"].mean())
+        assert row.nll_nats_per_token == pytest.approx(flat[name].mean(), rel=1e-13)
+        assert row.ppl == pytest.approx(ppl, rel=1e-13)
+        assert row.gap_pct == pytest.approx(100 * (ppl - ppl_fp32) / ppl_fp32, rel=1e-12, abs=1e-12)
+        assert row.kl_nats_per_token == pytest.approx(flat[name].mean() / 10, rel=1e-13)
+        assert row.top1_changed_pct == pytest.approx(100 * (flat[name] > 3).mean(), rel=1e-13)
+        assert (row.n_sequences, row.n_tokens) == (4, 120)
+    unweighted = np.mean([part.mean() for part in tokens["fp32"]])
+    assert abs(summary.loc["fp32"].nll_nats_per_token - unweighted) > 1e-3
+
+
+def test_interval_equals_scipys_paired_bootstrap_on_the_scores_themselves():
+    data = table()
+    ours = gap_intervals(data, ["step"], resamples=400, seed=11)
+
+    def gap(nll, nll_fp32, scored, axis):
+        total = scored.sum(axis=axis)
+        ratio = np.exp(nll.sum(axis=axis) / total) / np.exp(nll_fp32.sum(axis=axis) / total)
+        return 100 * (ratio - 1)
+
+    for (step, name), rows in data.groupby(["step", "quantizer"]):
+        fp32 = data[(data.step == step) & (data.role == "fp32")]
+        samples = [part.to_numpy(float) for part in (rows.nll_nats, fp32.nll_nats, rows.scored)]
+        scipys = stats.bootstrap(
+            samples, gap, paired=True, vectorized=True, n_resamples=400, batch=90,
+            method="percentile", rng=np.random.default_rng(11),
+        ).confidence_interval  # fmt: skip
+        row = ours[(ours.step == step) & (ours.quantizer == name)].iloc[0]
+        assert row.gap_low_pct == pytest.approx(scipys.low, rel=1e-9, abs=1e-10)
+        assert row.gap_high_pct == pytest.approx(scipys.high, rel=1e-9, abs=1e-10)
+
+
+def test_pairing_removes_the_difference_between_sequences():
+    data = table(steps=(40,), sequences=60)
+    low_bit = gap_intervals(data, ["step"], resamples=500, seed=0).set_index("role").loc["low_bit"]
+    nll = data.pivot(index="sequence", columns="role", values="nll_nats")
+    scored = data[data.role == "fp32"].set_index("sequence").scored
+    unpaired = stats.bootstrap(
+        (nll.low_bit / scored, nll.fp32 / scored),
+        lambda a, b, axis: 100 * np.expm1(a.mean(axis=axis) - b.mean(axis=axis)),
+        method="percentile", n_resamples=500, rng=np.random.default_rng(0),
+    ).confidence_interval  # fmt: skip
+    assert low_bit.gap_high_pct - low_bit.gap_low_pct < 0.2 * (unpaired.high - unpaired.low)
+
+
+def test_interval_covers_the_true_gap_in_about_95_of_100_experiments():
+    true_delta, covered = 0.1, 0
+    for trial in range(200):
+        rng = np.random.default_rng(1000 + trial)
+        base = rng.normal(3, 0.5, 80)
+        low_bit = base + rng.normal(true_delta, 0.05, 80)
+        rows = pd.concat([
+            pd.DataFrame({"step": 1, "quantizer": role, "role": role, "sequence": range(80),
+                          "nll_nats": nll * 63, "scored": 63})
+            for role, nll in (("fp32", base), ("low_bit", low_bit))
+        ])  # fmt: skip
+        row = gap_intervals(rows, ["step"], resamples=200, seed=trial).iloc[1]
+        covered += row.gap_low_pct <= 100 * np.expm1(true_delta) <= row.gap_high_pct
+    assert 176 <= covered <= 199  # binomial(200, 0.93) within about three standard deviations
+
+
+def test_full_precision_rows_have_no_gap_and_no_width():
+    fp32 = summarise(table(), ["step"], resamples=50, seed=0).query("role == 'fp32'")
+    assert (fp32[["delta_nll_nats_per_token", "gap_pct", "gap_low_pct", "gap_high_pct",
+                  "kl_nats_per_token", "top1_changed_pct"]] == 0).all(axis=None)  # fmt: skip
+
+
+def test_columns_order_and_independence_from_row_order():
+    data = table()
+    shuffled = data.sample(frac=1, random_state=1).sort_values("quantizer", kind="stable")
+    summary = summarise(data, ["step"], resamples=50, seed=5)
+    pd.testing.assert_frame_equal(summary, summarise(shuffled, ["step"], resamples=50, seed=5))
+    assert list(summary.columns) == [
+        "step", "quantizer", "role", "nll_nats_per_token", "ppl", "delta_nll_nats_per_token",
+        "gap_pct", "gap_low_pct", "gap_high_pct", "kl_nats_per_token", "top1_changed_pct",
+        "n_sequences", "n_tokens",
+    ]  # fmt: skip
+    assert list(summary.role) == ["fp32", "low_bit", "high_bit"] * 3
+    assert list(summary.step) == [40] * 3 + [80] * 3 + [120] * 3
+
+
+def test_several_key_columns_each_find_their_own_full_precision_row():
+    names = enumerate(("oli", "cosine"))
+    forks = pd.concat([table(seed=i, ragged=False).assign(schedule=name) for i, name in names])
+    summary = summarise(forks, ["schedule", "step"], resamples=10, seed=0)
+    alone = summarise(table(seed=0, ragged=False), ["step"], resamples=10, seed=0)
+    pd.testing.assert_frame_equal(
+        summary[summary.schedule == "oli"].drop(columns="schedule").reset_index(drop=True), alone
+    )
+
+
+def test_curves_are_the_resampled_means_of_each_role():
+    data = table()
+    means, _ = resampled_means(paired_scores(data, ["step"]), resamples=6, seed=2)
+    curves = list(resampled_curves(data, [40, 80, 120], resamples=6, seed=2))
+    assert len(curves) == 6
+    for b, curve in enumerate(curves):
+        assert list(curve) == ["fp32", "low_bit", "high_bit"]
+        for offset, role in enumerate(curve):
+            np.testing.assert_array_equal(curve[role], means[offset::3, b])
+    drawn = np.random.default_rng(2).integers(0, 12, (6, 12))
+    rows = data[(data.step == 80) & (data.role == "low_bit")].sort_values("sequence")
+    for b, curve in enumerate(curves):
+        nll, scored = rows.nll_nats.to_numpy()[drawn[b]], rows.scored.to_numpy()[drawn[b]]
+        assert curve["low_bit"][1] == pytest.approx(nll.sum() / scored.sum(), rel=1e-13)
+
+
+def test_curves_leave_out_other_steps_and_name_a_missing_one():
+    data = table()
+    curve = next(resampled_curves(data, [40, 120], resamples=2, seed=0))
+    assert curve["fp32"].shape == (2,)
+    with pytest.raises(ValueError, match="role fp32: one row at each of the 2 steps is needed"):
+        next(resampled_curves(data, [40, 160], resamples=2, seed=0))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda d: d.drop(index=13), "step 40, quantizer rtn_int4, role low_bit: nll_nats is "
+                                     "missing for sequence 1;"),
+        (lambda d: pd.concat([d, d.iloc[[5]]]), "sequence 5: scored twice"),
+        (lambda d: d.assign(scored=d.scored.where(d.index != 20, 1)), "sequence 8: models differ"),
+        (lambda d: d[(d.role != "fp32") | (d.step != 80)], "exactly one row with role fp32"),
+        (lambda d: d[d.sequence == 0], "1 sequences, 10 resamples"),
+    ],
+)  # fmt: skip
+def test_a_table_that_cannot_be_paired_is_refused_in_one_line(spoil, message):
+    with pytest.raises(ValueError, match=message) as error:
+        summarise(spoil(table()), ["step"], resamples=10, seed=0)
+    assert "\n" not in str(error.value)
