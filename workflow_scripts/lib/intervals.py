@@ -43,7 +43,9 @@ def _wide(sequences: pd.DataFrame, index: list[str], column: str) -> pd.DataFram
     table = sequences.pivot(index=index, columns="sequence", values=column)
     if table.isna().to_numpy().any():
         row, sequence = (axis[0] for axis in np.nonzero(table.isna().to_numpy()))
-        where = ", ".join(f"{name} {value}" for name, value in zip(index, table.index[row], strict=True))
+        where = ", ".join(
+            f"{name} {value}" for name, value in zip(index, table.index[row], strict=True)
+        )
         raise ValueError(
             f"{where}: {column} is missing for sequence {table.columns[sequence]}; every model "
             "must be scored on the same sequences"
