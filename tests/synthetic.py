@@ -1,0 +1,277 @@
+"""Invented results in the exact formats of results/{suite}: no model was measured for them.
+
+Curves run through the numbers of the paper's Table 1, scaled to the suite's grid, with a
+little seeded noise, so that tables and figures meet values of realistic size. ``phases``
+can lack an onset, ``grid`` can be as short as twelve revisions, and INT8 can go negative.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.lib.schedules import CosineNeoxV1, fork_schedule, last_update_phase
+from workflow_scripts.lib.suite import revision_steps
+
+MINI = {
+    "name": "mini",
+    "label": "mini (embedded suite, not Pythia)",
+    "is_paper_model": False,
+    "spacing": 40,
+}
+PYTHIA = {"name": "pythia-160m", "label": "Pythia-160m", "is_paper_model": True, "spacing": 1000}
+
+PAPER_TABLE1 = pd.DataFrame(
+    {
+        "phase": [1, 1, 2, 2, 2, 2, 3, 3, 3, 3],
+        "step": [1000, 7000, 10000, 30000, 70000, 77000, 83000, 100000, 120000, 143000],
+        "fp32_ppl": [110.1, 42.8, 40.1, 35.7, 33.7, 33.4, 34.4, 34.0, 34.9, 35.3],
+        "int4_gap_pct": [1.7, 5.9, 6.8, 9.1, 11.4, 12.7, 19.1, 47.0, 158.4, 517.1],
+        "int8_gap_pct": [0.02, 0.06, 0.04, 0.04, 0.11, 0.11, 0.11, 0.20, 0.56, 0.79],
+        "lr_pct": [69.9, 99.9, 99.2, 91.3, 57.2, 50.2, 44.3, 29.0, 15.7, 10.0],
+    }
+)
+PAPER_TABLE2 = pd.DataFrame(
+    {
+        "condition": ["A", "B", "C", "C"],
+        "schedule": ["cosine", "sgdr", "oli", "oli"],
+        "probes": ["all", "all", "cool", "all"],
+        "mean_gap_pct": [12.3, 16.7, 5.3, 11.5],
+        "sd_gap_pct": [0.8, 2.7, 2.2, 2.4],
+        "fp32_ppl": [44.0, 44.1, np.nan, 76.0],
+        "wins": pd.array([pd.NA, 0, 6, 6], dtype="Int64"),
+        "pairs": pd.array([pd.NA, 9, 9, 9], dtype="Int64"),
+    }
+)
+ROLES = [("fp32", "fp32"), ("int4_g64", "low_bit"), ("int8_channel", "high_bit")]
+SEQUENCES, LENGTH = 256, 64
+
+
+def grid(suite: dict, *, short: bool = False) -> list[int]:
+    """The suite's 154 revisions, or twelve of the same extent."""
+    spacing = suite["spacing"]
+    if short:
+        return revision_steps(powers_of_two=0, spacing=13 * spacing, last=143 * spacing)
+    return revision_steps(powers_of_two=10, spacing=spacing, last=143 * spacing)
+
+
+def schedule(suite: dict) -> CosineNeoxV1:
+    """Pythia's own schedule on the suite's grid."""
+    last = 143 * suite["spacing"]
+    return CosineNeoxV1(0.01, 0.001, max(1, last // 100), last)
+
+
+def _curve(suite: dict, steps: list[int], column: str, at_zero: float) -> np.ndarray:
+    """Table 1's column over ``steps``, log-interpolated from ``at_zero`` at step 0."""
+    known = np.r_[1.0, PAPER_TABLE1["step"] * suite["spacing"] / 1000.0]
+    values = np.log(np.r_[at_zero, PAPER_TABLE1[column]])
+    return np.exp(np.interp(np.log(np.maximum(steps, 1)), np.log(known), values))
+
+
+def _quantized_rows(keys: dict, ppl: float, gaps: dict[str, float], width: float) -> list[dict]:
+    """Rows of all roles for one model; ``width`` is the relative half width of intervals."""
+    rows = []
+    for name, role in ROLES:
+        gap = gaps.get(role, 0.0)
+        nll = np.log(ppl) + np.log1p(gap / 100.0)
+        half = 0.0 if role == "fp32" else 0.02 + width * abs(gap)
+        rows.append(
+            keys
+            | {
+                "quantizer": name,
+                "role": role,
+                "nll_nats_per_token": nll,
+                "ppl": np.exp(nll),
+                "delta_nll_nats_per_token": nll - np.log(ppl),
+                "gap_pct": gap,
+                "gap_low_pct": gap - half,
+                "gap_high_pct": gap + half,
+                "kl_nats_per_token": abs(gap) / 150.0,
+                "top1_changed_pct": min(60.0, 2.0 * abs(gap) ** 0.7),
+                "n_sequences": SEQUENCES,
+                "n_tokens": SEQUENCES * (LENGTH - 1),
+            }
+        )
+    return rows
+
+
+def audit(suite: dict = MINI, *, short: bool = False, negative_int8: bool = False) -> pd.DataFrame:
+    """audit.csv; with ``negative_int8`` the control's gap scatters around zero."""
+    steps = grid(suite, short=short)
+    rng = np.random.default_rng(1)
+    ppl = _curve(suite, steps, "fp32_ppl", 61441.0) * np.exp(rng.normal(0, 0.003, len(steps)))
+    low = _curve(suite, steps, "int4_gap_pct", 0.02) * np.exp(rng.normal(0, 0.03, len(steps)))
+    high = _curve(suite, steps, "int8_gap_pct", 0.001) * np.exp(rng.normal(0, 0.2, len(steps)))
+    if negative_int8:
+        high = high + rng.normal(0, 0.03, len(steps))
+    lr = schedule(suite)
+    rows = []
+    for step, p, g4, g8 in zip(steps, ppl, low, high, strict=True):
+        keys = {
+            "suite": suite["name"],
+            "step": step,
+            "tokens_seen": step * 16 * LENGTH,
+            "lr": lr(step),
+            "lr_fraction": lr(step) / lr.lr_max,
+        }
+        rows += _quantized_rows(keys, p, {"low_bit": g4, "high_bit": g8}, 0.08)
+    return pd.DataFrame(rows)
+
+
+def phases(suite: dict = MINI, *, onset: bool = True) -> dict:
+    """phases.json; without ``onset`` there are two segments and no lag."""
+    k = suite["spacing"]
+    table = audit(suite)
+    edges = [(1, "rapid learning", 0, 7 * k), (2, "plateau", 7 * k, 80 * k)]
+    edges += [(3, "divergence", 80 * k, 143 * k)] if onset else []
+    if not onset:
+        edges[1] = (2, "plateau", 7 * k, 143 * k)
+    segments = []
+    for phase, name, first, last in edges:
+        part = table[table["step"].between(first, last)]
+        gap = part.loc[part["role"] == "low_bit", "gap_pct"].to_list()
+        ppl = part.loc[part["role"] == "fp32", "ppl"].to_list()
+        segments.append(
+            {
+                "phase": phase,
+                "name": name,
+                "first_step": first,
+                "last_step": last,
+                "gap_first_pct": gap[0],
+                "gap_last_pct": gap[-1],
+                "gap_min_pct": min(gap),
+                "gap_max_pct": max(gap),
+                "ppl_first": ppl[0],
+                "ppl_last": ppl[-1],
+                "n": len(gap),
+            }
+        )
+    fp32 = table[(table["role"] == "fp32") & (table["step"] > 0)].set_index("step")["ppl"]
+    none = dict.fromkeys(("step", "step_low", "step_high"))
+    found = {"step": 80 * k, "step_low": 78 * k, "step_high": 84 * k}
+    return {
+        "suite": suite["name"],
+        "rule": "Invented for tests.",
+        "convergence": {
+            "step": 77 * k,
+            "step_low": 70 * k,
+            "step_high": 98 * k,
+            "ppl": fp32[77 * k],
+            "final_ppl": fp32.iloc[-1],
+            "rise_pct": 100 * (fp32.iloc[-1] / fp32[77 * k] - 1),
+        },
+        "rapid_learning_end": {"step": 7 * k, "step_low": 6 * k, "step_high": 9 * k},
+        "onset": (found if onset else none)
+        | {
+            "detected": onset,
+            "delta_bic": 120.0 if onset else -3.0,
+            "slope_before_per_1000_steps": 0.01,
+            "slope_after_per_1000_steps": 0.5 if onset else None,
+            "reason": "" if onset else "the broken line is no better than the straight one",
+        },
+        "lag_steps": 3 * k if onset else None,
+        "lag_low": -18 * k if onset else None,
+        "lag_high": 10 * k if onset else None,
+        "segments": segments,
+    }
+
+
+def kurtosis(suite: dict = MINI, *, short: bool = False) -> pd.DataFrame:
+    """kurtosis.csv: eight tensors, their mean and the pooled value."""
+    steps = grid(suite, short=short)
+    known = np.array([0, 30, 70, 87, 100, 120, 143]) * suite["spacing"]
+    mean = np.interp(steps, known, [0.0, 8.0, 22.0, 27.9, 15.0, 8.0, 3.3])
+    layers = [
+        "attention.query_key_value",
+        "attention.dense",
+        "mlp.dense_h_to_4h",
+        "mlp.dense_4h_to_h",
+    ]
+    names = [f"gpt_neox.layers.{i}.{layer}.weight" for i in (0, 1) for layer in layers]
+    rng = np.random.default_rng(2)
+    factors = np.linspace(0.3, 1.7, len(names))
+    rows = []
+    for step, value in zip(steps, mean, strict=True):
+        noisy = value * factors * np.exp(rng.normal(0, 0.03, len(names)))
+        for name, one in zip(names, noisy, strict=True):
+            rows.append((step, "per_tensor", name, 12288, one))
+        rows.append((step, "mean_over_tensors", "all", 98304, noisy.mean()))
+        rows.append((step, "pooled", "all", 98304, 1.684 + 1.2 * noisy.mean()))
+    columns = ["step", "statistic", "tensor", "n_weights", "excess_kurtosis"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def forks(suite: dict = MINI, *, seeds: tuple[int, ...] = (0, 1, 2)) -> pd.DataFrame:
+    """forks.csv: three schedules, ``seeds``, thirty probes each."""
+    k = suite["spacing"]
+    baseline, start = schedule(suite), 70 * k
+    definitions = {
+        "cosine": {"kind": "cosine"},
+        "sgdr": {"kind": "sgdr", "period": 10 * k},
+        "oli": {
+            "kind": "oli",
+            "bump_steps": 3 * k // 40,
+            "cool_steps": 12 * k // 40,
+            "amplitude": 5.0,
+            "first": "cool",
+        },
+    }
+    rng = np.random.default_rng(3)
+    rows = []
+    for name, definition in definitions.items():
+        lr = fork_schedule(definition, baseline=baseline, start=start)
+        for seed in seeds:
+            for probe in range(1, 31):
+                step, done = start + probe * k, probe / 30
+                phase = last_update_phase(lr, step) or ""
+                fraction = lr(step - 1) / baseline.lr_max
+                gap = {"cosine": 4 + 8.3 * done, "sgdr": 4 + 9 * done + 5 * fraction}.get(
+                    name, 22 if phase == "bump" else 4 + 2 * done
+                )
+                ppl = {"cosine": 34 + 10 * done, "sgdr": 34 + 10 * done + 4 * fraction}.get(
+                    name, (48 + 28 * done) * (1.1 if phase == "bump" else 1.0)
+                )
+                keys = {
+                    "suite": suite["name"],
+                    "schedule": name,
+                    "seed": seed,
+                    "fork_step": start,
+                    "step": step,
+                    "tokens_since_fork": probe * k * 16 * LENGTH,
+                    "lr_last_update": lr(step - 1),
+                    "lr_fraction_last_update": fraction,
+                    "update_phase": phase,
+                    "train_loss_nats_per_token": np.log(ppl) - 0.3,
+                }
+                gaps = {
+                    "low_bit": gap * np.exp(rng.normal(0, 0.08)) + 0.4 * seed,
+                    "high_bit": 0.01 * gap,
+                }
+                rows += _quantized_rows(keys, ppl * np.exp(rng.normal(0, 0.01)), gaps, 0.08)
+    return pd.DataFrame(rows)
+
+
+def write(
+    root: Path,
+    suite: dict = MINI,
+    *,
+    short: bool = False,
+    onset: bool = True,
+    negative_int8: bool = False,
+) -> dict[str, str]:
+    """All of the above as files under ``root``; returns their paths by name."""
+    root.mkdir(parents=True, exist_ok=True)
+    tables = {
+        "audit": audit(suite, short=short, negative_int8=negative_int8),
+        "kurtosis": kurtosis(suite, short=short),
+        "forks": forks(suite),
+        "paper_table1": PAPER_TABLE1,
+        "paper_table2": PAPER_TABLE2,
+    }
+    paths = {name: str(root / f"{name}.csv") for name in tables}
+    for name, table in tables.items():
+        table.to_csv(paths[name], index=False)
+    paths["phases"] = str(root / "phases.json")
+    Path(paths["phases"]).write_text(json.dumps(phases(suite, onset=onset)), encoding="utf-8")
+    return paths
