@@ -1,0 +1,292 @@
+"""The phase rule on series whose phases are known, and on the paper's own Table 1."""
+
+import json
+import runpy
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import ruptures
+from scipy.interpolate import make_lsq_spline
+
+from workflow_scripts.lib.intervals import summarise
+from workflow_scripts.lib.phases import (
+    RULE,
+    describe_phases,
+    find_onset,
+    find_phases,
+    fit_broken_line,
+    rapid_learning_end,
+)
+
+STEPS = np.arange(1, 144) * 1000
+
+# Table 1 of the paper: step, FP32 perplexity, INT4 gap in percent.
+TABLE1 = np.array([
+    (1_000, 110.1, 1.7), (7_000, 42.8, 5.9), (10_000, 40.1, 6.8), (30_000, 35.7, 9.1),
+    (70_000, 33.7, 11.4), (77_000, 33.4, 12.7), (83_000, 34.4, 19.1), (100_000, 34.0, 47.0),
+    (120_000, 34.9, 158.4), (143_000, 35.3, 517.1),
+])  # fmt: skip
+
+
+def broken(x, *corners):
+    """Straight lines through ``(x, y)`` corners."""
+    return np.interp(x, *np.array(corners, dtype=float).T)
+
+
+def autocorrelated(rng, count, lag_one):
+    noise = rng.normal(size=count + 50)
+    for i in range(1, len(noise)):
+        noise[i] = lag_one * noise[i - 1] + np.sqrt(1 - lag_one**2) * noise[i]
+    return noise[50:]
+
+
+def test_paper_table_1_on_the_grid():
+    step, ppl, gap = TABLE1.T
+    nll = np.interp(np.log(STEPS), np.log(step), np.log(ppl))
+    delta = np.exp(np.interp(STEPS, step, np.log(np.log1p(gap / 100))))
+    phases = find_phases(STEPS, nll, delta)
+    assert phases.convergence == 77_000
+    assert phases.rapid_learning_end == 7_000
+    # Ten rows cannot place the onset better than between 70,000 and 83,000, the rows on
+    # both sides of the paper's 77,000; 3,000 steps is the tolerance of its claims.
+    assert abs(phases.onset.step - 77_000) <= 3_000
+    assert phases.onset.slope_after_per_1000_steps > 3 * phases.onset.slope_before_per_1000_steps
+
+
+def test_known_phases_without_noise_are_found_exactly():
+    nll = broken(STEPS, (0, 6), (9_000, 3.7), (80_000, 3.5), (143_000, 3.6))
+    log_delta = broken(STEPS, (0, -3), (85_000, -2.6), (143_000, 0.5))
+    phases = find_phases(STEPS, nll, np.exp(log_delta))
+    assert phases.convergence == 80_000
+    assert phases.rapid_learning_end == 9_000
+    assert phases.onset.step == 85_000
+    assert phases.onset.breaks[0] == 85_000
+    assert phases.onset.slope_before_per_1000_steps == pytest.approx(0.4 / 85, rel=1e-9)
+    assert phases.onset.slope_after_per_1000_steps == pytest.approx(3.1 / 58, rel=1e-9)
+    assert phases.onset.reason == "" and phases.onset.left_out == 0
+
+
+@pytest.mark.parametrize("lag_one", [0.0, 0.5])
+def test_a_noisy_onset_is_found_nearby(lag_one):
+    errors = []
+    for seed in range(30):
+        noise = 0.05 * autocorrelated(np.random.default_rng(seed), len(STEPS), lag_one)
+        log_delta = broken(STEPS, (0, -3), (80_000, -2.6), (143_000, -0.2)) + noise
+        onset = find_onset(STEPS, np.exp(log_delta), 8_000)
+        assert onset.step is not None
+        errors.append(onset.step - 80_000)
+    assert abs(np.mean(errors)) < 2_000
+    assert np.max(np.abs(errors)) <= 12_000
+
+
+def test_an_onset_between_early_and_late_slowing_is_found():
+    log_delta = broken(STEPS, (0, -3), (20_000, -2.4), (80_000, -2.2), (143_000, 0.5))
+    onset = find_onset(STEPS, np.exp(log_delta), 1_000)
+    assert (onset.step, onset.breaks) == (80_000, [20_000, 80_000])
+    log_delta = broken(STEPS, (0, -3), (80_000, -2.4), (120_000, 0.0), (143_000, 0.3))
+    onset = find_onset(STEPS, np.exp(log_delta), 1_000)
+    assert (onset.step, onset.breaks) == (80_000, [80_000, 120_000])
+
+
+@pytest.mark.parametrize(
+    ("log_delta", "reason"),
+    [
+        (-3 + 1e-5 * STEPS, "a break of ln(delta NLL) lowers BIC against one straight line by "),
+        (np.log(STEPS + 20_000.0), "no break of ln(delta NLL) has a steeper and positive slope"),
+        (broken(STEPS, (0, -3), (60_000, -1), (143_000, -0.5)), "no break of ln(delta NLL)"),
+        # Falls fast, then slowly: steeper is not enough, the gap never grows.
+        (broken(STEPS, (0, 0), (40_000, -2), (143_000, -2.5)), "no break of ln(delta NLL)"),
+        (np.full(len(STEPS), -2.0), "a break of ln(delta NLL) lowers BIC"),
+    ],
+)
+def test_no_onset_where_growth_does_not_speed_up(log_delta, reason):
+    onset = find_onset(STEPS, np.exp(log_delta), 1_000)
+    assert onset.step is None
+    assert onset.reason.startswith(reason)
+    assert onset.slope_after_per_1000_steps is None
+
+
+@pytest.mark.parametrize("count", [20, 143])
+@pytest.mark.parametrize("lag_one", [0.0, 0.5])
+def test_steady_growth_with_noise_rarely_passes_for_an_onset(count, lag_one):
+    steps, found = STEPS[:count], 0
+    for seed in range(60):
+        noise = 0.05 * autocorrelated(np.random.default_rng(seed), count, lag_one)
+        found += find_onset(steps, np.exp(1e-5 * steps + noise), 1_000).step is not None
+    # Measured over 200 series each: 0.02 and 0.16 at 20 points, 0 at 130 points.
+    assert found <= {(20, 0.0): 5, (20, 0.5): 18}.get((count, lag_one), 2)
+
+
+def test_counting_every_checkpoint_as_independent_would_raise_false_alarms():
+    dependent = 0.05 * autocorrelated(np.random.default_rng(0), len(STEPS), 0.8)
+    onset = find_onset(STEPS, np.exp(1e-5 * STEPS + dependent), 1_000)
+    assert onset.effective_checkpoints < 0.5 * len(STEPS)
+
+
+def test_non_positive_deltas_are_left_out_and_counted():
+    log_delta = broken(STEPS, (0, -3), (85_000, -2.6), (143_000, 0.5))
+    delta = np.exp(log_delta)
+    delta[[20, 40, 100]] = [0.0, -1e-3, -1.0]
+    onset = find_onset(STEPS, delta, 8_000)
+    assert (onset.step, onset.left_out) == (85_000, 3)
+    none = find_onset(STEPS, -delta, 1_000)
+    assert none.step is None and none.left_out == 141
+    assert none.reason == "2 checkpoints with a positive delta NLL after rapid learning are too few"
+
+
+def test_a_curve_that_never_stops_improving_converges_at_its_last_step():
+    nll = 3.0 + 3.0 * np.exp(-STEPS / 10_000) - 1e-6 * STEPS
+    phases = find_phases(STEPS, nll, np.exp(-3 + 1e-5 * STEPS))
+    assert phases.convergence == 143_000
+    assert 5_000 < phases.rapid_learning_end < 40_000
+    assert phases.onset.step is None
+
+
+def test_a_descent_that_does_not_flatten_is_rapid_until_convergence():
+    nll = 5.0 - (STEPS / 143_000) ** 2
+    assert rapid_learning_end(STEPS, nll, 143_000) == 143_000
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 10])
+def test_tiny_suites_get_phases_without_a_crash(count):
+    steps = STEPS[:count]
+    nll = broken(steps, (1_000, 6), (3_000, 4), (8_000, 3.5), (10_000, 3.6))
+    phases = find_phases(steps, nll, np.exp(broken(steps, (1_000, -3), (10_000, -2))))
+    assert phases.rapid_learning_end in steps and phases.convergence in steps
+    if count == 10:
+        assert (phases.convergence, phases.rapid_learning_end) == (8_000, 3_000)
+    else:
+        assert phases.rapid_learning_end == phases.convergence
+    assert phases.onset.step is None
+
+
+def test_fit_is_scipys_least_squares_spline_with_the_best_knot():
+    rng = np.random.default_rng(4)
+    x = np.sort(rng.choice(STEPS, 60, replace=False)).astype(float)
+    y = broken(x, (0, 0), (70_000, 1), (143_000, 5)) + rng.normal(0, 0.3, len(x))
+
+    def squares(*knots):
+        ends = [x[0], x[0], *knots, x[-1], x[-1]]
+        return float(np.sum((y - make_lsq_spline(x, y, ends, k=1)(x)) ** 2))
+
+    one = fit_broken_line(x, y, 1, shortest=3)
+    sums = {i: squares(x[i]) for i in range(3, len(x) - 3)}
+    assert one.breaks == (min(sums, key=sums.get),)
+    assert one.residuals @ one.residuals == pytest.approx(min(sums.values()), rel=1e-9)
+    two = fit_broken_line(x, y, 2, shortest=3)
+    pairs = {(i, j): squares(x[i], x[j]) for i in sums for j in sums if j >= i + 3}
+    assert two.breaks == min(pairs, key=pairs.get)
+    assert two.residuals @ two.residuals == pytest.approx(min(pairs.values()), rel=1e-9)
+
+
+def test_ruptures_finds_the_same_break_where_there_is_no_noise():
+    y = broken(STEPS, (0, -3), (85_000, -2.6), (143_000, 0.5))
+    theirs = ruptures.Dynp(model="clinear", min_size=3, jump=1).fit(y).predict(1)[0] - 1
+    assert fit_broken_line(STEPS.astype(float), y, 1).breaks == (theirs,) == (84,)
+
+
+def suite(seed=0, onset=True, count=40):
+    """Scores of a small suite: convergence near 2,400 of 4,000, onset at 2,800."""
+    rng = np.random.default_rng(seed)
+    steps = [0, 1, 2, 4, *range(100, 100 * count + 1, 100)]
+    difficulty, fragility = rng.normal(0, 0.4, 24), rng.gamma(8, 1 / 8, 24)
+    rows = []
+    last = -0.3 if onset else -2.4 + 1_200 * 0.6 / 2_800  # without: the same slope throughout
+    for step in steps:
+        nll = broken(step, (0, 6), (400, 3.6), (2_400, 3.2), (4_000, 3.4))
+        delta = np.exp(broken(step, (0, -3), (2_800, -2.4), (4_000, last)))
+        wobble = rng.normal(0, 0.01, 24)
+        for name, role, shift in (("fp32", "fp32", 0.0), ("q4", "low_bit", delta)):
+            for i in range(24):
+                rows.append((step, name, role, i, (nll + difficulty[i] + wobble[i]
+                             + shift * fragility[i]) * 63, 0.0, 0.0, 63))  # fmt: skip
+    columns = ["step", "quantizer", "role", "sequence", "nll_nats", "kl_nats", "top1_changed",
+               "scored"]  # fmt: skip
+    sequences = pd.DataFrame(rows, columns=columns)
+    audit = summarise(sequences, ["step"], resamples=20, seed=0)
+    return audit.assign(suite="tiny"), sequences
+
+
+def test_description_has_every_part_and_its_interval():
+    audit, sequences = suite()
+    found = describe_phases(audit, sequences, spacing=100, resamples=40, seed=0)
+    assert found["suite"] == "tiny" and found["rule"] == RULE
+    assert abs(found["convergence"]["step"] - 2_400) <= 200
+    assert abs(found["rapid_learning_end"]["step"] - 400) <= 100
+    onset = found["onset"]
+    assert onset["detected"] and abs(onset["step"] - 2_800) <= 100
+    assert onset["detected_share"] == 1.0
+    for part in (found["convergence"], found["rapid_learning_end"], onset):
+        assert part["step_low"] <= part["step"] <= part["step_high"]
+    assert found["lag_steps"] == onset["step"] - found["convergence"]["step"]
+    assert found["lag_low"] <= found["lag_steps"] <= found["lag_high"]
+    low_bit = audit[audit.role == "low_bit"].set_index("step").gap_pct
+    segments = found["segments"]
+    assert [s["name"] for s in segments] == ["rapid learning", "plateau", "divergence"]
+    assert [s["last_step"] for s in segments[:2]] == [s["first_step"] for s in segments[1:]]
+    assert (segments[0]["first_step"], segments[2]["last_step"]) == (100, 4_000)
+    last = segments[2]
+    inside = low_bit[low_bit.index >= onset["step"]]
+    assert (last["gap_min_pct"], last["gap_max_pct"]) == (inside.min(), inside.max())
+    assert last["n"] == len(inside) and last["gap_last_pct"] == low_bit[4_000]
+
+
+def test_without_an_onset_there_are_two_segments_and_a_reason():
+    audit, sequences = suite(onset=False)
+    found = describe_phases(audit, sequences, spacing=100, resamples=20, seed=0)
+    assert found["onset"]["step"] is None and not found["onset"]["detected"]
+    assert found["onset"]["reason"]
+    assert found["lag_steps"] is None and found["lag_low"] is None
+    assert [s["phase"] for s in found["segments"]] == [1, 2]
+
+
+def test_powers_of_two_do_not_count():
+    audit, sequences = suite()
+    spoiled = audit.assign(ppl=audit.ppl.where(audit.step >= 100, 1.0))
+    spoiled["nll_nats_per_token"] = spoiled.nll_nats_per_token.where(spoiled.step >= 100, 0.0)
+    arguments = {"spacing": 100, "resamples": 10, "seed": 0}
+    assert describe_phases(spoiled, sequences, **arguments) == describe_phases(
+        audit, sequences, **arguments
+    )
+
+
+@pytest.mark.parametrize(
+    ("spoil", "spacing", "message"),
+    [
+        (lambda a: a, 7_000, "spacing 7000: the audit has no step"),
+        (lambda a: a[a.role != "low_bit"], 100, "role low_bit: no quantizer; exactly one"),
+        (
+            lambda a: a[(a.role != "low_bit") | (a.step != 300)],
+            100,
+            "role low_bit: the audit needs",
+        ),
+    ],
+)
+def test_an_audit_that_cannot_be_read_is_refused(spoil, spacing, message):
+    audit, sequences = suite(count=12)
+    with pytest.raises(ValueError, match=message):
+        describe_phases(spoil(audit), sequences, spacing=spacing, resamples=5, seed=0)
+
+
+def test_script_writes_the_same_bytes_twice(tmp_path):
+    audit, sequences = suite(count=30)
+    audit.to_csv(tmp_path / "audit.csv", index=False)
+    sequences.to_parquet(tmp_path / "sequences.parquet")
+    written = []
+    for name in ("a.json", "b.json"):
+        job = SimpleNamespace(
+            input=SimpleNamespace(sequences=tmp_path / "sequences.parquet",
+                                  audit=tmp_path / "audit.csv"),
+            output=[tmp_path / name], log=[tmp_path / "log"],
+            params=SimpleNamespace(spacing=100, resamples=10, seed=1),
+        )  # fmt: skip
+        runpy.run_path(
+            "workflow_scripts/detect_phases.py",
+            init_globals={"snakemake": job},
+            run_name="__main__",
+        )
+        written.append((tmp_path / name).read_bytes())
+    assert written[0] == written[1]
+    assert json.loads(written[0])["suite"] == "tiny"

@@ -1,0 +1,38 @@
+"""Find convergence, onset and the phases of a suite's training run."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from workflow_scripts.lib.logs import logged, say
+from workflow_scripts.lib.phases import describe_phases
+
+
+def main(
+    sequences: str, audit: str, output: str, *, spacing: int, resamples: int, seed: int
+) -> None:
+    """Write ``phases.json`` from the audit and the scores of single validation sequences."""
+    phases = describe_phases(
+        pd.read_csv(audit),
+        pd.read_parquet(sequences),
+        spacing=spacing,
+        resamples=resamples,
+        seed=seed,
+    )
+    Path(output).write_text(json.dumps(phases, indent=2) + "\n", encoding="utf-8")
+    onset = phases["onset"]
+    say(f"FP32 convergence at step {phases['convergence']['step']}, onset at {onset['step']}"
+        + (f" ({onset['reason']})" if onset["reason"] else ""))  # fmt: skip
+
+
+if __name__ == "__main__":
+    with logged(snakemake.log[0]):
+        main(
+            snakemake.input.sequences,
+            snakemake.input.audit,
+            snakemake.output[0],
+            spacing=snakemake.params.spacing,
+            resamples=snakemake.params.resamples,
+            seed=snakemake.params.seed,
+        )

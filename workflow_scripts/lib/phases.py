@@ -1,0 +1,300 @@
+"""The phases of a training run, by a rule that runs unchanged on any suite.
+
+``RULE`` states the rule. Broken lines are fitted by ordinary least squares with the
+break searched over all checkpoints. The package ruptures has no such cost: its
+``clinear`` draws lines through the noisy values at the breaks, which made estimated
+breaks more than twice as variable on synthetic series, and it counts samples where
+this needs steps (left-out values leave holes). The tests use it as a cross-check.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.lib.evaluation import FP32
+from workflow_scripts.lib.intervals import CONFIDENCE, resampled_curves
+
+RULE = (
+    "Only the evenly spaced checkpoints are used, so that every stretch of training weighs "
+    "alike. FP32 convergence is the step with the lowest FP32 validation NLL. Rapid learning "
+    "ends at the break of the continuous two-piece straight line that fits FP32 NLL against "
+    "step (not its logarithm: the phases divide training time) best in least squares, from the "
+    "first evenly spaced step to convergence, among breaks at which the descent flattens; "
+    "without such a break it ends at convergence. The break of a curved descent summarises it "
+    "and is no evidence of two regimes. Onset is sought in ln(delta NLL) of the low-bit "
+    "quantizer against step, from the end of rapid learning to the last step; the logarithm, "
+    "because growth by a constant factor is then a straight line and needs no onset. Steps "
+    "with a delta of zero or less are left out and counted. A straight line and continuous "
+    "lines with one and two breaks (the second for growth that later slows) are compared by "
+    "BIC, each break costing two parameters, its place and its change of slope; every piece "
+    "spans at least a twentieth of the checkpoints. Neighbouring checkpoints are not "
+    "independent, so BIC counts n (1 - r) / (1 + r) of them, with r the lag-1 autocorrelation "
+    "of the residuals of the fit with most breaks (not below zero). Where breaks lower BIC by "
+    "more than 6 (strong evidence in Kass and Raftery's scale) and the slope after one of them "
+    "is positive and steeper than before, that one is the onset (of two the one with the larger "
+    "increase); otherwise there is none and two segments remain. An onset says that "
+    "relative growth sped up, not that it did so abruptly. Intervals (95 %, percentile) repeat "
+    "the whole rule on resampled validation sequences: they hold the uncertainty of the "
+    "validation text, not of another training run. Segments share their boundary steps."
+)
+PHASE_NAMES = ("rapid learning", "plateau", "divergence")
+_MOST_BREAKS = 2
+STRONG_EVIDENCE = 6.0  # in BIC; Kass and Raftery (1995), "strong" from 6 on
+_SPARE = 2  # checkpoints beyond the number of parameters that a fit needs
+
+
+@dataclass(frozen=True)
+class BrokenLine:
+    """A continuous piecewise straight line.
+
+    ``breaks``: indices of the points where the slope changes. ``slopes``: one per
+    piece, per unit of x. ``residuals``: ``[points]``.
+    """
+
+    breaks: tuple[int, ...]
+    slopes: np.ndarray
+    residuals: np.ndarray
+
+
+def _best_breaks(
+    x: np.ndarray, y: np.ndarray, count: int, shortest: int, rising: bool
+) -> tuple[int, ...] | None:
+    """Find the one or two breaks with the smallest squared residuals; ``None`` if none is possible.
+
+    Each break adds a hinge max(0, x - x_break) to a straight line. Line and
+    intercept are projected out first (Frisch-Waugh-Lovell), which leaves a system of
+    one or two unknowns for each candidate.
+    """
+    candidates = np.arange(shortest, len(x) - shortest)
+    line = np.column_stack([np.ones_like(x), x])
+    columns = np.column_stack([y, np.maximum(x[:, None] - x[candidates], 0.0)])
+    columns -= line @ np.linalg.lstsq(line, columns, rcond=None)[0]
+    target, hinges = columns[:, 0], columns[:, 1:]
+    gram, moment = hinges.T @ hinges, hinges.T @ target
+    if count == 1:
+        pairs = (np.arange(len(candidates)),)
+        explained = moment**2 / np.diag(gram)
+        if rising:
+            explained = np.where(moment > 0.0, explained, -np.inf)
+    else:
+        pairs = i, j = np.triu_indices(len(candidates), k=shortest)
+        determinant = gram[i, i] * gram[j, j] - gram[i, j] ** 2
+        explained = (
+            gram[j, j] * moment[i] ** 2
+            - 2.0 * gram[i, j] * moment[i] * moment[j]
+            + gram[i, i] * moment[j] ** 2
+        ) / determinant
+    if not np.isfinite(explained).any():
+        return None
+    best = int(np.argmax(explained))
+    return tuple(int(candidates[index[best]]) for index in pairs)
+
+
+def fit_broken_line(
+    x: np.ndarray, y: np.ndarray, breaks: int, *, shortest: int = 2, rising: bool = False
+) -> BrokenLine | None:
+    """Least-squares continuous line with ``breaks`` (0, 1 or 2) breaks at members of ``x``.
+
+    ``x`` and ``y`` are ``[points]``, ``x`` increasing. Every piece spans at least
+    ``shortest`` intervals between points. ``rising`` admits a single break only
+    where the slope increases. ``None`` where no break is possible.
+    """
+    # Scaled to [0, 1]: steps of 1e5 beside a column of ones would be badly conditioned.
+    unit = (x - x[0]) / (x[-1] - x[0]) if len(x) > 1 else np.zeros(1)
+    found = _best_breaks(unit, y, breaks, shortest, rising) if breaks else ()
+    if found is None:
+        return None
+    hinges = [np.maximum(unit - unit[at], 0.0) for at in found]
+    design = np.column_stack([np.ones_like(unit), unit, *hinges])
+    coefficients = np.linalg.lstsq(design, y, rcond=None)[0]
+    slopes = np.cumsum(coefficients[1:]) / (x[-1] - x[0] if len(x) > 1 else 1.0)
+    return BrokenLine(found, slopes, y - design @ coefficients)
+
+
+def rapid_learning_end(steps: np.ndarray, nll: np.ndarray, convergence: int) -> int:
+    """Step at which FP32 NLL stops falling fast; ``convergence`` where no break exists."""
+    until = steps <= convergence
+    if until.sum() < 4 + _SPARE:
+        return convergence
+    fit = fit_broken_line(steps[until].astype(float), nll[until], 1, rising=True)
+    return convergence if fit is None else int(steps[fit.breaks[0]])
+
+
+@dataclass(frozen=True)
+class Onset:
+    """Where the low-bit delta NLL starts to grow faster, or why nowhere.
+
+    Slopes are changes of ln(delta NLL) per 1,000 steps; ``delta_bic`` is BIC of the
+    straight line minus that of the best line with breaks, and ``breaks`` are its breaks.
+    """
+
+    step: int | None
+    reason: str
+    left_out: int
+    delta_bic: float | None = None
+    effective_checkpoints: float | None = None
+    slope_before_per_1000_steps: float | None = None
+    slope_after_per_1000_steps: float | None = None
+    breaks: list[int] = field(default_factory=list)
+
+
+def _effective_count(residuals: np.ndarray, floor: float) -> float:
+    """Independent observations that as many AR(1) residuals are worth."""
+    power = float(residuals @ residuals)
+    lag_one = 0.0 if power <= floor else float(residuals[1:] @ residuals[:-1]) / power
+    lag_one = max(lag_one, 0.0)
+    return max(len(residuals) * (1.0 - lag_one) / (1.0 + lag_one), 2.0)
+
+
+def find_onset(steps: np.ndarray, delta: np.ndarray, start: int) -> Onset:
+    """Onset of the divergence after step ``start``.
+
+    ``steps`` and ``delta`` (nats per token, low-bit minus FP32) are ``[checkpoints]``.
+    """
+    window = steps >= start
+    left_out = int((delta[window] <= 0.0).sum())
+    used = window & (delta > 0.0)
+    x, y = steps[used].astype(float), np.log(delta[used])
+    count = len(x)
+    allowed = [k for k in range(_MOST_BREAKS + 1) if count >= 2 + 2 * k + _SPARE]
+    if len(allowed) < 2:
+        reason = f"{count} checkpoints with a positive delta NLL after rapid learning are too few"
+        return Onset(None, reason, left_out)
+    shortest = max(2, -(-count // 20))
+    fits = [fit_broken_line(x, y, k, shortest=shortest) for k in allowed]
+    fits = [fit for fit in fits if fit is not None]
+    # Below this a residual is rounding, and its logarithm would compare noise with noise.
+    floor = count * (1e-12 * max(1.0, float(np.abs(y).max()))) ** 2
+    effective = _effective_count(fits[-1].residuals, floor)
+    bic = [
+        effective * np.log(max(float(fit.residuals @ fit.residuals), floor))
+        + (2 + 2 * len(fit.breaks)) * np.log(effective)
+        for fit in fits
+    ]
+    best = fits[1 + int(np.argmin(bic[1:]))]
+    delta_bic = float(bic[0] - min(bic[1:]))
+    increase = np.diff(best.slopes)
+    growing = np.nonzero((increase > 0.0) & (best.slopes[1:] > 0.0))[0]
+    breaks = [int(x[at]) for at in best.breaks]
+    if delta_bic <= STRONG_EVIDENCE:
+        reason = (
+            "a break of ln(delta NLL) lowers BIC against one straight line by "
+            f"{delta_bic:.1f}, not by more than {STRONG_EVIDENCE:g}"
+        )
+    elif not len(growing):
+        reason = "no break of ln(delta NLL) has a steeper and positive slope after it"
+    else:
+        at = growing[np.argmax(increase[growing])]
+        before, after = 1000.0 * best.slopes[at], 1000.0 * best.slopes[at + 1]
+        return Onset(
+            breaks[at], "", left_out, delta_bic, effective, float(before), float(after), breaks
+        )
+    return Onset(None, reason, left_out, delta_bic, effective, breaks=breaks)
+
+
+@dataclass(frozen=True)
+class Phases:
+    """The three boundaries of one run, in steps."""
+
+    convergence: int
+    rapid_learning_end: int
+    onset: Onset
+
+
+def find_phases(steps: np.ndarray, nll: np.ndarray, delta: np.ndarray) -> Phases:
+    """Apply ``RULE`` to FP32 NLL and low-bit delta NLL at evenly spaced ``steps``."""
+    convergence = int(steps[np.argmin(nll)])
+    learned = rapid_learning_end(steps, nll, convergence)
+    return Phases(convergence, learned, find_onset(steps, delta, learned))
+
+
+def _interval(values: Sequence[int]) -> tuple[int | None, int | None]:
+    """95 % percentile interval of steps that stays on the grid (widened to members)."""
+    if not len(values):
+        return None, None
+    tail = (1.0 - CONFIDENCE) / 2.0
+    low = np.quantile(values, tail, method="lower")
+    return int(low), int(np.quantile(values, 1.0 - tail, method="higher"))
+
+
+def _curve(audit: pd.DataFrame, role: str, steps: np.ndarray) -> pd.DataFrame:
+    rows = audit[(audit["role"] == role) & audit["step"].isin(steps)].sort_values("step")
+    names = sorted(audit.loc[audit["role"] == role, "quantizer"].unique())
+    if len(names) != 1:
+        raise ValueError(f"role {role}: {', '.join(names) or 'no quantizer'}; exactly one is valid")
+    if list(rows["step"]) != list(steps):
+        raise ValueError(f"role {role}: the audit needs one row at each evenly spaced step")
+    return rows
+
+
+def _segments(phases: Phases, steps: np.ndarray, ppl: np.ndarray, gap: np.ndarray) -> list[dict]:
+    bounds = [steps[0], phases.rapid_learning_end, phases.onset.step, steps[-1]]
+    bounds = [int(bound) for bound in bounds if bound is not None]
+    segments = []
+    for number, (first, last) in enumerate(pairwise(bounds), start=1):
+        inside = (steps >= first) & (steps <= last)
+        g, p = gap[inside].astype(float), ppl[inside].astype(float)
+        segments.append({
+            "phase": number, "name": PHASE_NAMES[number - 1],
+            "first_step": first, "last_step": last,
+            "gap_first_pct": g[0], "gap_last_pct": g[-1],
+            "gap_min_pct": g.min(), "gap_max_pct": g.max(),
+            "ppl_first": p[0], "ppl_last": p[-1], "n": int(inside.sum()),
+        })  # fmt: skip
+    return segments
+
+
+def describe_phases(
+    audit: pd.DataFrame, sequences: pd.DataFrame, *, spacing: int, resamples: int, seed: int
+) -> dict:
+    """Contents of ``phases.json``: boundaries with their intervals, lag and segments.
+
+    ``audit`` is the tidy audit of one suite, ``sequences`` its per-sequence scores
+    (``intervals.paired_scores``), ``spacing`` the distance of the evenly spaced
+    steps. All values are plain Python numbers; what does not exist is ``None``.
+    Raises ``ValueError`` where a role or a step is missing.
+    """
+    even = (audit["step"] > 0) & (audit["step"] % spacing == 0)
+    steps = np.sort(audit.loc[even, "step"].unique())
+    if not len(steps):
+        raise ValueError(f"spacing {spacing}: the audit has no step that is a multiple of it")
+    fp32, low_bit = _curve(audit, FP32, steps), _curve(audit, "low_bit", steps)
+    ppl = fp32["ppl"].to_numpy()
+    delta = low_bit["delta_nll_nats_per_token"].to_numpy()
+    phases = find_phases(steps, fp32["nll_nats_per_token"].to_numpy(), delta)
+    repeats = [
+        find_phases(steps, curve[FP32], curve["low_bit"] - curve[FP32])
+        for curve in resampled_curves(sequences, steps, resamples=resamples, seed=seed)
+    ]
+    onset = asdict(phases.onset)
+    with_onset = [r for r in repeats if r.onset.step is not None]
+    lag = None if onset["step"] is None else onset["step"] - phases.convergence
+    counted = with_onset if lag is not None else []
+    convergence = _interval([r.convergence for r in repeats])
+    learned = _interval([r.rapid_learning_end for r in repeats])
+    onset_range = _interval([r.onset.step for r in counted])
+    lag_range = _interval([r.onset.step - r.convergence for r in counted])
+    best_ppl = float(ppl[steps == phases.convergence][0])
+    return {
+        "suite": str(audit["suite"].iloc[0]),
+        "rule": RULE,
+        "resamples": resamples,
+        "convergence": {
+            "step": phases.convergence, "step_low": convergence[0], "step_high": convergence[1],
+            "ppl": best_ppl, "final_ppl": float(ppl[-1]),
+            "rise_pct": float(100.0 * (ppl[-1] / best_ppl - 1.0)),
+            "still_improving": bool(phases.convergence == steps[-1]),
+        },
+        "rapid_learning_end": {
+            "step": phases.rapid_learning_end, "step_low": learned[0], "step_high": learned[1],
+        },
+        "onset": {
+            "step": onset.pop("step"), "step_low": onset_range[0], "step_high": onset_range[1],
+            "detected": lag is not None, "detected_share": len(with_onset) / len(repeats), **onset,
+        },
+        "lag_steps": lag, "lag_low": lag_range[0], "lag_high": lag_range[1],
+        "segments": _segments(phases, steps, ppl, low_bit["gap_pct"].to_numpy()),
+    }  # fmt: skip
