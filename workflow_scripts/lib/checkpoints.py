@@ -22,6 +22,11 @@ WEIGHTS_FILE = "model.safetensors"
 LEGACY_BUFFERS = ("attention.bias", "attention.masked_bias", "rotary_emb.inv_freq")
 
 
+def _flush(path: Path) -> None:
+    with open(path, "rb") as stream:
+        os.fsync(stream.fileno())
+
+
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary path beside ``path`` that replaces it when the block ends without error."""
@@ -30,8 +35,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        with open(temporary, "rb") as stream:
-            os.fsync(stream.fileno())
+        _flush(temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -40,13 +44,23 @@ def atomic_path(path: Path) -> Iterator[Path]:
 def load_model(folder: str | Path, device: str = "cpu") -> nn.Module:
     """Load a causal language model with its weights widened to float32, ready to evaluate.
 
-    transformers would otherwise keep the dtype of the file, float16 for Pythia.
+    transformers would otherwise keep the dtype of the file, float16 for Pythia, and
+    fill weights that the file lacks with random numbers. Raises ``ValueError`` where
+    the file's weights are not exactly the model's; legacy buffers are ignored.
     """
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+    model, found = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=torch.float32,
+        local_files_only=True,
+        trust_remote_code=False,
+        output_loading_info=True,
     )
+    for kind in ("missing", "unexpected"):
+        names = sorted(n for n in found[f"{kind}_keys"] if not is_legacy_buffer(n))
+        if names:
+            raise ValueError(f"{folder}: {len(names)} {kind} weights, such as {names[0]}")
     return model.to(device).eval()
 
 
@@ -55,9 +69,14 @@ def save_model(model: nn.Module, folder: Path) -> None:
     folder = Path(folder)
     staging = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(staging, ignore_errors=True)
-    model.save_pretrained(staging)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(staging, folder)
+    try:
+        model.save_pretrained(staging)
+        for file in staging.iterdir():
+            _flush(file)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(staging, folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def is_legacy_buffer(name: str) -> bool:
@@ -76,7 +95,7 @@ def read_weights(path: str | Path) -> Iterator[tuple[str, Tensor]]:
 def tensor_digests(path: str | Path) -> dict[str, str]:
     """sha256 of each weight's bytes: finds a single stale tensor in an otherwise new file."""
     return {
-        name: hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+        name: hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
         for name, tensor in read_weights(path)
     }
 

@@ -8,12 +8,16 @@ that no validation document occurs in training.
 import ast
 import hashlib
 import importlib.util
-import inspect
 import random
+import re
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+
+# Half characters that a string literal may hold and that no file and no tokenizer can.
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,11 @@ def package_root(package: str) -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
+def package_versions(packages: Sequence[str]) -> dict[str, str]:
+    """Installed version of each package."""
+    return {package: metadata.version(package) for package in packages}
+
+
 def _docstrings(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Qualified name and cleaned docstring of each definition, in source order."""
 
@@ -73,12 +82,13 @@ def package_documents(package: str, min_characters: int) -> list[Document]:
         if "tests" in relative.parts:
             continue
         try:
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-        except (SyntaxError, UnicodeDecodeError):  # templates and fixtures some packages ship
+            with warnings.catch_warnings():  # about escapes in other people's strings
+                warnings.simplefilter("ignore")
+                tree = ast.parse(path.read_text(encoding="utf-8"))
+        except (SyntaxError, ValueError):  # templates and fixtures some packages ship
             continue
         for name, text in _docstrings(tree):
-            text = inspect.cleandoc(text)
-            if len(text) >= min_characters:
+            if len(text) >= min_characters and not _SURROGATES.search(text):
                 origin = f"{package}/{relative.as_posix()}::{name}"
                 documents.append(Document(origin, text))
     return documents

@@ -18,7 +18,7 @@ FP32 = "fp32"
 
 @dataclass
 class SequenceScores:
-    """Per-sequence sums over the scored tokens, each a float64 array ``[sequences]``.
+    """Per-sequence sums over the scored tokens, each a list with one entry per sequence.
 
     ``nll_nats``: negative log-likelihood. ``kl_nats``: KL divergence from the
     full-precision to this model's next-token distribution. ``top1_changed``:
@@ -64,6 +64,22 @@ def _log_probabilities(model: nn.Module, ids: Tensor, weights: Mapping[str, Tens
     return torch.log_softmax(logits.float(), dim=-1)
 
 
+def _kl_divergence(reference: Tensor, log_probabilities: Tensor) -> Tensor:
+    """KL divergence in nats of each token, ``[batch, length]``, never negative.
+
+    With p the reference and q the other distribution, d = log q - log p and both
+    summing to one, KL = sum of p (e^d - 1 - d): equal to the textbook's sum of
+    -p d, but every term is non-negative, and the rounding of the logarithms, larger
+    than the whole divergence of a good quantizer, enters squared. Where d is large
+    p e^d is taken as q, which cannot overflow.
+    """
+    p = reference.exp()
+    d = log_probabilities - reference
+    small = p * (torch.expm1(d) - d)
+    large = log_probabilities.exp() - p * (1.0 + d)
+    return torch.where(d < 1.0, small, large).clamp_(min=0.0).sum(dim=-1)
+
+
 def _per_sequence(values: Tensor) -> list[float]:
     return values.to(torch.float64).sum(dim=1).tolist()
 
@@ -91,7 +107,7 @@ def score(
     for ids in batches(tokens, batch_size, device):
         targets = ids[:, 1:].unsqueeze(-1)
         reference = _log_probabilities(model, ids, {})
-        probabilities, best = reference.exp(), reference.argmax(dim=-1)
+        best = reference.argmax(dim=-1)
         for name, record in scores.items():
             if name == FP32:
                 log_probabilities = reference
@@ -100,9 +116,8 @@ def score(
             nll = -log_probabilities.gather(-1, targets).squeeze(-1)
             if not torch.isfinite(nll).all():
                 raise FloatingPointError(f"{name}: a log-likelihood is not finite")
-            kl = (probabilities * (reference - log_probabilities)).sum(dim=-1)
             record.nll_nats += _per_sequence(nll)
-            record.kl_nats += _per_sequence(kl)
+            record.kl_nats += _per_sequence(_kl_divergence(reference, log_probabilities))
             record.top1_changed += _per_sequence(log_probabilities.argmax(dim=-1) != best)
             record.scored += [nll.shape[1]] * len(nll)
     return scores

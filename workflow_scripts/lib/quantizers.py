@@ -13,18 +13,26 @@ symmetric    scale = max(|w|) / (2^(b-1) - 1), zero = 0,
 
 ``round`` takes ties to even. The zero point is an integer that is not clamped, so
 groups of one sign are quantized as well as any other. A group whose scale is zero
-or subnormal (a constant group, say) is returned unchanged.
+or subnormal (a constant group, say) is returned unchanged. Groups whose weights are
+all smaller than about 1e-30 may differ in the last bit between a processor that
+flushes subnormal numbers to zero (``prepare_backend``) and one that does not.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 Granularity = Literal["tensor", "channel", "group"]
+Layers = Literal["blocks", "blocks+head"]
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+
+
+def _check_layers(layers: str) -> None:
+    if layers not in get_args(Layers):
+        raise ValueError(f"layers {layers!r}: {', '.join(get_args(Layers))}")
 
 
 @dataclass(frozen=True)
@@ -33,14 +41,24 @@ class QuantizerSpec:
 
     ``group_size`` counts weights along the input dimension and is only read where
     ``granularity`` is ``group``. ``layers`` is ``blocks`` (every linear layer but
-    the output head, as in the paper) or ``blocks+head``.
+    the output head, as in the paper) or ``blocks+head``. Raises ``ValueError`` for
+    a value that is none of these, so that no typo can mean something else.
     """
 
     bits: int
     granularity: Granularity
     symmetric: bool
     group_size: int | None = None
-    layers: Literal["blocks", "blocks+head"] = "blocks"
+    layers: Layers = "blocks"
+
+    def __post_init__(self) -> None:
+        if self.bits not in range(2, 9):
+            raise ValueError(f"bits {self.bits}: 2 to 8")
+        if self.granularity not in get_args(Granularity):
+            raise ValueError(
+                f"granularity {self.granularity!r}: {', '.join(get_args(Granularity))}"
+            )
+        _check_layers(self.layers)
 
     @property
     def label(self) -> str:
@@ -136,6 +154,7 @@ def linear_weights(model: nn.Module, layers: str = "blocks") -> dict[str, nn.Par
     refuses one that shares its weight with the input embedding, which would
     otherwise be altered too.
     """
+    _check_layers(layers)
     head = model.get_output_embeddings()
     tied = head is not None and head.weight is model.get_input_embeddings().weight
     if layers == "blocks+head" and tied:

@@ -42,6 +42,7 @@ class Cosine:
     total_steps: int
 
     def __call__(self, step: int) -> float:
+        """Learning rate of the update that takes the weights from ``step`` to ``step + 1``."""
         _check_step(step)
         if step < self.warmup_steps:
             return self.lr_max * step / self.warmup_steps
@@ -66,6 +67,7 @@ class CosineNeoxV1:
     total_steps: int
 
     def __call__(self, step: int) -> float:
+        """Learning rate of the update that takes the weights from ``step`` to ``step + 1``."""
         _check_step(step)
         if step < self.warmup_steps:
             return self.lr_max * step / self.warmup_steps
@@ -101,6 +103,7 @@ class Sgdr:
     period: int
 
     def __call__(self, step: int) -> float:
+        """Learning rate of the update that takes the weights from ``step`` to ``step + 1``."""
         _check_step(step)
         if step < self.start:
             raise ValueError(f"step {step}: this schedule starts at {self.start}")
@@ -144,6 +147,7 @@ class OscillatoryLockIn:
         return "cool" if position < self.cool_steps else "bump"
 
     def __call__(self, step: int) -> float:
+        """Learning rate of the update that takes the weights from ``step`` to ``step + 1``."""
         _check_step(step)
         factor = self.amplitude if self.phase(step) == "bump" else 1.0
         return factor * self.baseline(step)
@@ -156,7 +160,12 @@ FORK_SCHEDULES = ("cosine", "sgdr", "oli")
 def pretraining_schedule(
     kind: str, *, lr_max: float, lr_min: float, warmup_steps: int, total_steps: int
 ) -> Cosine | CosineNeoxV1:
-    """Schedule of a whole training run, by its name in ``config.yaml``."""
+    """Schedule of a whole training run, by its name in ``config.yaml``.
+
+    Raises ``ValueError`` for another name.
+    """
+    if kind not in PRETRAINING_SCHEDULES:
+        raise ValueError(f"schedule {kind!r}: known are {', '.join(PRETRAINING_SCHEDULES)}")
     return PRETRAINING_SCHEDULES[kind](lr_max, lr_min, warmup_steps, total_steps)
 
 

@@ -9,7 +9,11 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 
-_RANGE = re.compile(r"step(\d+)(?:-step(\d+))?")
+# No leading zeros: one name for one revision.
+# A checkpoint in Hugging Face format, as this project writes and reads it.
+CHECKPOINT_FILES = ("model.safetensors", "config.json")
+
+_RANGE = re.compile(r"step(0|[1-9][0-9]*)(?:-step(0|[1-9][0-9]*))?")
 
 
 def revision_steps(*, powers_of_two: int, spacing: int, last: int) -> list[int]:
@@ -45,7 +49,7 @@ def parse_range(name: str, steps: Sequence[int]) -> list[int]:
     """
     match = _RANGE.fullmatch(name)
     if not match:
-        raise ValueError(f"'{name}' is no step or range; write step{steps[1]} or "
+        raise ValueError(f"'{name}' is no step or range; write step{steps[0]} or "
                          f"step{steps[0]}-step{steps[-1]}")  # fmt: skip
     first = int(match[1])
     last = first if match[2] is None else int(match[2])

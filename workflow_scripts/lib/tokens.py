@@ -16,7 +16,12 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE of ``vocab_size`` entries with ``<|endoftext|>`` as id 0, as GPT-NeoX."""
+    """Byte-level BPE of ``vocab_size`` entries with ``<|endoftext|>`` as id 0, as GPT-NeoX.
+
+    Raises ``ValueError`` where the 256 bytes and ``<|endoftext|>`` alone are more than that.
+    """
+    if vocab_size < 257:
+        raise ValueError(f"vocab_size {vocab_size}: 257 or more (256 bytes and {END_OF_TEXT})")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -31,8 +36,16 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def encode_stream(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[list[int]]:
-    """Token ids of each document followed by one end-of-text id; nothing else is inserted."""
+    """Token ids of each document followed by one end-of-text id; nothing else is inserted.
+
+    A document that spells ``<|endoftext|>`` is encoded as those characters, so the id
+    means the end of a document and nothing else. Documents are never cut or padded.
+    """
     end = tokenizer.token_to_id(END_OF_TEXT)
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())  # the caller's keeps its settings
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     for text in texts:
         yield [*tokenizer.encode(text, add_special_tokens=False).ids, end]
 

@@ -1,0 +1,31 @@
+"""Tiny models and settings shared by the tests; heavy imports happen inside the fixtures."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+# The same examples in every run, and no time limit on a busy machine.
+settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=100)
+settings.load_profile("repeatable")
+
+TINY = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_length": 16}
+TINY_VOCABULARY = 64
+
+
+@pytest.fixture
+def tiny_model():
+    """A GPT-NeoX of 2 layers, hidden size 16 and 64 tokens, with fresh weights."""
+    from workflow_scripts.lib.training import build_model
+
+    return build_model(TINY, TINY_VOCABULARY, seed=0)
+
+
+@pytest.fixture
+def tiny_tokens():
+    """Token ids ``[9, 16]``."""
+    generator = np.random.default_rng(7)
+    return generator.integers(0, TINY_VOCABULARY, (9, 16)).astype(np.int32)

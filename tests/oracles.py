@@ -1,0 +1,136 @@
+"""Slow, plain computations that the library's results are held against.
+
+Nothing here imports the library or torch. Sums, products and quotients of two float32
+numbers that are computed in float64 and then rounded to float32 are what IEEE single
+precision gives (float64 has more than twice the digits), so ``quantize_group`` says to
+the bit what float32 arithmetic must give, wherever no result is subnormal.
+"""
+
+import math
+
+import numpy as np
+
+SMALLEST_NORMAL = 2.0**-126
+
+
+def single(value: float) -> float:
+    """A float64 number rounded to float32."""
+    return float(np.float32(value))
+
+
+def quantize_group(weights, bits: int, symmetric: bool):
+    """Values, codes, zero point and scale of one group of float32 weights.
+
+    Codes and zero point are ``None`` where the group is kept as it is.
+    """
+    weights = [float(w) for w in weights]
+    low, high = min(weights), max(weights)
+    if symmetric:
+        first, last = -(2 ** (bits - 1) - 1), 2 ** (bits - 1) - 1
+        scale = single(max(abs(low), abs(high)) / last)
+    else:
+        first, last = 0, 2**bits - 1
+        scale = single(single(high - low) / last)
+    if scale < SMALLEST_NORMAL:
+        return weights, None, None, scale
+    zero = 0.0 if symmetric else single(round(single(-low / scale)))
+    codes, values = [], []
+    for weight in weights:
+        code = single(round(single(weight / scale)) + zero)
+        code = min(max(code, first), last)
+        codes.append(code)
+        values.append(single(single(code - zero) * scale))
+    return values, codes, zero, scale
+
+
+def quantize_matrix(weight: np.ndarray, bits: int, granularity: str, symmetric: bool, group_size):
+    """Values of a float32 ``[out, in]`` matrix, and ``(row, start, stop, scale)`` of each group."""
+    rows, columns = weight.shape
+    if granularity == "tensor":
+        values, _, _, scale = quantize_group(weight.reshape(-1), bits, symmetric)
+        return np.array(values, np.float32).reshape(weight.shape), [(None, 0, columns, scale)]
+    size = columns if granularity == "channel" else group_size
+    result, groups = np.empty_like(weight), []
+    for row in range(rows):
+        for start in range(0, columns, size):
+            stop = min(start + size, columns)
+            values, _, _, scale = quantize_group(weight[row, start:stop], bits, symmetric)
+            result[row, start:stop] = values
+            groups.append((row, start, stop, scale))
+    return result, groups
+
+
+def log_softmax(logits) -> list[float]:
+    """Log-probabilities of one position, in float64."""
+    logits = [float(x) for x in logits]
+    top = max(logits)
+    normaliser = top + math.log(math.fsum(math.exp(x - top) for x in logits))
+    return [x - normaliser for x in logits]
+
+
+def token_scores(reference_logits, logits, tokens):
+    """NLL, KL from the reference and top-1 change of each scored token of one sequence.
+
+    ``logits`` is ``[length, vocabulary]``: row t predicts token t + 1.
+    """
+    scores = []
+    for position in range(len(tokens) - 1):
+        p = log_softmax(reference_logits[position])
+        q = log_softmax(logits[position])
+        nll = -q[int(tokens[position + 1])]
+        kl = math.fsum(math.exp(a) * (a - b) for a, b in zip(p, q, strict=True))
+        scores.append((nll, kl, p.index(max(p)) != q.index(max(q))))
+    return scores
+
+
+class BigramAdamW:
+    """A bigram model (logits = table[token] + bias) trained by a textbook AdamW, in float64.
+
+    Decoupled weight decay on the table and none on the bias, the gradient clipped by
+    its global norm, moments corrected for their start at zero.
+    """
+
+    def __init__(self, table, bias, *, beta1, beta2, eps, weight_decay, clip_norm):
+        self.weights = {"table": np.array(table, float), "bias": np.array(bias, float)}
+        self.first = {name: np.zeros_like(w) for name, w in self.weights.items()}
+        self.second = {name: np.zeros_like(w) for name, w in self.weights.items()}
+        self.beta1, self.beta2, self.eps = beta1, beta2, eps
+        self.decay = {"table": weight_decay, "bias": 0.0}
+        self.clip_norm, self.updates = clip_norm, 0
+
+    def loss_and_gradients(self, ids):
+        """Mean NLL of a batch ``[sequences, length]`` and its gradient by weight."""
+        gradients = {name: np.zeros_like(w) for name, w in self.weights.items()}
+        pairs = [(a, b) for row in ids for a, b in zip(row[:-1], row[1:], strict=True)]
+        loss = 0.0
+        for token, target in pairs:
+            log_probabilities = log_softmax(self.weights["table"][token] + self.weights["bias"])
+            loss -= log_probabilities[target] / len(pairs)
+            slope = np.exp(log_probabilities)
+            slope[target] -= 1.0
+            gradients["table"][token] += slope / len(pairs)
+            gradients["bias"] += slope / len(pairs)
+        return loss, gradients
+
+    def update(self, ids, lr: float) -> float:
+        """One update; returns the loss before it."""
+        loss, gradients = self.loss_and_gradients(ids)
+        norm = math.sqrt(sum(float((g**2).sum()) for g in gradients.values()))
+        self.updates += 1
+        for name, gradient in gradients.items():
+            gradient = gradient * min(1.0, self.clip_norm / norm)
+            self.first[name] += (1 - self.beta1) * (gradient - self.first[name])
+            self.second[name] += (1 - self.beta2) * (gradient**2 - self.second[name])
+            mean = self.first[name] / (1 - self.beta1**self.updates)
+            spread = self.second[name] / (1 - self.beta2**self.updates)
+            self.weights[name] *= 1 - lr * self.decay[name]
+            self.weights[name] -= lr * mean / (np.sqrt(spread) + self.eps)
+        return loss
+
+
+def excess_kurtosis_of_mixture(parts) -> float:
+    """Excess kurtosis of pooled zero-mean Gaussians, ``parts`` = (count, variance) of each."""
+    total = sum(count for count, _ in parts)
+    second = sum(count * variance for count, variance in parts) / total
+    fourth = 3.0 * sum(count * variance**2 for count, variance in parts) / total
+    return fourth / second**2 - 3.0

@@ -1,0 +1,458 @@
+"""The quantizers against an oracle that shares no code with them, and on hostile input."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from torch import nn
+
+from tests.oracles import quantize_group, quantize_matrix
+from workflow_scripts.lib.quantizers import (
+    QuantizerSpec,
+    _quantize_rows,
+    count_groups,
+    fake_quantize,
+    linear_weights,
+    quantized_weights,
+    read_specs,
+)
+from workflow_scripts.lib.training import build_model
+
+UNIT = 2.0**-24  # half the gap between 1 and the next float32
+INT4 = QuantizerSpec(4, "group", symmetric=False, group_size=128)
+INT8 = QuantizerSpec(8, "channel", symmetric=True)
+
+HOSTILE = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1e-6, -1e-6, 1e-30, -1e-30, 1e-38, 1e-40, -1e-45, 1e30]
+HOSTILE = [float(np.float32(x)) for x in HOSTILE]
+ELEMENTS = {
+    "ordinary": st.floats(-1, 1, width=32),
+    "any size": st.floats(-(2.0**100), 2.0**100, width=32),
+    "hostile": st.sampled_from(HOSTILE),
+    "halves": st.integers(-20, 20).map(lambda k: k / 2),  # ties, where the range is 2^b - 1
+    "zero and one": st.sampled_from([0.0, 1.0]),
+}
+
+
+@st.composite
+def matrices(draw, kinds=tuple(ELEMENTS)):
+    shape = draw(st.tuples(st.integers(1, 3), st.integers(1, 20)))
+    elements = ELEMENTS[draw(st.sampled_from(kinds))]
+    return draw(arrays(np.float32, shape, elements=elements))
+
+
+@st.composite
+def specs(draw, granularities=("tensor", "channel", "group")):
+    granularity = draw(st.sampled_from(granularities))
+    size = draw(st.integers(1, 20)) if granularity == "group" else None
+    return QuantizerSpec(draw(st.integers(2, 8)), granularity, draw(st.booleans()), size)
+
+
+def fits(spec, weight):
+    return spec.granularity != "group" or spec.group_size <= weight.shape[1]
+
+
+def quantize(weight, spec):
+    return fake_quantize(torch.from_numpy(np.ascontiguousarray(weight)), spec).numpy()
+
+
+def oracle(weight, spec):
+    return quantize_matrix(weight, spec.bits, spec.granularity, spec.symmetric, spec.group_size)
+
+
+def assert_same_bits(actual, expected):
+    np.testing.assert_array_equal(actual.view(np.uint32), expected.view(np.uint32))
+
+
+# Agreement with the oracle, bit for bit
+
+
+@given(matrices(), specs())
+def test_values_agree_with_the_oracle_to_the_bit(weight, spec):
+    assume(fits(spec, weight))
+    assert_same_bits(quantize(weight, spec), oracle(weight, spec)[0])
+
+
+@given(matrices(), st.integers(2, 8), st.booleans())
+def test_codes_zero_point_and_scale_agree_with_the_oracle_to_the_bit(weight, bits, symmetric):
+    spec = QuantizerSpec(bits, "channel", symmetric)
+    codes, zero, scale = _quantize_rows(torch.from_numpy(weight), spec)
+    for row, weights in enumerate(weight):
+        _, expected_codes, expected_zero, expected_scale = quantize_group(weights, bits, symmetric)
+        assert scale[row].item() == expected_scale
+        if expected_codes is not None:
+            assert zero[row].item() == expected_zero
+            assert codes[row].tolist() == expected_codes
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_large_matrix_with_remainder_agrees_with_the_oracle(bits, symmetric):
+    weight = np.random.default_rng(bits).normal(0, 0.02, (6, 300)).astype(np.float32)
+    weight[0] += 0.5
+    weight[1] = abs(weight[1])
+    weight[2] = -abs(weight[2]) - 3
+    weight[3] *= 1e30
+    weight[4] *= 1e-30
+    for granularity, size in (("tensor", None), ("channel", None), ("group", 128), ("group", 7)):
+        spec = QuantizerSpec(bits, granularity, symmetric, size)
+        assert_same_bits(quantize(weight, spec), oracle(weight, spec)[0])
+
+
+def test_hand_computed_groups():
+    """Worked on paper: scale 1 and zero point 2, then scale 1 over three negative codes."""
+    weight = np.array([[-2.0, 0.4, 0.5, 1.5, 13.0]], np.float32)
+    spec = QuantizerSpec(4, "channel", symmetric=False)
+    assert quantize(weight, spec).tolist() == [[-2.0, 0.0, 0.0, 2.0, 13.0]]
+    weight = np.array([[-7.0, 2.5, 3.5, -0.5, 6.6]], np.float32)
+    spec = QuantizerSpec(4, "channel", symmetric=True)
+    assert quantize(weight, spec).tolist() == [[-7.0, 2.0, 4.0, 0.0, 7.0]]
+
+
+def test_non_contiguous_weights_are_quantized_as_their_copy():
+    weight = torch.randn(24, 40, generator=torch.Generator().manual_seed(0))
+    for spec in (QuantizerSpec(4, "group", False, 7), QuantizerSpec(4, "tensor", False), INT8):
+        assert torch.equal(
+            fake_quantize(weight.T, spec), fake_quantize(weight.T.contiguous(), spec)
+        )
+
+
+# The error
+
+
+@given(matrices(("ordinary", "any size", "halves")), specs(("channel", "group")))
+def test_error_is_at_most_half_a_scale_and_rounding(weight, spec):
+    """|q - w| <= scale / 2, plus at most 8 roundings of numbers as large as the weights."""
+    assume(fits(spec, weight))
+    quantized = quantize(weight, spec).astype(np.float64)
+    for row, start, stop, scale in oracle(weight, spec)[1]:
+        group = weight[row, start:stop].astype(np.float64)
+        error = abs(quantized[row, start:stop] - group).max()
+        assert error <= scale / 2 + 8 * UNIT * abs(group).max()
+
+
+@given(matrices(("ordinary",)), st.integers(2, 8), st.sampled_from([-1, 1]), st.integers(1, 50))
+def test_one_sided_groups_are_no_worse_than_centred_ones(weight, bits, sign, shift):
+    """A clamped zero point would clip them to the nearest end of a grid around zero."""
+    weight = (sign * (abs(weight) + np.float32(shift))).astype(np.float32)
+    spec = QuantizerSpec(bits, "channel", symmetric=False)
+    error = abs(quantize(weight, spec).astype(float) - weight).max(axis=1)
+    spread = weight.max(axis=1).astype(float) - weight.min(axis=1)
+    bound = spread / (2**bits - 1) / 2 + 8 * UNIT * (shift + 1)
+    assert (error <= bound).all()
+
+
+@given(matrices(), specs())
+def test_result_is_finite_and_keeps_shape_and_dtype(weight, spec):
+    assume(fits(spec, weight))
+    quantized = quantize(weight, spec)
+    assert np.isfinite(quantized).all()
+    assert (quantized.shape, quantized.dtype) == (weight.shape, np.float32)
+
+
+@given(matrices(("ordinary", "halves")), specs(("channel", "group")))
+def test_a_group_has_at_most_two_to_the_bits_values(weight, spec):
+    assume(fits(spec, weight))
+    quantized = quantize(weight, spec)
+    levels = 2**spec.bits - (1 if spec.symmetric else 0)
+    for row, start, stop, _ in oracle(weight, spec)[1]:
+        assert len(np.unique(quantized[row, start:stop])) <= levels
+
+
+# Constant, tiny and subnormal groups
+
+
+@pytest.mark.parametrize("value", [*HOSTILE, 0.1, -0.3, 1 / 3, -1e30, 3.3e38])
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_constant_groups(value, bits):
+    """Asymmetric: kept to the bit. Symmetric: within two roundings (w / n, then times n)."""
+    weight = np.full((2, 10), value, np.float32)
+    for granularity, size in (("tensor", None), ("channel", None), ("group", 3)):
+        exact = quantize(weight, QuantizerSpec(bits, granularity, False, size))
+        assert_same_bits(exact, weight)
+        near = quantize(weight, QuantizerSpec(bits, granularity, True, size)).astype(float)
+        assert (abs(near - weight) <= 2 * UNIT * abs(weight.astype(float)) + 1e-45).all()
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-30])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_tiny_groups_are_quantized_like_large_ones(size, symmetric):
+    weight = np.random.default_rng(0).normal(0, size, (2, 64)).astype(np.float32)
+    quantized = quantize(weight, QuantizerSpec(4, "channel", symmetric))
+    assert np.isfinite(quantized).all()
+    assert (quantized != weight).any()
+    assert abs(quantized - weight).max() < size
+
+
+def test_groups_with_a_subnormal_scale_are_kept():
+    weight = np.array([[1e-40, -1e-40, 0.0, 3e-39]], np.float32)
+    for spec in (QuantizerSpec(4, "channel", False), QuantizerSpec(4, "channel", True)):
+        assert_same_bits(quantize(weight, spec), weight)
+
+
+@given(matrices(("ordinary", "halves", "zero and one")), specs())
+def test_flushing_subnormals_changes_nothing_where_weights_are_not_tiny(weight, spec):
+    assume(fits(spec, weight))
+    weight[abs(weight) < 1e-30] = 0.0
+    plain = quantize(weight, spec)
+    assert torch.set_flush_denormal(True)
+    try:
+        flushed = quantize(weight, spec)
+    finally:
+        torch.set_flush_denormal(False)
+    assert_same_bits(flushed, plain)
+
+
+# Symmetries
+
+
+@given(matrices(("ordinary", "halves")), specs(), st.integers(-60, 60))
+def test_scaling_by_a_power_of_two_scales_the_result(weight, spec, exponent):
+    assume(fits(spec, weight))
+    weight[abs(weight) < 2.0**-20] = 0.0
+    factor = np.float32(2.0**exponent)
+    assert_same_bits(quantize(weight * factor, spec), quantize(weight, spec) * factor)
+
+
+@given(matrices(("ordinary", "halves")), st.integers(2, 8))
+def test_symmetric_quantization_of_the_negative_is_the_negative(weight, bits):
+    spec = QuantizerSpec(bits, "channel", symmetric=True)
+    np.testing.assert_array_equal(quantize(-weight, spec), -quantize(weight, spec))
+
+
+@given(matrices(("ordinary",)), st.integers(2, 8), st.booleans(), st.integers(1, 20))
+def test_groups_do_not_see_each_other(weight, bits, symmetric, size):
+    assume(size < weight.shape[1])
+    spec = QuantizerSpec(bits, "group", symmetric, size)
+    other = weight.copy()
+    other[:, :size] = 1e6
+    np.testing.assert_array_equal(quantize(other, spec)[:, size:], quantize(weight, spec)[:, size:])
+
+
+# Quantizing twice
+
+
+@given(matrices(("ordinary",)), st.integers(2, 8), st.booleans())
+def test_quantizing_twice_moves_nothing_but_the_last_digits(weight, bits, symmetric):
+    """Holds where a group reaches both ends of its codes, as all but tied ones do.
+
+    The second scale then differs from the first by roundings only, so the codes are
+    the same and a value moves by at most 6 roundings of the range. Groups have a zero
+    within their range here, as weights do.
+    """
+    weight[:, 0] = 0.0
+    spec = QuantizerSpec(bits, "channel", symmetric)
+    once = quantize(weight, spec)
+    twice = quantize(once, spec)
+    first_codes, _, scale = _quantize_rows(torch.from_numpy(weight), spec)
+    second_codes, _, _ = _quantize_rows(torch.from_numpy(once), spec)
+    top = 2 ** (bits - 1) - 1 if symmetric else 2**bits - 1
+    for row in range(len(weight)):
+        if scale[row] < 1e-30 or first_codes[row].abs().max() != top:
+            continue
+        assert torch.equal(first_codes[row], second_codes[row])
+        reach = (2**bits - 1) * scale[row].item()
+        assert abs(twice[row].astype(float) - once[row]).max() <= 6 * UNIT * reach
+
+
+def test_quantizing_twice_moves_a_tied_group():
+    """Both ends tie to even: the 16th code stays empty, so the second grid is finer."""
+    weight = np.array([[-6.5, 0.0, 8.5]], np.float32)
+    spec = QuantizerSpec(4, "channel", symmetric=False)
+    once = quantize(weight, spec)
+    assert once.tolist() == [[-6.0, 0.0, 8.0]]
+    assert quantize(once, spec).tolist() != once.tolist()
+
+
+def test_quantizing_twice_can_move_the_last_digit():
+    weight = np.random.default_rng(0).normal(size=(200, 64)).astype(np.float32)
+    spec = QuantizerSpec(4, "channel", symmetric=False)
+    once = quantize(weight, spec)
+    moved = (quantize(once, spec) != once).any(axis=1)
+    assert 0 < moved.sum() < len(weight)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("spec", [INT4, INT8, QuantizerSpec(4, "tensor", False)])
+def test_non_finite_weights_raise(bad, spec):
+    weight = torch.ones(3, 256)
+    weight[1, 200] = bad
+    with pytest.raises(ValueError, match="not a finite range"):
+        fake_quantize(weight, spec)
+
+
+def test_range_that_overflows_raises():
+    with pytest.raises(ValueError, match="not a finite range"):
+        fake_quantize(torch.tensor([[-3e38, 3e38]]), QuantizerSpec(4, "channel", False))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_dtypes_raise(dtype):
+    with pytest.raises(TypeError, match=f"float32.*{dtype}"):
+        fake_quantize(torch.ones(2, 256, dtype=dtype), INT4)
+
+
+@pytest.mark.parametrize("size", [None, 0, -1, 17, 128])
+def test_group_size_outside_the_layer_raises(size):
+    spec = QuantizerSpec(4, "group", False, size)
+    with pytest.raises(ValueError, match=f"group_size {size}: .* 16 inputs takes 1 to 16"):
+        fake_quantize(torch.ones(2, 16), spec)
+    with pytest.raises(ValueError, match="takes 1 to 16"):
+        count_groups(spec, 2, 16)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bits": 1}, "bits 1: 2 to 8"),
+        ({"bits": 9}, "bits 9: 2 to 8"),
+        ({"granularity": "row"}, "granularity 'row': tensor, channel, group"),
+        ({"layers": "all"}, "layers 'all': blocks, blocks\\+head"),
+    ],
+)
+def test_specs_that_mean_nothing_raise(change, message):
+    with pytest.raises(ValueError, match=message):
+        QuantizerSpec(**{"bits": 4, "granularity": "channel", "symmetric": True, **change})
+
+
+def test_specs_from_the_configuration():
+    specs = read_specs({
+        "rtn_int4": {"bits": 4, "granularity": "group", "group_size": 128, "symmetric": False},
+        "rtn_int8": {"bits": 8, "granularity": "channel", "symmetric": True},
+    })  # fmt: skip
+    assert specs == {"rtn_int4": INT4, "rtn_int8": INT8}
+    assert INT4.label == "INT4"
+    assert INT4.description == "INT4 asymmetric, per group of 128"
+    assert INT8.description == "INT8 symmetric, per output channel"
+
+
+# Models
+
+
+TINY_INT4 = QuantizerSpec(4, "group", symmetric=False, group_size=7)
+
+
+def test_the_model_is_untouched_and_shares_no_memory(tiny_model):
+    with torch.no_grad():
+        tiny_model.gpt_neox.layers[0].attention.dense.weight.fill_(0.25)  # kept as it is
+    before = copy.deepcopy(tiny_model.state_dict())
+    for spec in (TINY_INT4, INT8, QuantizerSpec(3, "tensor", False, layers="blocks+head")):
+        quantized = quantized_weights(tiny_model, spec)
+        parameters = dict(tiny_model.named_parameters())
+        for name, weight in quantized.items():
+            assert weight.shape == parameters[name].shape
+            assert not weight.requires_grad
+            weight.fill_(99.0)
+    for name, tensor in tiny_model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_layers_of_a_tiny_gpt_neox(tiny_model):
+    blocks = linear_weights(tiny_model, "blocks")
+    expected = {
+        f"gpt_neox.layers.{layer}.{matrix}.weight"
+        for layer in (0, 1)
+        for matrix in (
+            "attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"
+        )
+    }  # fmt: skip
+    assert set(blocks) == expected
+    head = set(linear_weights(tiny_model, "blocks+head")) - expected
+    assert len(head) == 1
+    assert dict(tiny_model.named_parameters())[head.pop()] is (
+        tiny_model.get_output_embeddings().weight
+    )
+
+
+@pytest.mark.parametrize("name", ["embed_out", "lm_head", "output"])
+def test_the_head_is_found_whatever_it_is_called(name):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(5, 4)
+            self.linear = nn.Linear(4, 4)
+            setattr(self, name, nn.Linear(4, 5))
+
+        def get_output_embeddings(self):
+            return getattr(self, name)
+
+        def get_input_embeddings(self):
+            return self.embed
+
+    assert set(linear_weights(Model())) == {"linear.weight"}
+    assert set(linear_weights(Model(), "blocks+head")) == {"linear.weight", f"{name}.weight"}
+
+
+def test_a_tied_head_is_refused_only_where_it_would_be_quantized(tiny_model):
+    tiny_model.get_output_embeddings().weight = tiny_model.get_input_embeddings().weight
+    assert len(linear_weights(tiny_model, "blocks")) == 8
+    with pytest.raises(ValueError, match="blocks\\+head: .* tied"):
+        linear_weights(tiny_model, "blocks+head")
+
+
+def test_an_unknown_layer_selection_is_refused(tiny_model):
+    with pytest.raises(ValueError, match="layers 'blocks\\+heads'"):
+        linear_weights(tiny_model, "blocks+heads")
+
+
+@pytest.mark.parametrize(
+    ("value", "spec", "error"),
+    [
+        (float("nan"), TINY_INT4, ValueError),
+        (float("inf"), INT8, ValueError),
+        (1.0, QuantizerSpec(4, "group", False, 32), ValueError),
+    ],
+)
+def test_errors_name_the_layer(tiny_model, value, spec, error):
+    with torch.no_grad():
+        tiny_model.gpt_neox.layers[0].attention.query_key_value.weight[3, 3] = value
+    with pytest.raises(error, match="^gpt_neox.layers.0.attention.query_key_value.weight: "):
+        quantized_weights(tiny_model, spec)
+
+
+def test_a_half_precision_model_is_refused_by_name(tiny_model):
+    with pytest.raises(TypeError, match="layers.0.attention.query_key_value.weight: .*float16"):
+        quantized_weights(tiny_model.half(), INT8)
+
+
+# Pythia-160m, on the meta device: shapes without weights
+
+
+@pytest.fixture(scope="module")
+def pythia_160m():
+    shape = {"hidden_size": 768, "num_layers": 12, "num_heads": 12, "max_length": 2048}
+    with torch.device("meta"):
+        return build_model(shape, 50304, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("layers", "matrices", "weights", "groups"),
+    [
+        ("blocks", 48, 84_934_656, 663_552),
+        ("blocks+head", 49, 84_934_656 + 38_633_472, 663_552 + 301_824),
+    ],
+)
+def test_groups_of_pythia_160m(pythia_160m, layers, matrices, weights, groups):
+    selected = linear_weights(pythia_160m, layers).values()
+    assert len(selected) == matrices
+    assert sum(w.numel() for w in selected) == weights
+    assert sum(count_groups(INT4, *w.shape) for w in selected) == groups
+    assert sum(count_groups(INT8, *w.shape) for w in selected) == sum(w.shape[0] for w in selected)
+
+
+def test_parameters_of_pythia_160m(pythia_160m):
+    assert sum(p.numel() for p in pythia_160m.parameters()) == 162_322_944
+
+
+@given(st.integers(1, 5), st.integers(1, 50), st.integers(1, 50))
+def test_counted_groups_are_the_groups(rows, columns, size):
+    assume(size <= columns)
+    spec = QuantizerSpec(4, "group", False, size)
+    _, groups = oracle(np.ones((rows, columns), np.float32), spec)
+    assert count_groups(spec, rows, columns) == len(groups)
