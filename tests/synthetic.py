@@ -123,7 +123,7 @@ def phases(suite: dict = MINI, *, onset: bool = True) -> dict:
     """phases.json; without ``onset`` there are two segments and no lag."""
     k = suite["spacing"]
     table = audit(suite)
-    edges = [(1, "rapid learning", 0, 7 * k), (2, "plateau", 7 * k, 80 * k)]
+    edges = [(1, "rapid learning", k, 7 * k), (2, "plateau", 7 * k, 80 * k)]
     edges += [(3, "divergence", 80 * k, 143 * k)] if onset else []
     if not onset:
         edges[1] = (2, "plateau", 7 * k, 143 * k)

@@ -140,9 +140,10 @@ def _mark_events(panels: list[Axes], audit: pd.DataFrame, phases: dict) -> None:
 def _mark(axes: Axes, event: dict, value: float, name: str, color: str) -> None:
     """A point at the event with its 95 % interval along the steps."""
     step, low, high = event["step"], event["step_low"], event["step_high"]
+    known = low is not None
     axes.errorbar(
-        step, value, xerr=[[step - low], [high - step]], fmt="D", ms=4, color=color, mfc="white",
-        mew=1, elinewidth=1.2, capsize=2.5, zorder=8,
+        step, value, xerr=[[step - low], [high - step]] if known else None, fmt="D", ms=4,
+        color=color, mfc="white", mew=1, elinewidth=1.2, capsize=2.5, zorder=8, clip_on=False,
     )  # fmt: skip
-    text = f"{name}: step {step:,}\n(95 % interval {low:,} to {high:,})"
-    plotting.place_label(axes, step, value, text, color=color)
+    interval = f"\n(95 % interval {low:,} to {high:,})" if known else ""
+    plotting.place_label(axes, step, value, f"{name}: step {step:,}{interval}", color=color)

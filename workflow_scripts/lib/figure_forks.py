@@ -1,6 +1,7 @@
 """Figure 3: forks of one checkpoint under three learning-rate schedules."""
 
 import pandas as pd
+from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -57,6 +58,8 @@ def draw(forks: pd.DataFrame, audit: pd.DataFrame, *, suite: dict) -> Figure:
         _draw_learning_rate(rate, forks[forks["role"] == "fp32"])
         for axes in figure.axes:
             plotting.step_axis(axes)
+        for axes in (low_ppl, fp32_ppl):
+            axes.xaxis.set_major_locator(ticker.MaxNLocator(4))
         gap.set_xlabel("")
         low_ppl.set_xlabel("")
         fp32_ppl.set_xlabel("")

@@ -80,9 +80,9 @@ def _draw_relation(axes: Axes, kurtosis: pd.DataFrame, audit: pd.DataFrame, phas
         )  # fmt: skip
         r, p = stats.pearsonr(part["excess_kurtosis"], part["gap_pct"])
         chance = f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
-        lines.append(f"{name.replace(chr(10), ' ')}: r = {r:.2f}, {chance}")
-    missing = "" if phases["onset"]["detected"] else " (no onset, so no phase 3)"
-    title = f"phase {segment['phase']}{missing}, n = {len(low)} checkpoints"
+        lines.append(f"{name.replace(chr(10), ' ')}: r = {r:.2f}, {chance}".replace("-", "−"))
+    missing = "" if phases["onset"]["detected"] else ", no onset"
+    title = f"phase {segment['phase']}{missing}: n = {len(part)} checkpoints"
     axes.set_title(title, loc="left", pad=24, color=GREY)
     for row, text in enumerate(reversed(lines)):
         axes.annotate(

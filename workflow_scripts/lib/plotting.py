@@ -146,27 +146,28 @@ def draw_phases(panels: Sequence[Axes], segments: Sequence[dict]) -> None:
     ``segments`` are those of phases.json. A phase too narrow for its name gets the
     name one line higher, with a thin line down to its band.
     """
+    left, right = panels[0].get_xlim()
     for segment in segments:
-        first, last = segment["first_step"], segment["last_step"]
+        # The steps before the first evenly spaced one belong to the first phase.
+        first = left if segment is segments[0] else segment["first_step"]
+        last = min(segment["last_step"], right)
         for axes in panels:
             axes.axvspan(first, last, color=BANDS[segment["phase"] % 2], lw=0, zorder=-10)
         _name_phase(panels[0], first, last, f"{segment['phase']} {segment['name']}")
 
 
 def _name_phase(axes: Axes, first: float, last: float, name: str) -> None:
-    words = {"textcoords": "offset points", "color": GREY, "annotation_clip": False}
-    at = axes.get_xaxis_transform()
-    centre = (max(first, axes.get_xlim()[0]) + min(last, axes.get_xlim()[1])) / 2
-    label = axes.annotate(name, (centre, 1), (0, 3), xycoords=at, ha="center", va="bottom", **words)
+    at, centre = axes.get_xaxis_transform(), (first + last) / 2
+    words = {"xycoords": at, "textcoords": "offset points", "color": GREY, "va": "bottom"}
+    words["annotation_clip"] = False
+    label = axes.annotate(name, (centre, 1), (0, 3), ha="center", **words)
     ends = axes.transData.transform([(first, 0), (last, 0)])[:, 0]
     if label.get_window_extent().width > ends[1] - ends[0]:
         label.remove()
+        side = "left" if centre < np.mean(axes.get_xlim()) else "right"
         line = {"arrowstyle": "-", "color": GREY, "lw": 0.5, "shrinkA": 0, "shrinkB": 0}
-        line["relpos"] = (0, 0)
-        axes.annotate(
-            name, (centre, 1), (0, 13), xycoords=at, ha="left", va="bottom", arrowprops=line,
-            **words,
-        )  # fmt: skip
+        line["relpos"] = (0, 0) if side == "left" else (1, 0)
+        axes.annotate(name, (centre, 1), (0, 13), ha=side, arrowprops=line, **words)
 
 
 def end_labels(axes: Axes, labels: Sequence[tuple[str, float, str]]) -> None:

@@ -1,0 +1,171 @@
+"""Tables 1 and 2 beside the paper's printed numbers, as CSV, Markdown and LaTeX of one frame.
+
+Columns of a frame are pairs (group, heading). The paper's group says in its name whose
+model it is about, and that it is not comparable unless the suite is that model.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from workflow_scripts.lib.labels import CONDITIONS, SCHEDULES, role_labels
+
+PAPER_MODEL = "Pythia-160m"
+PAPER_SPACING = 1000  # steps between the paper's evenly spaced checkpoints
+LOW, HIGH = "95 % low", "95 % high"
+Column = tuple[str, Iterable]  # how values are printed, and the values
+
+
+@dataclass(frozen=True)
+class Table:
+    """A frame of numbers, how each of its columns is printed, a caption and a LaTeX label."""
+
+    frame: pd.DataFrame
+    formats: dict[tuple[str, str], str]
+    caption: str
+    label: str
+
+
+def paper_heading(suite: dict) -> str:
+    """Group heading of the paper's columns; ``suite`` has the key is_paper_model."""
+    warning = "" if suite["is_paper_model"] else "; not comparable"
+    return f"paper ({PAPER_MODEL}{warning})"
+
+
+def _caption(text: str, suite: dict) -> str:
+    if suite["is_paper_model"]:
+        return f"{suite['label']}: {text}"
+    return (
+        f"{suite['label']}: {text} The columns headed '{paper_heading(suite)}' are the paper's "
+        "printed numbers for another model, text and scale; they stand here for orientation "
+        "and are not comparable with the suite's."
+    )
+
+
+def _phase_of(step: int, segments: Iterable[dict]) -> int | None:
+    """Phase of a step; a boundary step belongs to the phase that ends there, as in the paper.
+
+    ``None`` for a step after the end of training.
+    """
+    return next((part["phase"] for part in segments if step <= part["last_step"]), None)
+
+
+def audit_table(audit: pd.DataFrame, phases: dict, paper: pd.DataFrame, *, suite: dict) -> Table:
+    """Table 1: the audit at the suite's equivalents of the paper's ten steps.
+
+    ``audit`` and ``phases`` are audit.csv and phases.json of ``suite`` (keys label,
+    is_paper_model, spacing in steps); ``paper`` has the columns phase, step, fp32_ppl,
+    int4_gap_pct, int8_gap_pct, lr_pct. The equivalent of a step is step x spacing / 1000;
+    where the suite has no such checkpoint its cells are empty.
+    """
+    names = role_labels(audit)
+    low, high = names["low_bit"], names["high_bit"]
+    steps = paper["step"] * suite["spacing"] // PAPER_SPACING
+    by_role = {role: part.set_index("step").reindex(steps) for role, part in audit.groupby("role")}
+    fp32, low_bit, high_bit = by_role["fp32"], by_role["low_bit"], by_role["high_bit"]
+    measured = {
+        "phase": ("{:.0f}", [_phase_of(step, phases["segments"]) for step in steps]),
+        "step": ("{:,.0f}", steps),
+        "FP32 PPL": ("{:.2f}", fp32["ppl"]),
+        f"{low} gap (%)": ("{:.1f}", low_bit["gap_pct"]),
+        f"{low} gap {LOW} (%)": ("{:.1f}", low_bit["gap_low_pct"]),
+        f"{low} gap {HIGH} (%)": ("{:.1f}", low_bit["gap_high_pct"]),
+        f"{high} gap (%)": ("{:.2f}", high_bit["gap_pct"]),
+        f"{low} PPL": ("{:.2f}", low_bit["ppl"]),
+        f"{low} delta NLL (nats/token)": ("{:.4f}", low_bit["delta_nll_nats_per_token"]),
+        "LR (% of max)": ("{:.1f}", 100.0 * fp32["lr_fraction"]),
+    }
+    printed = {
+        "phase": ("{:.0f}", paper["phase"]),
+        "step": ("{:,.0f}", paper["step"]),
+        "FP32 PPL": ("{:.1f}", paper["fp32_ppl"]),
+        "INT4 gap (%)": ("{:.1f}", paper["int4_gap_pct"]),
+        "INT8 gap (%)": ("{:.2f}", paper["int8_gap_pct"]),
+        "LR (% of max)": ("{:.1f}", paper["lr_pct"]),
+    }
+    text = (
+        f"FP32 perplexity (PPL) and the relative perplexity gap of {low} and {high} at ten steps "
+        f"(the paper's step times {suite['spacing']}/{PAPER_SPACING}). Brackets: 95 % paired "
+        "bootstrap intervals over validation sequences. Phases are the suite's own."
+    )
+    return _side_by_side(measured, printed, suite=suite, text=text, label="tab:audit")
+
+
+def _side_by_side(
+    measured: dict[str, Column], printed: dict[str, Column], *, suite: dict, text: str, label: str
+) -> Table:
+    """Columns of the suite and of the paper, each a format and values, as one table."""
+    groups = {suite["label"]: measured, paper_heading(suite): printed}
+    columns, formats = {}, {}
+    for group, named in groups.items():
+        for heading, (pattern, values) in named.items():
+            columns[group, heading] = list(values)
+            formats[group, heading] = pattern
+    return Table(pd.DataFrame(columns), formats, _caption(text, suite), label)
+
+
+def _printed(table: Table) -> pd.DataFrame:
+    """The frame as text: formatted numbers, intervals in brackets behind their value."""
+    text = pd.DataFrame(
+        {
+            column: ["" if pd.isna(v) else table.formats[column].format(v) for v in values]
+            for column, values in table.frame.items()
+        }
+    )
+    for group, low in [column for column in text.columns if LOW in column[1]]:
+        value, high = low.replace(f" {LOW}", ""), low.replace(LOW, HIGH)
+        interval = " [" + text[group, low] + ", " + text[group, high] + "]"
+        text[group, value] += interval.where(text[group, value] != "", "")
+        text = text.drop(columns=[(group, low), (group, high)])
+    return text
+
+
+def _flat(columns: pd.MultiIndex) -> list[str]:
+    """One-line headings: the suite's as they are, the paper's behind the name of their group."""
+    suite = columns[0][0]
+    return [name if group == suite else f"{group}: {name}" for group, name in columns]
+
+
+def _csv(table: Table) -> str:
+    return table.frame.set_axis(_flat(table.frame.columns), axis=1).to_csv(index=False)
+
+
+def _markdown(table: Table) -> str:
+    text = _printed(table)
+    text = text.set_axis(_flat(text.columns), axis=1)
+    body = text.to_markdown(index=False, disable_numparse=True, colalign=["right"] * text.shape[1])
+    return f"{table.caption}\n\n{body}\n"
+
+
+def _latex(table: Table) -> str:
+    text = _printed(table)
+    return text.to_latex(
+        index=False, escape=True, column_format="r" * text.shape[1], multicolumn_format="c",
+        caption=_escape(table.caption), label=table.label, position="htbp",
+    )  # fmt: skip
+
+
+def _escape(text: str) -> str:
+    """The characters of captions that LaTeX would read as commands."""
+    return text.replace("%", r"\%").replace("_", r"\_")
+
+
+_WRITERS: dict[str, Callable[[Table], str]] = {
+    ".csv": _csv,
+    ".md": _markdown,
+    ".tex": _latex,
+}
+
+
+def write(table: Table, paths: Iterable[str | Path]) -> None:
+    """Write ``table`` once for each path; the suffix (csv, md, tex) decides the format.
+
+    Raises ``ValueError`` for another suffix.
+    """
+    for path in map(Path, paths):
+        if path.suffix not in _WRITERS:
+            raise ValueError(f"{path}: a table is written as {', '.join(_WRITERS)}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(_WRITERS[path.suffix](table), encoding="utf-8", newline="\n")

@@ -1,0 +1,25 @@
+"""Draw figure 3: the forks under three learning-rate schedules."""
+
+import pandas as pd
+
+from workflow_scripts.lib import figure_forks, plotting
+from workflow_scripts.lib.logs import logged
+
+
+def main(*, forks: str, audit: str, figures: list[str], suite: dict) -> None:
+    """Write ``figures`` (pdf, svg, png).
+
+    ``suite`` has the keys name, label, is_paper_model and spacing.
+    """
+    drawing = figure_forks.draw(pd.read_csv(forks), pd.read_csv(audit), suite=suite)
+    plotting.save(drawing, figures)
+
+
+if __name__ == "__main__":
+    with logged(snakemake.log[0]):
+        main(
+            forks=snakemake.input.forks,
+            audit=snakemake.input.audit,
+            figures=list(snakemake.output),
+            suite=snakemake.params.suite,
+        )
