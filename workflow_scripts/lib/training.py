@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from workflow_scripts.lib.checkpoints import load_tensors, save_tensors
@@ -82,7 +83,9 @@ def build_model(architecture: dict, vocab_size: int, seed: int) -> nn.Module:
             if parameter.ndim < 2:
                 continue  # layer norms start at one and zero, biases at zero
             writes_residual = name.endswith(("attention.dense.weight", "dense_4h_to_h.weight"))
-            parameter.normal_(0.0, wang_init if writes_residual else small_init, generator=generator)
+            parameter.normal_(
+                0.0, wang_init if writes_residual else small_init, generator=generator
+            )
         for module in model.modules():
             if isinstance(module, nn.Linear) and module.bias is not None:
                 module.bias.zero_()
@@ -114,7 +117,9 @@ def batch_rows(step: int, *, sequences: int, batch_size: int, seed: int) -> np.n
         epoch: np.random.default_rng([seed, int(epoch)]).permutation(sequences)
         for epoch in np.unique(epochs)
     }
-    return np.array([orders[epoch][row % sequences] for epoch, row in zip(epochs, rows)])
+    return np.array(
+        [orders[epoch][row % sequences] for epoch, row in zip(epochs, rows, strict=True)]
+    )
 
 
 def next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
@@ -139,7 +144,7 @@ def train(
 
     ``tokens`` is ``[sequences, length]``; ``seed`` decides the data order. The
     caller saves, probes or stops between updates. Raises ``FloatingPointError``
-    where a loss is not finite, naming the step.
+    where a loss or a gradient is not finite, naming the step, before any weight moves.
     """
     for step in range(start, stop):
         model.train()
@@ -149,28 +154,36 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = lr
         loss = next_token_loss(model, ids)
-        loss.backward()
         value = loss.item()
         if not math.isfinite(value):
             raise FloatingPointError(f"the training loss at step {step} is {value}")
-        nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm).item()
+        if not math.isfinite(norm):
+            raise FloatingPointError(f"the gradient norm at step {step} is {norm}")
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         yield Update(step + 1, lr, value)
 
 
 def save_state(
-    path: Path, model: nn.Module, optimizer: torch.optim.AdamW, step: int, fingerprint: str
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.AdamW,
+    *,
+    step: int,
+    fingerprint: str,
+    losses: list[float],
 ) -> None:
     """Write weights, moments and counters of a run to one safetensors file, atomically.
 
-    ``fingerprint`` names the settings that the state belongs to.
+    ``fingerprint`` names the settings that the state belongs to; ``losses`` are the
+    training losses since the job began, in nats per token.
     """
-    tensors = {}
+    tensors = {"losses": torch.tensor(losses, dtype=torch.float64)}
     for name, parameter in model.named_parameters():
         tensors[f"weight.{name}"] = parameter.detach()
-        state = optimizer.state.get(parameter, {})
-        if state:
+        if state := optimizer.state.get(parameter):
             tensors[f"exp_avg.{name}"] = state["exp_avg"]
             tensors[f"exp_avg_sq.{name}"] = state["exp_avg_sq"]
             tensors[f"updates.{name}"] = state["step"]
@@ -178,29 +191,25 @@ def save_state(
 
 
 def load_state(
-    path: Path, model: nn.Module, optimizer: torch.optim.AdamW | None = None
-) -> tuple[int, str]:
-    """Restore what ``save_state`` wrote; returns the step and the fingerprint.
-
-    Without an optimizer only the weights are restored: a fork with fresh moments.
-    """
+    path: Path, model: nn.Module, optimizer: torch.optim.AdamW
+) -> tuple[int, list[float]]:
+    """Restore what ``save_state`` wrote; returns the step and the losses until then."""
     tensors, metadata = load_tensors(path)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors[f"weight.{name}"])
-            if optimizer is not None and f"exp_avg.{name}" in tensors:
+            if f"exp_avg.{name}" in tensors:
                 optimizer.state[parameter] = {
-                    "step": tensors[f"updates.{name}"],
+                    "step": tensors[f"updates.{name}"].to(parameter.device),
                     "exp_avg": tensors[f"exp_avg.{name}"].to(parameter.device),
                     "exp_avg_sq": tensors[f"exp_avg_sq.{name}"].to(parameter.device),
                 }
-    return int(metadata["step"]), metadata["fingerprint"]
+    return int(metadata["step"]), tensors["losses"].tolist()
 
 
-def read_state_header(path: Path) -> tuple[int, str]:
-    """Step and fingerprint of a saved state, without reading its tensors."""
-    from safetensors import safe_open
-
+def state_fingerprint(path: Path) -> str | None:
+    """Fingerprint of a saved state; ``None`` where there is no state."""
+    if not path.exists():
+        return None
     with safe_open(path, framework="pt") as stored:
-        metadata = stored.metadata() or {}
-    return int(metadata.get("step", -1)), metadata.get("fingerprint", "")
+        return (stored.metadata() or {}).get("fingerprint")

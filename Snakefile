@@ -1,0 +1,43 @@
+"""When Flat Minima Fail: a reproduction, from text to verdicts.
+
+`snakemake --cores` builds everything of the suite that config.yaml names. Every
+file under results/ is a target of its own.
+"""
+
+from snakemake.utils import min_version
+
+min_version("9.0")
+
+
+configfile: "config.yaml"
+
+
+include: "rules/common.smk"
+
+
+wildcard_constraints:
+    suite=r"[^/]+",
+    steps=r"step\d+(-step\d+)?",
+    step=r"\d+",
+    schedule=r"[^/]+?",
+    seed=r"\d+",
+
+
+localrules:
+    all,
+
+
+# The first rule is what `snakemake` builds when no target is named.
+rule all:
+    input:
+        final_outputs(plan_of(config["suite"]), tables=TABLES, figures=FIGURES, notebooks=NOTEBOOKS),
+
+
+include: "rules/data.smk"
+include: "rules/suite.smk"
+include: "rules/probe.smk"
+include: "rules/kurtosis.smk"
+include: "rules/fork.smk"
+include: "rules/statistics.smk"
+include: "rules/figures.smk"
+include: "rules/notebooks.smk"

@@ -1,0 +1,40 @@
+"""The checked configuration and what its suites mean. Defines no rule."""
+
+import re
+from pathlib import Path
+
+import yaml
+from snakemake.exceptions import WorkflowError
+
+from workflow_scripts.lib.code_hash import code_hash
+from workflow_scripts.lib.config import ConfigError, check_config, find_suite
+from workflow_scripts.lib.planning import SuitePlan, final_outputs
+
+FIGURES = ["fig1_audit", "fig2_kurtosis", "fig3_forks"]
+TABLES = ["table1", "table2"]
+NOTEBOOKS = ["tour", "audit", "kurtosis", "forks"]
+SCHEMA = yaml.safe_load(Path(workflow.basedir, "rules/schemas/config.schema.yaml").read_text())
+
+try:
+    check_config(config, SCHEMA)
+except ConfigError as error:
+    raise WorkflowError(str(error))
+
+
+def plan_of(name):
+    """The plan of a suite by its name."""
+    return SuitePlan(name, find_suite(config, name), config["quantizers"])
+
+
+def plan(wildcards):
+    """The plan of the suite in the wildcards."""
+    return plan_of(wildcards.suite)
+
+
+def suites_from(source):
+    """Pattern that matches the names of the suites with this source, and nothing else."""
+    names = [name for name, suite in config["suites"].items() if suite["source"] == source]
+    return "|".join(map(re.escape, names)) or r"(?!)"
+
+
+PRETRAINING_JOBS = [job for name in config["suites"] for job in plan_of(name).pretraining_jobs]

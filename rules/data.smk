@@ -1,0 +1,100 @@
+"""Text to fixed batches of tokens.
+
+REQUIRED INPUTS  none: text comes from installed packages or from the hub
+OUTPUTS          results/{suite}/data/train.jsonl, validation.jsonl, text.json
+                 results/{suite}/data/tokenizer.json
+                 results/{suite}/data/validation.safetensors, validation.json
+                 results/{suite}/data/train.safetensors, train.json
+"""
+
+
+rule collect_text:
+    """Documents of both splits and where they came from."""
+    output:
+        train="results/{suite}/data/train.jsonl",
+        validation="results/{suite}/data/validation.jsonl",
+        manifest="results/{suite}/data/text.json",
+    log:
+        "logs/{suite}/collect_text.log",
+    benchmark:
+        "benchmarks/{suite}/collect_text.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        source=lambda wildcards: plan(wildcards).text,
+        code=code_hash("workflow_scripts/collect_text.py"),
+    message:
+        "Collecting the documents of {wildcards.suite}"
+    script:
+        "../workflow_scripts/collect_text.py"
+
+
+rule train_tokenizer:
+    """Byte-level BPE on the training documents."""
+    input:
+        train="results/{suite}/data/train.jsonl",
+    output:
+        tokenizer="results/{suite}/data/tokenizer.json",
+    log:
+        "logs/{suite}/train_tokenizer.log",
+    benchmark:
+        "benchmarks/{suite}/train_tokenizer.tsv"
+    wildcard_constraints:
+        suite=suites_from("pretrain"),
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        vocab_size=lambda wildcards: plan(wildcards).section["tokenizer"]["vocab_size"],
+        code=code_hash("workflow_scripts/train_tokenizer.py"),
+    message:
+        "Training the tokenizer of {wildcards.suite}"
+    script:
+        "../workflow_scripts/train_tokenizer.py"
+
+
+rule fetch_tokenizer:
+    """Tokenizer of a hub model."""
+    output:
+        tokenizer="results/{suite}/data/tokenizer.json",
+    log:
+        "logs/{suite}/fetch_tokenizer.log",
+    benchmark:
+        "benchmarks/{suite}/fetch_tokenizer.tsv"
+    wildcard_constraints:
+        suite=suites_from("hub"),
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        repo=lambda wildcards: plan(wildcards).section["tokenizer"]["repo"],
+        code=code_hash("workflow_scripts/fetch_tokenizer.py"),
+    message:
+        "Fetching the tokenizer of {wildcards.suite}"
+    script:
+        "../workflow_scripts/fetch_tokenizer.py"
+
+
+rule fix_batches:
+    """Validation batches and training stream, made once and used for everything."""
+    input:
+        train_text="results/{suite}/data/train.jsonl",
+        validation_text="results/{suite}/data/validation.jsonl",
+        manifest="results/{suite}/data/text.json",
+        tokenizer="results/{suite}/data/tokenizer.json",
+    output:
+        validation="results/{suite}/data/validation.safetensors",
+        validation_manifest="results/{suite}/data/validation.json",
+        train="results/{suite}/data/train.safetensors",
+        train_manifest="results/{suite}/data/train.json",
+    log:
+        "logs/{suite}/fix_batches.log",
+    benchmark:
+        "benchmarks/{suite}/fix_batches.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        batches=lambda wildcards: plan(wildcards).section["batches"],
+        code=code_hash("workflow_scripts/fix_batches.py"),
+    message:
+        "Fixing the batches of {wildcards.suite}"
+    script:
+        "../workflow_scripts/fix_batches.py"

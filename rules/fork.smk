@@ -1,0 +1,59 @@
+"""Forks: training continued under another schedule, probed on the way.
+
+REQUIRED INPUTS  results/{suite}/checkpoints/step{start}/
+                 results/{suite}/data/train.safetensors, validation.safetensors
+OUTPUTS          results/{suite}/forks/{schedule}-seed{seed}.csv, .parquet, .json
+                 results/{suite}/forks.csv
+"""
+
+
+rule train_fork:
+    """One schedule, one seed."""
+    input:
+        unpack(lambda wildcards: plan(wildcards).fork_inputs()),
+        train="results/{suite}/data/train.safetensors",
+        validation="results/{suite}/data/validation.safetensors",
+    output:
+        table="results/{suite}/forks/{schedule}-seed{seed}.csv",
+        sequences="results/{suite}/forks/{schedule}-seed{seed}.parquet",
+        provenance="results/{suite}/forks/{schedule}-seed{seed}.json",
+    log:
+        "logs/{suite}/train_fork/{schedule}-seed{seed}.log",
+    benchmark:
+        "benchmarks/{suite}/train_fork/{schedule}-seed{seed}.tsv"
+    priority: 15
+    conda:
+        "../envs/torch.yaml"
+    threads: lambda wildcards: plan(wildcards).threads
+    resources:
+        gpu=lambda wildcards: plan(wildcards).gpus,
+    params:
+        workspace="results/{suite}/unfinished/train_fork/{schedule}-seed{seed}",
+        settings=lambda wildcards: plan(wildcards).fork_settings(wildcards.schedule),
+        probe=lambda wildcards: plan(wildcards).probe,
+        save_every=lambda wildcards: plan(wildcards).save_every,
+        code=code_hash("workflow_scripts/train_fork.py"),
+    message:
+        "Forking {wildcards.suite}: {wildcards.schedule}, seed {wildcards.seed}"
+    script:
+        "../workflow_scripts/train_fork.py"
+
+
+rule gather_forks:
+    """All forks of a suite."""
+    input:
+        tables=lambda wildcards: plan(wildcards).forks,
+    output:
+        table="results/{suite}/forks.csv",
+    log:
+        "logs/{suite}/gather_forks.log",
+    benchmark:
+        "benchmarks/{suite}/gather_forks.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        code=code_hash("workflow_scripts/gather_forks.py"),
+    message:
+        "Gathering the forks of {wildcards.suite}"
+    script:
+        "../workflow_scripts/gather_forks.py"

@@ -1,0 +1,49 @@
+"""Weight excess kurtosis at every revision.
+
+REQUIRED INPUTS  results/{suite}/checkpoints/step{step}/model.safetensors
+OUTPUTS          results/{suite}/kurtosis/{steps}.csv
+                 results/{suite}/kurtosis.csv
+"""
+
+
+rule measure_kurtosis:
+    """Kurtosis per tensor, their mean, and pooled."""
+    input:
+        weights=lambda wildcards: plan(wildcards).weights(wildcards.steps),
+    output:
+        table="results/{suite}/kurtosis/{steps}.csv",
+    log:
+        "logs/{suite}/measure_kurtosis/{steps}.log",
+    benchmark:
+        "benchmarks/{suite}/measure_kurtosis/{steps}.tsv"
+    priority: 10
+    conda:
+        "../envs/torch.yaml"
+    params:
+        steps=lambda wildcards: plan(wildcards).steps_in(wildcards.steps),
+        layers=lambda wildcards: plan(wildcards).section["kurtosis"]["layers"],
+        code=code_hash("workflow_scripts/measure_kurtosis.py"),
+    message:
+        "Measuring the kurtosis of {wildcards.suite} {wildcards.steps}"
+    script:
+        "../workflow_scripts/measure_kurtosis.py"
+
+
+rule gather_kurtosis:
+    """Kurtosis of the whole suite in step order."""
+    input:
+        tables=lambda wildcards: plan(wildcards).each_range("kurtosis", ".csv"),
+    output:
+        table="results/{suite}/kurtosis.csv",
+    log:
+        "logs/{suite}/gather_kurtosis.log",
+    benchmark:
+        "benchmarks/{suite}/gather_kurtosis.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        code=code_hash("workflow_scripts/gather_kurtosis.py"),
+    message:
+        "Gathering the kurtosis of {wildcards.suite}"
+    script:
+        "../workflow_scripts/gather_kurtosis.py"

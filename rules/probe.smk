@@ -1,0 +1,61 @@
+"""The audit: full precision, low bit and high bit at every revision.
+
+REQUIRED INPUTS  results/{suite}/checkpoints/step{step}/
+                 results/{suite}/data/validation.safetensors
+OUTPUTS          results/{suite}/probes/{steps}.csv, .parquet, .json
+                 results/{suite}/audit.csv, audit_sequences.parquet
+"""
+
+
+rule probe_checkpoints:
+    """All quantizers on one step or a range of steps; each model is loaded once."""
+    input:
+        checkpoints=lambda wildcards: plan(wildcards).checkpoint_files(wildcards.steps),
+        validation="results/{suite}/data/validation.safetensors",
+    output:
+        table="results/{suite}/probes/{steps}.csv",
+        sequences="results/{suite}/probes/{steps}.parquet",
+        provenance="results/{suite}/probes/{steps}.json",
+    log:
+        "logs/{suite}/probe_checkpoints/{steps}.log",
+    benchmark:
+        "benchmarks/{suite}/probe_checkpoints/{steps}.tsv"
+    priority: 10
+    conda:
+        "../envs/torch.yaml"
+    threads: lambda wildcards: plan(wildcards).threads
+    resources:
+        gpu=lambda wildcards: plan(wildcards).gpus,
+    params:
+        folders=lambda wildcards: plan(wildcards).folders(wildcards.steps),
+        probe=lambda wildcards: plan(wildcards).probe,
+        code=code_hash("workflow_scripts/probe_checkpoints.py"),
+    message:
+        "Probing {wildcards.suite} {wildcards.steps}"
+    script:
+        "../workflow_scripts/probe_checkpoints.py"
+
+
+rule gather_audit:
+    """The tidy table of the audit: a row per step and quantizer."""
+    input:
+        tables=lambda wildcards: plan(wildcards).each_range("probes", ".csv"),
+        sequences=lambda wildcards: plan(wildcards).each_range("probes", ".parquet"),
+    output:
+        audit="results/{suite}/audit.csv",
+        sequences="results/{suite}/audit_sequences.parquet",
+    log:
+        "logs/{suite}/gather_audit.log",
+    benchmark:
+        "benchmarks/{suite}/gather_audit.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        training=lambda wildcards: plan(wildcards).training,
+        total_steps=lambda wildcards: plan(wildcards).last,
+        tokens_per_step=lambda wildcards: plan(wildcards).tokens_per_step,
+        code=code_hash("workflow_scripts/gather_audit.py"),
+    message:
+        "Gathering the audit of {wildcards.suite}"
+    script:
+        "../workflow_scripts/gather_audit.py"

@@ -1,0 +1,108 @@
+"""The checkpoints of a suite, and the table that says what they are.
+
+REQUIRED INPUTS  results/{suite}/data/train.safetensors (suites that are trained here)
+OUTPUTS          results/{suite}/checkpoints/step{step}/model.safetensors, config.json
+                 results/{suite}/training/step{step}.safetensors, .csv  (state, losses)
+                 results/{suite}/revisions/{steps}.csv
+                 results/{suite}/suite.csv
+"""
+
+# A rule per training job: what a job writes depends on the grid of its suite, which
+# wildcards cannot say.
+for job in PRETRAINING_JOBS:
+
+    rule:
+        name:
+            f"pretrain_suite_{job.suite}_step{job.stop}"
+        input:
+            **job.inputs,
+        output:
+            job.files,
+            state=f"results/{job.suite}/training/step{job.stop}.safetensors",
+            losses=f"results/{job.suite}/training/step{job.stop}.csv",
+        log:
+            f"logs/{job.suite}/pretrain_suite/step{job.stop}.log",
+        benchmark:
+            f"benchmarks/{job.suite}/pretrain_suite/step{job.stop}.tsv"
+        priority: 20
+        conda:
+            "../envs/torch.yaml"
+        threads: job.threads
+        params:
+            checkpoints=job.checkpoints,
+            workspace=f"results/{job.suite}/unfinished/pretrain_suite/step{job.stop}",
+            settings=job.settings,
+            save_every=config["suites"][job.suite]["training"]["save_every"],
+            code=code_hash("workflow_scripts/pretrain_suite.py"),
+        message:
+            f"Training {job.suite} from step {job.start} to {job.stop}"
+        script:
+            "../workflow_scripts/pretrain_suite.py"
+
+
+rule fetch_checkpoint:
+    """One revision from the hub; deleted once nothing needs it any more."""
+    output:
+        weights=temp("results/{suite}/checkpoints/step{step}/model.safetensors"),
+        config=temp("results/{suite}/checkpoints/step{step}/config.json"),
+        record="results/{suite}/revisions/commits/step{step}.json",
+    log:
+        "logs/{suite}/fetch_checkpoint/step{step}.log",
+    benchmark:
+        "benchmarks/{suite}/fetch_checkpoint/step{step}.tsv"
+    wildcard_constraints:
+        suite=suites_from("hub"),
+    retries: 3
+    conda:
+        "../envs/torch.yaml"
+    params:
+        repo=lambda wildcards: plan(wildcards).section["repo"],
+        code=code_hash("workflow_scripts/fetch_checkpoint.py"),
+    message:
+        "Fetching {wildcards.suite} step {wildcards.step}"
+    script:
+        "../workflow_scripts/fetch_checkpoint.py"
+
+
+rule describe_checkpoints:
+    """Hashes, size and dtype of each checkpoint in a range."""
+    input:
+        weights=lambda wildcards: plan(wildcards).weights(wildcards.steps),
+        commits=lambda wildcards: plan(wildcards).commits(wildcards.steps),
+    output:
+        table="results/{suite}/revisions/{steps}.csv",
+    log:
+        "logs/{suite}/describe_checkpoints/{steps}.log",
+    benchmark:
+        "benchmarks/{suite}/describe_checkpoints/{steps}.tsv"
+    priority: 10
+    conda:
+        "../envs/torch.yaml"
+    params:
+        steps=lambda wildcards: plan(wildcards).steps_in(wildcards.steps),
+        tokens_per_step=lambda wildcards: plan(wildcards).tokens_per_step,
+        code=code_hash("workflow_scripts/describe_checkpoints.py"),
+    message:
+        "Describing {wildcards.suite} {wildcards.steps}"
+    script:
+        "../workflow_scripts/describe_checkpoints.py"
+
+
+rule gather_suite:
+    """The table of revisions, with duplicates marked."""
+    input:
+        tables=lambda wildcards: plan(wildcards).each_range("revisions", ".csv"),
+    output:
+        table="results/{suite}/suite.csv",
+    log:
+        "logs/{suite}/gather_suite.log",
+    benchmark:
+        "benchmarks/{suite}/gather_suite.tsv"
+    conda:
+        "../envs/torch.yaml"
+    params:
+        code=code_hash("workflow_scripts/gather_suite.py"),
+    message:
+        "Gathering the revisions of {wildcards.suite}"
+    script:
+        "../workflow_scripts/gather_suite.py"

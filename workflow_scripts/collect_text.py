@@ -1,0 +1,24 @@
+"""Collect the training and validation documents of a suite."""
+
+from workflow_scripts.lib.logs import logged, say
+from workflow_scripts.lib.provenance import write_json
+from workflow_scripts.lib.text import collect
+
+
+def main(*, source: dict, train: str, validation: str, manifest: str) -> None:
+    """Write one json lines file per split and a manifest of where they came from."""
+    taken = collect(source, train, validation)
+    write_json(manifest, taken)
+    say(
+        f"{taken['train_documents']} training, {taken['validation_documents']} validation documents"
+    )
+
+
+if __name__ == "__main__":
+    with logged(snakemake.log[0]):
+        main(
+            source=snakemake.params.source,
+            train=snakemake.output.train,
+            validation=snakemake.output.validation,
+            manifest=snakemake.output.manifest,
+        )

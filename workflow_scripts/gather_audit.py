@@ -1,0 +1,35 @@
+"""Gather the probes of all revisions of a suite."""
+
+import pandas as pd
+
+from workflow_scripts.lib.auditing import gather_audit
+from workflow_scripts.lib.logs import logged, say
+from workflow_scripts.lib.pretraining import read_schedule
+
+
+def main(*, tables: list[str], sequences: list[str], suite: str, training: dict,
+         total_steps: int, tokens_per_step: int, audit: str, all_sequences: str) -> None:  # fmt: skip
+    """Write ``audit.csv`` and the per-sequence scores of the whole suite."""
+    probes = pd.concat(map(pd.read_csv, tables), ignore_index=True)
+    schedule = read_schedule(training, total_steps)
+    gathered = gather_audit(
+        probes, schedule, suite=suite, lr_max=training["lr_max"], tokens_per_step=tokens_per_step
+    )
+    gathered.to_csv(audit, index=False)
+    pd.concat(map(pd.read_parquet, sequences)).to_parquet(all_sequences, index=False)
+    last = gathered[gathered["step"] == gathered["step"].max()].set_index("role")["gap_pct"]
+    say(f"final gap: low bit {last['low_bit']:.2f} %, high bit {last['high_bit']:.3f} %")
+
+
+if __name__ == "__main__":
+    with logged(snakemake.log[0]):
+        main(
+            tables=snakemake.input.tables,
+            sequences=snakemake.input.sequences,
+            suite=snakemake.wildcards.suite,
+            audit=snakemake.output.audit,
+            all_sequences=snakemake.output.sequences,
+            training=snakemake.params.training,
+            total_steps=snakemake.params.total_steps,
+            tokens_per_step=snakemake.params.tokens_per_step,
+        )

@@ -1,0 +1,41 @@
+"""Weight excess kurtosis under three definitions (section 4.5 does not say which it took).
+
+``per_tensor``: of each weight matrix. ``mean_over_tensors``: their unweighted mean.
+``pooled``: of all weights of all matrices taken as one sample. All are Fisher's
+excess kurtosis (0 for a normal distribution) without bias correction, in float64.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+
+def excess_kurtosis(weights: np.ndarray) -> float:
+    """Excess kurtosis of all entries of an array, taken in float64."""
+    return float(stats.kurtosis(np.asarray(weights, dtype=np.float64), axis=None, fisher=True))
+
+
+def is_measured(name: str, shape: Iterable[int], layers: str) -> bool:
+    """Whether a tensor of a checkpoint is a matrix of the blocks (or the output head)."""
+    if len(tuple(shape)) != 2 or not name.endswith(".weight"):
+        return False
+    if name.startswith(("embed_out.", "lm_head.")):
+        return layers == "blocks+head"
+    return ".layers." in name
+
+
+def kurtosis_table(step: int, weights: Mapping[str, np.ndarray]) -> pd.DataFrame:
+    """Rows of one checkpoint: step, statistic, tensor, n_weights, excess_kurtosis.
+
+    ``weights`` maps tensor names to ``[out, in]`` arrays.
+    """
+    rows = [("per_tensor", name, w.size, excess_kurtosis(w)) for name, w in weights.items()]
+    total = sum(w.size for w in weights.values())
+    mean = float(np.mean([row[3] for row in rows]))
+    pooled = excess_kurtosis(np.concatenate([w.ravel() for w in weights.values()]))
+    rows += [("mean_over_tensors", "all", total, mean), ("pooled", "all", total, pooled)]
+    table = pd.DataFrame(rows, columns=["statistic", "tensor", "n_weights", "excess_kurtosis"])
+    table.insert(0, "step", step)
+    return table

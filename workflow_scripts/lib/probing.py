@@ -1,0 +1,86 @@
+"""The probe of one model: full precision, low bit and high bit on the same batches."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+
+from workflow_scripts.lib.evaluation import FP32, prepare_backend, score
+from workflow_scripts.lib.provenance import describe_run
+from workflow_scripts.lib.quantizers import quantized_weights, read_specs
+from workflow_scripts.lib.tokens import file_sha256, read_tokens
+
+
+def choose_device(wanted: str) -> str:
+    """The device that ``auto`` stands for here; another name is returned as it is.
+
+    Raises ``ValueError`` where a device is asked for by name and is not there.
+    """
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if wanted == "auto":
+        return next(name for name, there in available.items() if there)
+    if not available[wanted]:
+        there = ", ".join(name for name, is_there in available.items() if is_there)
+        raise ValueError(f"config key device: {wanted!r} is not available here; valid: {there}")
+    return wanted
+
+
+class Prober:
+    """Scores models on one suite's validation batches, at full precision and quantized.
+
+    ``validation`` is the token file; ``settings`` has ``quantizers`` (definitions by
+    name), ``roles`` (``low_bit`` or ``high_bit`` by the same names), ``batch_size`` and
+    ``device``. Sets the number of torch's threads and its numeric mode.
+    """
+
+    def __init__(self, validation: str, settings: Mapping, threads: int) -> None:
+        torch.set_num_threads(threads)
+        prepare_backend()
+        self.device = choose_device(settings["device"])
+        self.tokens = read_tokens(validation)
+        self.specs = read_specs(settings["quantizers"])
+        self.roles = {FP32: FP32, **settings["roles"]}
+        self.batch_size = settings["batch_size"]
+        self.made_by = describe_run(
+            device=self.device,
+            threads=threads,
+            probe=dict(settings),
+            validation_sha256=file_sha256(validation),
+        )
+
+    def __call__(self, model: nn.Module, step: int) -> pd.DataFrame:
+        """Per-sequence scores of the model of ``step`` and of its quantized variants.
+
+        Columns: step, quantizer, role, sequence, nll_nats, kl_nats, top1_changed,
+        scored; the last four are sums over a sequence. Raises ``FloatingPointError`` or
+        ``ValueError`` naming the step where the model cannot be scored.
+        """
+        try:
+            variants = {name: quantized_weights(model, spec) for name, spec in self.specs.items()}
+            scores = score(
+                model, self.tokens, variants, batch_size=self.batch_size, device=self.device
+            )
+        except (FloatingPointError, ValueError) as error:
+            raise type(error)(f"step {step}: {error}") from error
+        tables = [
+            pd.DataFrame(
+                {
+                    "step": step,
+                    "quantizer": name,
+                    "role": self.roles[name],
+                    "sequence": np.arange(len(record.scored), dtype=np.int32),
+                    "nll_nats": record.nll_nats,
+                    "kl_nats": record.kl_nats,
+                    "top1_changed": record.top1_changed,
+                    "scored": np.array(record.scored, dtype=np.int32),
+                }
+            )
+            for name, record in scores.items()
+        ]
+        return pd.concat(tables, ignore_index=True)

@@ -1,0 +1,42 @@
+"""Train a suite from one step to another and keep the checkpoints in between."""
+
+import torch
+
+from workflow_scripts.lib.evaluation import prepare_backend
+from workflow_scripts.lib.logs import logged
+from workflow_scripts.lib.pretraining import pretrain
+from workflow_scripts.lib.tokens import file_sha256, read_tokens
+from workflow_scripts.lib.workspace import Workspace, fingerprint
+
+
+def main(*, train: str, initial_state: str | None, checkpoints: dict, final_state: str,
+         losses: str, workspace: str, save_every: int, threads: int, settings: dict,
+         code: str) -> None:  # fmt: skip
+    """Write checkpoints (step to folder), the state at the end, the loss of every update."""
+    torch.set_num_threads(threads)
+    prepare_backend()
+    inputs = [file_sha256(path) for path in (train, initial_state) if path]
+    identity = fingerprint(inputs=inputs, settings=settings, code=code, threads=threads)
+    unfinished = Workspace(workspace, identity, save_every)
+    table = pretrain(
+        read_tokens(train),
+        checkpoints=checkpoints,
+        initial_state=initial_state,
+        final_state=final_state,
+        workspace=unfinished,
+        **settings,
+    )
+    table.to_csv(losses, index=False)
+    unfinished.remove()
+
+
+if __name__ == "__main__":
+    with logged(snakemake.log[0]):
+        main(
+            train=snakemake.input.train,
+            initial_state=snakemake.input.get("state"),
+            final_state=snakemake.output.state,
+            losses=snakemake.output.losses,
+            threads=snakemake.threads,
+            **snakemake.params,
+        )

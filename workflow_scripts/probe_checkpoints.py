@@ -1,0 +1,37 @@
+"""Probe a range of revisions at full precision, low bit and high bit."""
+
+import pandas as pd
+
+from workflow_scripts.lib.checkpoints import load_model
+from workflow_scripts.lib.intervals import summarise
+from workflow_scripts.lib.logs import logged, progress
+from workflow_scripts.lib.probing import Prober
+from workflow_scripts.lib.provenance import write_json
+
+
+def main(*, folders: dict, validation: str, probe: dict, threads: int, code: str,
+         table: str, sequences: str, provenance: str) -> None:  # fmt: skip
+    """Write a row per step and quantizer, the scores of each sequence, and what made them.
+
+    ``folders`` maps steps to checkpoint folders; one model is in memory at a time.
+    """
+    prober = Prober(validation, probe, threads)
+    scores = pd.concat(
+        prober(load_model(folder, prober.device), step)
+        for step, folder in progress(folders.items(), "probing", total=len(folders))
+    )
+    scores.to_parquet(sequences, index=False)
+    summarise(scores, ["step"], resamples=probe["resamples"], seed=0).to_csv(table, index=False)
+    write_json(provenance, {**prober.made_by, "code": code})
+
+
+if __name__ == "__main__":
+    with logged(snakemake.log[0]):
+        main(
+            validation=snakemake.input.validation,
+            threads=snakemake.threads,
+            table=snakemake.output.table,
+            sequences=snakemake.output.sequences,
+            provenance=snakemake.output.provenance,
+            **snakemake.params,
+        )

@@ -1,0 +1,21 @@
+"""Train the byte-level BPE tokenizer of a suite on its training documents."""
+
+from workflow_scripts.lib.logs import logged, say
+from workflow_scripts.lib.text import read_documents
+from workflow_scripts.lib.tokens import train_tokenizer
+
+
+def main(*, train: str, vocab_size: int, tokenizer: str) -> None:
+    """Write ``tokenizer.json``."""
+    trained = train_tokenizer(read_documents(train), vocab_size)
+    trained.save(tokenizer)
+    say(f"{trained.get_vocab_size()} entries")
+
+
+if __name__ == "__main__":
+    with logged(snakemake.log[0]):
+        main(
+            train=snakemake.input.train,
+            vocab_size=snakemake.params.vocab_size,
+            tokenizer=snakemake.output.tokenizer,
+        )
