@@ -10,7 +10,7 @@ from workflow_scripts.lib.phases import describe_phases
 
 
 def main(
-    sequences: str, audit: str, output: str, *, spacing: int, resamples: int, seed: int
+    *, sequences: str, audit: str, output: str, spacing: int, resamples: int, seed: int
 ) -> None:
     """Write ``phases.json`` from the audit and the scores of single validation sequences."""
     phases = describe_phases(
@@ -29,9 +29,9 @@ def main(
 if __name__ == "__main__":
     with logged(snakemake.log[0]):
         main(
-            snakemake.input.sequences,
-            snakemake.input.audit,
-            snakemake.output[0],
+            sequences=snakemake.input.sequences,
+            audit=snakemake.input.audit,
+            output=snakemake.output[0],
             spacing=snakemake.params.spacing,
             resamples=snakemake.params.resamples,
             seed=snakemake.params.seed,

@@ -1,0 +1,37 @@
+"""Compute every statistical test and summary of a suite."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from workflow_scripts.lib.hypothesis_tests import all_statistics
+from workflow_scripts.lib.logs import logged
+
+
+def main(
+    *, forks: str, audit: str, kurtosis: str, phases: str, output: str, spacing: int, baseline: str
+) -> None:
+    """Write ``statistics.csv``; ``baseline`` is the schedule that others are compared with."""
+    statistics = all_statistics(
+        pd.read_csv(forks),
+        pd.read_csv(audit),
+        pd.read_csv(kurtosis),
+        json.loads(Path(phases).read_text(encoding="utf-8")),
+        spacing=spacing,
+        baseline=baseline,
+    )
+    statistics.to_csv(output, index=False)
+
+
+if __name__ == "__main__":
+    with logged(snakemake.log[0]):
+        main(
+            forks=snakemake.input.forks,
+            audit=snakemake.input.audit,
+            kurtosis=snakemake.input.kurtosis,
+            phases=snakemake.input.phases,
+            output=snakemake.output[0],
+            spacing=snakemake.params.spacing,
+            baseline=snakemake.params.baseline,
+        )
