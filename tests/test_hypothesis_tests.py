@@ -360,8 +360,7 @@ def test_script_writes_one_table_with_the_same_bytes_twice(tmp_path):
     table = pd.read_csv(tmp_path / "a.csv")
     assert list(table.columns) == COLUMNS
     assert not table.duplicated(["test", "comparison", "unit", "measure"]).any()
-    direct = all_statistics(
-        pd.read_csv(paths["forks"]), pd.read_csv(paths["audit"]), pd.read_csv(paths["kurtosis"]),
-        json.loads(Path(paths["phases"]).read_text(encoding="utf-8")), spacing=40, baseline="cosine",
-    )  # fmt: skip
+    tables = {name: pd.read_csv(paths[name]) for name in ("forks", "audit", "kurtosis")}
+    phases = json.loads(Path(paths["phases"]).read_text(encoding="utf-8"))
+    direct = all_statistics(**tables, phases=phases, spacing=40, baseline="cosine")
     assert len(direct) == len(table)

@@ -119,10 +119,11 @@ def test_steady_growth_with_noise_rarely_passes_for_an_onset(count, lag_one):
     assert found <= {(20, 0.0): 5, (20, 0.5): 18}.get((count, lag_one), 2)
 
 
-def test_counting_every_checkpoint_as_independent_would_raise_false_alarms():
-    dependent = 0.05 * autocorrelated(np.random.default_rng(0), len(STEPS), 0.8)
-    onset = find_onset(STEPS, np.exp(1e-5 * STEPS + dependent), 1_000)
-    assert onset.effective_checkpoints < 0.5 * len(STEPS)
+def test_dependent_residuals_count_as_fewer_checkpoints():
+    for lag_one, low, high in ((0.0, 0.7, 1.0), (0.8, 0.02, 0.4)):
+        noise = 0.05 * autocorrelated(np.random.default_rng(0), len(STEPS), lag_one)
+        onset = find_onset(STEPS, np.exp(1e-5 * STEPS + noise), 1_000)
+        assert low <= onset.effective_checkpoints / len(STEPS) <= high
 
 
 def test_non_positive_deltas_are_left_out_and_counted():

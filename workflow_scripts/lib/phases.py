@@ -3,7 +3,7 @@
 ``RULE`` states the rule. Broken lines are fitted by ordinary least squares with the
 break searched over all checkpoints. The package ruptures has no such cost: its
 ``clinear`` draws lines through the noisy values at the breaks, which made estimated
-breaks more than twice as variable on synthetic series, and it counts samples where
+breaks about twice as variable on synthetic series, and it counts samples where
 this needs steps (left-out values leave holes). The tests use it as a cross-check.
 """
 
