@@ -94,6 +94,14 @@ def package_documents(package: str, min_characters: int) -> list[Document]:
     return documents
 
 
+def _version(package: str) -> str:
+    """Version of the distribution that installed ``package``: dateutil is python-dateutil's."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return metadata.version(metadata.packages_distributions()[package][0])
+
+
 def describe(package: str, documents: Sequence[Document]) -> Source:
     """Manifest entry of the documents that were taken from ``package``."""
     digest = hashlib.sha256()
@@ -102,7 +110,7 @@ def describe(package: str, documents: Sequence[Document]) -> Source:
         digest.update(b"\0")
     return Source(
         package,
-        metadata.version(package),
+        _version(package),
         len(documents),
         sum(len(document.text) for document in documents),
         digest.hexdigest(),

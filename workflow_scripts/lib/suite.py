@@ -49,8 +49,8 @@ def parse_range(name: str, steps: Sequence[int]) -> list[int]:
     """
     match = _RANGE.fullmatch(name)
     if not match:
-        raise ValueError(f"'{name}' is no step or range; write step{steps[0]} or "
-                         f"step{steps[0]}-step{steps[-1]}")  # fmt: skip
+        example = f"step{steps[0]} or step{steps[0]}-step{steps[-1]}"
+        raise ValueError(f"{name!r} is no step or range; write {example}")
     first = int(match[1])
     last = first if match[2] is None else int(match[2])
     for step in (first, last):
