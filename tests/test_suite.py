@@ -23,7 +23,7 @@ STEPS = revision_steps(**PYTHIA)
 
 def test_the_grid_of_pythia():
     assert len(STEPS) == 154
-    assert STEPS == [0, *POWERS, *range(1_000, 143_001, 1_000)]
+    assert [0, *POWERS, *range(1_000, 143_001, 1_000)] == STEPS
 
 
 def test_the_grid_of_mini():

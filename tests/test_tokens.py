@@ -23,8 +23,8 @@ TRAINING_TEXTS = [
 ] * 5
 TRICKY = [
     "", " ", "\n", "\n   ", "   \n\n\t x", "a  b   c", "  leading", "trailing  ", "\r\n", "\x00",
-    "naïve café", "日本語", "🙂👩‍👩‍👧", "e\u0301", "\ufeffx", "\u00a0", "def f(x):\n    return  x\n",
-    END_OF_TEXT, f"a {END_OF_TEXT} b", "Ġ", "<|padding|>",
+    "naïve café", "日本語", "🙂👩‍👩‍👧", "e\u0301", "\ufeffx", "\u00a0",
+    "def f(x):\n    return  x\n", END_OF_TEXT, f"a {END_OF_TEXT} b", "Ġ", "<|padding|>",
 ]  # fmt: skip
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.sampled_from(TRICKY)
 

@@ -41,6 +41,13 @@ def atomic_path(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def _hide_progress_bars() -> None:
+    """No bar of transformers for every file: a job's own bar covers all of them."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
 def load_model(folder: str | Path, device: str = "cpu") -> nn.Module:
     """Load a causal language model with its weights widened to float32, ready to evaluate.
 
@@ -50,6 +57,7 @@ def load_model(folder: str | Path, device: str = "cpu") -> nn.Module:
     """
     from transformers import AutoModelForCausalLM
 
+    _hide_progress_bars()
     model, found = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=torch.float32,
@@ -66,6 +74,7 @@ def load_model(folder: str | Path, device: str = "cpu") -> nn.Module:
 
 def save_model(model: nn.Module, folder: Path) -> None:
     """Write ``config.json`` and ``model.safetensors`` in Hugging Face format, whole or not."""
+    _hide_progress_bars()
     folder = Path(folder)
     staging = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(staging, ignore_errors=True)

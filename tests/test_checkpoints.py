@@ -1,0 +1,328 @@
+"""Checkpoints survive a file to the bit, and a broken one is never taken for a whole one."""
+
+import hashlib
+import json
+import os
+import signal
+import struct
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.conftest import TINY, TINY_VOCABULARY
+from workflow_scripts.lib.checkpoints import (
+    WEIGHTS_FILE,
+    atomic_path,
+    is_legacy_buffer,
+    load_model,
+    load_tensors,
+    read_weights,
+    save_model,
+    save_tensors,
+    tensor_digests,
+    weights_digest,
+    weights_dtypes,
+)
+from workflow_scripts.lib.evaluation import assert_float32
+from workflow_scripts.lib.quantizers import linear_weights
+from workflow_scripts.lib.training import build_model
+
+LEGACY = {
+    "attention.bias": torch.ones(1, 1, 16, 16, dtype=torch.uint8).tril(),
+    "attention.masked_bias": torch.tensor(float("-inf"), dtype=torch.float16),
+    "attention.rotary_emb.inv_freq": torch.ones(1),
+}
+
+
+def parameters(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def assert_equal(first, second):
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+def names_below(folder):
+    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*"))
+
+
+@pytest.fixture
+def checkpoint(tiny_model, tmp_path):
+    save_model(tiny_model, tmp_path / "step40")
+    return tmp_path / "step40"
+
+
+@pytest.fixture
+def old_checkpoint(tiny_model, checkpoint):
+    """What published Pythia checkpoints look like: float16, the buffers of old code beside."""
+    path = checkpoint / WEIGHTS_FILE
+    stored = {name: w.half() for name, w in load_file(path).items()}
+    for layer in (0, 1):
+        for name, buffer in LEGACY.items():
+            stored[f"gpt_neox.layers.{layer}.{name}"] = buffer.clone()
+    save_file(stored, path, metadata={"format": "pt"})
+    config = json.loads((checkpoint / "config.json").read_text())
+    config.pop("dtype", None)
+    config["torch_dtype"] = "float16"
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    return checkpoint
+
+
+# Saving and loading
+
+
+def test_models_survive_a_file_to_the_bit(tiny_model, checkpoint):
+    with torch.no_grad():
+        tiny_model.gpt_neox.layers[0].mlp.dense_h_to_4h.bias[:4] = torch.tensor(
+            [1e-42, -0.0, 3.4e38, 1e-30]
+        )
+    save_model(tiny_model, checkpoint)
+    bits = [
+        {name: w.view(torch.int32) for name, w in parameters(model).items()}
+        for model in (tiny_model, load_model(checkpoint))
+    ]
+    assert_equal(*bits)
+
+
+def test_a_loaded_model_computes_the_same(tiny_model, checkpoint):
+    loaded = load_model(checkpoint)
+    assert not loaded.training
+    assert_float32(loaded)
+    ids = torch.arange(16)[None]
+    with torch.no_grad():
+        expected = tiny_model.eval()(input_ids=ids).logits
+        assert torch.isfinite(expected).all()
+        assert torch.equal(loaded(input_ids=ids).logits, expected)
+
+
+def test_saving_the_same_weights_gives_the_same_bytes(tiny_model, checkpoint, tmp_path):
+    save_model(tiny_model, tmp_path / "again")
+    for name in (WEIGHTS_FILE, "config.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (checkpoint / name).read_bytes()
+
+
+def test_saving_and_loading_draw_no_bars_of_their_own(tiny_model, tmp_path, capfd):
+    save_model(tiny_model, tmp_path / "step40")
+    load_model(tmp_path / "step40")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_float16_checkpoint_loads_as_float32(tiny_model, old_checkpoint):
+    assert weights_dtypes(old_checkpoint / WEIGHTS_FILE) == "F16+F32+U8"
+    loaded = load_model(old_checkpoint)
+    assert_float32(loaded)
+    widened = {name: w.half().float() for name, w in parameters(tiny_model).items()}
+    assert_equal(parameters(loaded), widened)
+
+
+def test_legacy_buffers_are_neither_read_nor_quantized(tiny_model, old_checkpoint):
+    path = old_checkpoint / WEIGHTS_FILE
+    assert sum(is_legacy_buffer(name) for name in load_file(path)) == 6
+    read = dict(read_weights(path))
+    assert len(read) == len(parameters(tiny_model))
+    assert not any("masked" in n or "inv_freq" in n or n.endswith("tion.bias") for n in read)
+    assert all(torch.isfinite(w).all() for w in read.values())
+    assert list(read) == sorted(read)
+    loaded = load_model(old_checkpoint)
+    assert len(linear_weights(loaded, "blocks")) == 8
+    assert all(name.endswith(".weight") for name in linear_weights(loaded, "blocks+head"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gpt_neox.layers.0.attention.dense.bias", "gpt_neox.layers.0.attention.query_key_value.bias",
+     "gpt_neox.layers.0.attention.dense.weight", "embed_out.weight"],
+)  # fmt: skip
+def test_weights_are_not_taken_for_buffers(name):
+    assert not is_legacy_buffer(name)
+
+
+@pytest.mark.parametrize("part", ["mlp.dense_4h_to_h.weight", "final_layer_norm.bias"])
+def test_a_checkpoint_that_lacks_a_weight_is_refused(checkpoint, part):
+    """It would be filled with random numbers, with no more than a warning."""
+    path = checkpoint / WEIGHTS_FILE
+    stored = load_file(path)
+    name = sorted(name for name in stored if name.endswith(part))[0]
+    del stored[name]
+    save_file(stored, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError) as error:
+        load_model(checkpoint)
+    assert str(error.value) == f"{checkpoint}: 1 missing weights, such as {name}"
+
+
+def test_a_checkpoint_with_more_layers_than_its_configuration_is_refused(checkpoint):
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["num_hidden_layers"] = 1
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="unexpected weights, such as gpt_neox.layers.1"):
+        load_model(checkpoint)
+
+
+def test_a_truncated_checkpoint_is_refused(checkpoint):
+    path = checkpoint / WEIGHTS_FILE
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(Exception, match="(?i)incomplete|invalid|deserializing"):
+        load_model(checkpoint)
+
+
+def test_a_failed_save_leaves_the_old_checkpoint_and_nothing_else(
+    tiny_model, checkpoint, tmp_path, monkeypatch
+):
+    before = {p.name: p.read_bytes() for p in checkpoint.iterdir()}
+
+    def fail(folder):
+        folder.mkdir()
+        (folder / WEIGHTS_FILE).write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(tiny_model, "save_pretrained", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_model(tiny_model, checkpoint)
+    with pytest.raises(OSError, match="disk full"):
+        save_model(tiny_model, tmp_path / "step80")
+    assert {p.name: p.read_bytes() for p in checkpoint.iterdir()} == before
+    assert [p.name for p in tmp_path.iterdir()] == ["step40"]
+
+
+def test_saving_replaces_a_whole_checkpoint(tiny_model, checkpoint, tmp_path):
+    (checkpoint / "stale.bin").write_bytes(b"old")
+    other = build_model(TINY, TINY_VOCABULARY, seed=1)
+    save_model(other, checkpoint)
+    assert not (checkpoint / "stale.bin").exists()
+    assert_equal(parameters(load_model(checkpoint)), parameters(other))
+    assert [p.name for p in tmp_path.iterdir()] == ["step40"]
+
+
+# Atomic files
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path):
+    target = tmp_path / "deep" / "below" / "file.txt"
+    with atomic_path(target) as temporary:
+        temporary.write_text("new")
+        assert not target.exists()
+        assert temporary.parent == target.parent
+    assert names_below(tmp_path) == ["deep", "deep/below", "deep/below/file.txt"]
+    with atomic_path(target) as temporary:
+        temporary.write_text("newer")
+        assert target.read_text() == "new"
+    assert target.read_text() == "newer"
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("written", [True, False])
+def test_an_error_leaves_nothing_behind(tmp_path, error, written):
+    target = tmp_path / "file.txt"
+    for existing in (False, True):
+        if existing:
+            target.write_text("old")
+        with pytest.raises(error), atomic_path(target) as temporary:
+            if written:
+                temporary.write_text("half")
+            raise error
+        assert names_below(tmp_path) == (["file.txt"] if existing else [])
+    assert target.read_text() == "old"
+
+
+def test_a_block_that_writes_nothing_is_an_error(tmp_path):
+    (tmp_path / "file.txt").write_text("old")
+    with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "file.txt"):
+        pass
+    assert (tmp_path / "file.txt").read_text() == "old"
+
+
+def test_a_killed_writer_leaves_the_old_file(tmp_path):
+    target = tmp_path / "file.txt"
+    target.write_text("old")
+    child = os.fork()
+    if child == 0:
+        with atomic_path(target) as temporary:
+            temporary.write_text("half")
+            os.kill(os.getpid(), signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    assert target.read_text() == "old"
+    assert [p for p in tmp_path.glob("*") if p != target and not p.name.startswith(".")] == []
+
+
+def test_tensors_survive_a_file(tmp_path):
+    tensors = {
+        "a": torch.randn(3, 4), "b": torch.tensor(7.0), "c": torch.zeros(0), "d": torch.arange(5)
+    }  # fmt: skip
+    save_tensors(tmp_path / "x.safetensors", tensors, {"step": "3"})
+    read, metadata = load_tensors(tmp_path / "x.safetensors")
+    assert_equal(read, tensors)
+    assert metadata == {"step": "3"}
+    assert names_below(tmp_path) == ["x.safetensors"]
+    with pytest.raises(ValueError, match="bad"):
+        save_tensors(tmp_path / "x.safetensors", {"bad": "no tensor"}, {})
+    assert_equal(load_tensors(tmp_path / "x.safetensors")[0], tensors)
+    assert names_below(tmp_path) == ["x.safetensors"]
+
+
+# Digests
+
+
+def write_raw(path, tensors, order, metadata):
+    """A safetensors file with its tensors laid out in a given order."""
+    header, body = {"__metadata__": metadata}, b""
+    for name in order:
+        array = tensors[name].numpy()
+        header[name] = {
+            "dtype": {"float32": "F32", "uint8": "U8"}[str(array.dtype)],
+            "shape": list(array.shape),
+            "data_offsets": [len(body), len(body) + array.nbytes],
+        }
+        body += array.tobytes()
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + body)
+
+
+def test_digests_do_not_depend_on_the_layout_of_the_file(tiny_model, tmp_path):
+    tensors = parameters(tiny_model)
+    save_file(tensors, tmp_path / "a")
+    write_raw(tmp_path / "b", tensors, sorted(tensors), {"format": "pt"})
+    write_raw(tmp_path / "c", tensors, sorted(tensors)[::-1], {"note": "another order"})
+    with_buffers = {**tensors, "gpt_neox.layers.0.attention.bias": LEGACY["attention.bias"]}
+    write_raw(tmp_path / "d", with_buffers, list(with_buffers), {})
+    files = [tmp_path / name for name in "abcd"]
+    assert len({hashlib.sha256(f.read_bytes()).hexdigest() for f in files}) == 4
+    digests = [tensor_digests(f) for f in files]
+    assert digests[0] == digests[1] == digests[2] == digests[3]
+    assert len({weights_digest(d) for d in digests}) == 1
+    shuffled = dict(reversed(digests[0].items()))
+    assert weights_digest(shuffled) == weights_digest(digests[0])
+
+
+def test_digests_find_the_one_tensor_that_changed(tiny_model, checkpoint, tmp_path):
+    before = tensor_digests(checkpoint / WEIGHTS_FILE)
+    changed = "gpt_neox.layers.1.attention.dense.weight"
+    with torch.no_grad():
+        bits = dict(tiny_model.named_parameters())[changed].view(torch.int32)
+        bits[5, 5] ^= 1  # the last bit of one weight
+    save_model(tiny_model, tmp_path / "step80")
+    after = tensor_digests(tmp_path / "step80" / WEIGHTS_FILE)
+    assert [name for name in before if before[name] != after[name]] == [changed]
+    assert weights_digest(before) != weights_digest(after)
+
+
+def test_digests_are_sha256_of_the_bytes(tmp_path):
+    tensors = {
+        "half": torch.randn(3, 5).half(), "brain": torch.randn(4).bfloat16(),
+        "scalar": torch.tensor(2.5), "whole": torch.arange(6).reshape(2, 3),
+    }  # fmt: skip
+    save_file(tensors, tmp_path / "x")
+    digests = tensor_digests(tmp_path / "x")
+    assert digests["scalar"] == hashlib.sha256(np.float32(2.5).tobytes()).hexdigest()
+    assert digests["whole"] == hashlib.sha256(np.arange(6).tobytes()).hexdigest()
+    assert digests["half"] == hashlib.sha256(tensors["half"].numpy().tobytes()).hexdigest()
+    assert len(digests) == 4
+
+
+def test_swapped_tensors_change_the_digest_of_the_whole():
+    assert weights_digest({"a": "1", "b": "2"}) != weights_digest({"a": "2", "b": "1"})
