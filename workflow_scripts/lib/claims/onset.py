@@ -1,0 +1,224 @@
+"""Claims about the turn of the run: best FP32 step, onset, growth after it (section 4.3)."""
+
+import numpy as np
+from scipy import stats
+
+from workflow_scripts.lib.claims.arithmetic import loss
+from workflow_scripts.lib.claims.model import (
+    Claim,
+    Finding,
+    Measurements,
+    NotMeasured,
+    measured,
+    printed,
+    within,
+)
+from workflow_scripts.lib.claims.trends import alarms, between, boundary, slope
+
+
+@measured("C36")
+def best_fp32(m: Measurements, claim: Claim) -> Finding:
+    """Step and value of the best FP32 perplexity."""
+    best = m.phases["convergence"]
+    relative, steps = ({k: claim.tolerance[k]} for k in ("relative_pct", "steps"))
+    return Finding(
+        f"{best['ppl']:.2f} at step {best['step']:,} [{best['step_low']:,}, {best['step_high']:,}]",
+        within(best["step"], m.step(claim.paper["step"]), steps)
+        and within(best["ppl"], claim.paper["ppl"], relative),
+    )
+
+
+@measured("C38")
+def after_best(m: Measurements, claim: Claim) -> Finding:
+    """Range of perplexity after its best step."""
+    ppl = m.even("fp32", "ppl")
+    part = between(ppl, m.phases["convergence"]["step"], ppl.index[-1])
+    slack = claim.tolerance["relative_pct"] / 100
+    return Finding(
+        f"{part.min():.2f} to {part.max():.2f} in {len(part)} revisions",
+        part.min() >= claim.paper["low_ppl"] * (1 - slack)
+        and part.max() <= claim.paper["high_ppl"] * (1 + slack),
+    )
+
+
+@printed("C39")
+def printed_lag(m: Measurements, claim: Claim) -> Finding:
+    """Distance of the two steps that the text names; the text gives no interval."""
+    lag = claim.paper["onset"] - claim.paper["best"]
+    return Finding(f"{claim.paper['onset']:,} - {claim.paper['best']:,} = {lag:,} steps", None)
+
+
+@measured("C39", "X03")
+def lag(m: Measurements, claim: Claim) -> Finding:
+    """Onset minus best FP32 step, with its interval."""
+    if m.phases["lag_steps"] is None:
+        return Finding("no onset found", False, m.phases["onset"]["reason"])
+    low, high = m.phases["lag_low"], m.phases["lag_high"]
+    return Finding(f"{m.phases['lag_steps']:,} steps [{low:,}, {high:,}]", bool(low <= 0 <= high))
+
+
+@printed("C41")
+def growth_at_the_floor_printed(m: Measurements, claim: Claim) -> Finding:
+    """Rows of Table 1 that lie where the schedule that was run is constant."""
+    floor = m.pythia_schedule("cosine_neox_v1").floor_step
+    rows = m.table1[m.table1["step"] >= floor]
+    rise = np.diff(loss(rows["int4_gap_pct"]))[0] / np.diff(rows["step"])[0] * 10000
+    return Finding(
+        f"{rise:+.2f} nats per 10,000 steps between {rows['step'].iloc[0]:,} and "
+        f"{rows['step'].iloc[-1]:,}, where Pythia's rate was constant",
+        None,
+    )
+
+
+@measured("C41")
+def growth_at_the_floor(m: Measurements, claim: Claim) -> Finding:
+    """Slope of the INT4 loss over the revisions whose last updates had a constant rate."""
+    lr = m.even("fp32", "lr")
+    smallest = lr.iloc[-1]
+    constant = lr.index[(lr <= smallest * (1 + 1e-9)) & (lr.index > m.suite["warmup_steps"])]
+    if len(constant) < 5:
+        raise NotMeasured(f"five revisions at a constant learning rate, found {len(constant)}")
+    value, low, high = slope(m.even("low_bit", "delta_nll_nats_per_token")[constant])
+    return Finding(
+        f"{value:+.5f} nats per 1,000 steps [{low:+.5f}, {high:+.5f}] over {len(constant)} "
+        f"revisions from step {constant[0]:,}",
+        low > 0,
+    )
+
+
+@printed("C42")
+def printed_alarm(m: Measurements, claim: Claim) -> Finding:
+    """Sign of the change of FP32 perplexity between rows of Table 1; too coarse to decide."""
+    later = m.table1[m.table1["step"] >= claim.paper["best"]]
+    signs = [
+        f"{a:,} to {b:,} {d:+.1f}"
+        for a, b, d in zip(
+            later["step"], later["step"][1:], later["fp32_ppl"].diff()[1:], strict=False
+        )
+    ]
+    return Finding("; ".join(signs), None)
+
+
+@measured("C42")
+def early_warning(m: Measurements, claim: Claim) -> Finding:
+    """Lead time and false alarms of the paper's rule."""
+    best, onset = m.phases["convergence"]["step"], m.phases["onset"]["step"]
+    start = m.phases["rapid_learning_end"]["step"]
+    rings = [s for s in alarms(m.even("fp32", "nll_nats_per_token")) if s > start]
+    false = [s for s in rings if s < best]
+    first = f"first alarm at step {rings[0]:,}" if rings else "no alarm"
+    lead = f", {onset - rings[0]:,} steps before the onset" if rings and onset is not None else ""
+    none = "" if onset is not None else ", no onset to warn of"
+    return Finding(
+        f"{first}{lead}{none}; {len(false)} alarms before the best step {best:,}",
+        bool(rings and onset is not None and rings[0] < onset and not false),
+    )
+
+
+@printed("C43")
+def growth_printed(m: Measurements, claim: Claim) -> Finding:
+    """Growth of the INT4 loss on the plateau and after it, from the rows of Table 1."""
+    rates = []
+    for first, last in ((10000, 77000), (77000, 143000)):
+        low, high = loss(m.table1.set_index("step").loc[[first, last], "int4_gap_pct"])
+        rates.append((high - low) / (last - first) * 10000)
+    return Finding(
+        f"{rates[0]:.3f} nats per 10,000 steps up to 77,000, {rates[1]:.3f} after "
+        f"({rates[1] / rates[0]:.0f} times)",
+        None,
+    )
+
+
+@measured("C43")
+def growth(m: Measurements, claim: Claim) -> Finding:
+    """Slopes of the INT4 loss before and after the start of Phase 3."""
+    start, name = boundary(m.phases)
+    curve = m.even("low_bit", "delta_nll_nats_per_token")
+    before = slope(between(curve, m.phases["rapid_learning_end"]["step"], start))
+    after = slope(between(curve, start, curve.index[-1]))
+    texts = [f"{s:+.5f} [{low:+.5f}, {high:+.5f}]" for s, low, high in (before, after)]
+    return Finding(
+        f"{texts[0]} before and {texts[1]} after step {start:,}, nats per 1,000 steps",
+        after[1] > before[2],
+        f"divided at the {name}",
+    )
+
+
+@printed("C44", "X10")
+def rise_printed(m: Measurements, claim: Claim) -> Finding:
+    """Rise of FP32 perplexity from its best to its last printed value."""
+    best, final = claim.paper["best_ppl"], claim.paper["final_ppl"]
+    rise = 100 * (final / best - 1)
+    at_30k = m.printed(30000)["fp32_ppl"]
+    return Finding(
+        f"{best} to {final:.2f} is {rise:+.1f} %",
+        rise < claim.tolerance["below"],
+        f"of the {at_30k - best:.1f} points gained from step 30,000 to the best step, "
+        f"{final - best:.1f} are lost again",
+    )
+
+
+@measured("C44", "X10")
+def rise(m: Measurements, claim: Claim) -> Finding:
+    """Rise from the best to the last revision of the suite."""
+    ppl = m.even("fp32", "ppl")
+    value = 100 * (ppl.iloc[-1] / ppl.min() - 1)
+    return Finding(
+        f"{ppl.min():.2f} (step {ppl.idxmin():,}) to {ppl.iloc[-1]:.2f} is {value:+.1f} %",
+        bool(value < claim.tolerance["below"]),
+    )
+
+
+@measured("C47")
+def one_sensitivity_of_suite(m: Measurements, claim: Claim) -> Finding:
+    """INT8 against INT4 loss over all evenly spaced revisions."""
+    low = m.even("low_bit", "delta_nll_nats_per_token")
+    high = m.even("high_bit", "delta_nll_nats_per_token")
+    r = stats.pearsonr(low, high)
+    both = (low > 0) & (high > 0)
+    detail = ""
+    if both.sum() > 2:
+        loglog = stats.linregress(np.log(low[both]), np.log(high[both]))
+        detail = (
+            f", log-log slope {loglog.slope:.2f}, median INT4/INT8 "
+            f"{np.median(low[both] / high[both]):.0f} ({both.sum()} revisions with both above 0)"
+        )
+    return Finding(
+        f"r = {r.statistic:.3f} over {len(low)} revisions{detail}",
+        bool(r.statistic <= claim.tolerance["r_below"]),
+    )
+
+
+@measured("C74")
+def best_low_bit(m: Measurements, claim: Claim) -> Finding:
+    """Smallest INT4 perplexity and its step, against the best FP32 step and the end."""
+    low, fp32 = m.even("low_bit", "ppl"), m.even("fp32", "ppl")
+    return Finding(
+        f"{low.min():.2f} at step {low.idxmin():,} (FP32 best at {fp32.idxmin():,}), "
+        f"{low.iloc[-1]:.2f} at the end",
+        bool(low.idxmin() <= fp32.idxmin()),
+    )
+
+
+@printed("C78")
+def monotonic_printed(m: Measurements, claim: Claim) -> Finding:
+    """Falls of the gap between the rows of Table 1."""
+    falls = int((m.table1["int4_gap_pct"].diff() < 0).sum())
+    tau = stats.kendalltau(m.table1["step"], m.table1["int4_gap_pct"]).statistic
+    return Finding(
+        f"{falls} falls in {len(m.table1)} rows (Kendall tau {tau:.2f})",
+        None,
+    )
+
+
+@measured("C78")
+def monotonic(m: Measurements, claim: Claim) -> Finding:
+    """Does the gap anywhere fall by more than both intervals allow?"""
+    low, high = m.even("low_bit", "gap_low_pct"), m.even("low_bit", "gap_high_pct")
+    falls = high < low.cummax()
+    tau = stats.kendalltau(low.index, m.even("low_bit", "gap_pct")).statistic
+    return Finding(
+        f"{int(falls.sum())} of {len(low)} revisions lie below an earlier one by more than both "
+        f"intervals (Kendall tau {tau:.2f})",
+        bool(falls.any()),
+    )
