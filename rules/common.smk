@@ -1,6 +1,7 @@
 """The checked configuration and what its suites mean. Defines no rule."""
 
 import re
+import sys
 from pathlib import Path
 
 import yaml
@@ -26,9 +27,21 @@ def plan_of(name):
     return SuitePlan(name, find_suite(config, name), config["quantizers"])
 
 
-def plan(wildcards):
-    """The plan of the suite in the wildcards."""
-    return plan_of(wildcards.suite)
+def planned(what, *names):
+    """Function of the wildcards: a property or, given wildcard names, a method of the plan.
+
+    A mistake in a target ends in one line: Snakemake adds a traceback to any other
+    exception of such a function.
+    """
+
+    def value(wildcards):
+        try:
+            found = getattr(plan_of(wildcards.suite), what)
+            return found(*(wildcards[name] for name in names)) if names else found
+        except ConfigError as error:
+            sys.exit(f"Error: {error}")
+
+    return value
 
 
 def suites_from(source):

@@ -21,7 +21,7 @@ rule collect_text:
     conda:
         "../envs/analysis.yaml"
     params:
-        source=lambda wildcards: plan(wildcards).text,
+        source=planned("text"),
         code=code_hash("workflow_scripts/collect_text.py"),
     message:
         "Collecting the documents of {wildcards.suite}"
@@ -44,7 +44,7 @@ rule train_tokenizer:
     conda:
         "../envs/analysis.yaml"
     params:
-        vocab_size=lambda wildcards: plan(wildcards).section["tokenizer"]["vocab_size"],
+        vocab_size=planned("vocab_size"),
         code=code_hash("workflow_scripts/train_tokenizer.py"),
     message:
         "Training the tokenizer of {wildcards.suite}"
@@ -65,7 +65,7 @@ rule fetch_tokenizer:
     conda:
         "../envs/analysis.yaml"
     params:
-        repo=lambda wildcards: plan(wildcards).section["tokenizer"]["repo"],
+        repo=planned("tokenizer_repo"),
         code=code_hash("workflow_scripts/fetch_tokenizer.py"),
     message:
         "Fetching the tokenizer of {wildcards.suite}"
@@ -92,7 +92,7 @@ rule fix_batches:
     conda:
         "../envs/analysis.yaml"
     params:
-        batches=lambda wildcards: plan(wildcards).section["batches"],
+        batches=planned("batches"),
         code=code_hash("workflow_scripts/fix_batches.py"),
     message:
         "Fixing the batches of {wildcards.suite}"

@@ -10,7 +10,7 @@ OUTPUTS          results/{suite}/forks/{schedule}-seed{seed}.csv, .parquet, .jso
 rule train_fork:
     """One schedule, one seed."""
     input:
-        unpack(lambda wildcards: plan(wildcards).fork_inputs()),
+        unpack(planned("fork_inputs", "schedule")),
         train="results/{suite}/data/train.safetensors",
         validation="results/{suite}/data/validation.safetensors",
     output:
@@ -24,14 +24,14 @@ rule train_fork:
     priority: 15
     conda:
         "../envs/torch.yaml"
-    threads: lambda wildcards: plan(wildcards).threads
+    threads: planned("threads")
     resources:
-        gpu=lambda wildcards: plan(wildcards).gpus,
+        gpu=planned("gpus"),
     params:
         workspace="results/{suite}/unfinished/train_fork/{schedule}-seed{seed}",
-        settings=lambda wildcards: plan(wildcards).fork_settings(wildcards.schedule),
-        probe=lambda wildcards: plan(wildcards).probe,
-        save_every=lambda wildcards: plan(wildcards).save_every,
+        settings=planned("fork_settings", "schedule"),
+        probe=planned("probe"),
+        save_every=planned("save_every"),
         code=code_hash("workflow_scripts/train_fork.py"),
     message:
         "Forking {wildcards.suite}: {wildcards.schedule}, seed {wildcards.seed}"
@@ -42,7 +42,7 @@ rule train_fork:
 rule gather_forks:
     """All forks of a suite."""
     input:
-        tables=lambda wildcards: plan(wildcards).forks,
+        tables=planned("forks"),
     output:
         table="results/{suite}/forks.csv",
     log:

@@ -9,7 +9,7 @@ OUTPUTS          results/{suite}/kurtosis/{steps}.csv
 rule measure_kurtosis:
     """Kurtosis per tensor, their mean, and pooled."""
     input:
-        weights=lambda wildcards: plan(wildcards).weights(wildcards.steps),
+        weights=planned("weights", "steps"),
     output:
         table="results/{suite}/kurtosis/{steps}.csv",
     log:
@@ -20,8 +20,8 @@ rule measure_kurtosis:
     conda:
         "../envs/torch.yaml"
     params:
-        steps=lambda wildcards: plan(wildcards).steps_in(wildcards.steps),
-        layers=lambda wildcards: plan(wildcards).section["kurtosis"]["layers"],
+        steps=planned("steps_in", "steps"),
+        layers=planned("kurtosis_layers"),
         code=code_hash("workflow_scripts/measure_kurtosis.py"),
     message:
         "Measuring the kurtosis of {wildcards.suite} {wildcards.steps}"
@@ -32,7 +32,7 @@ rule measure_kurtosis:
 rule gather_kurtosis:
     """Kurtosis of the whole suite in step order."""
     input:
-        tables=lambda wildcards: plan(wildcards).each_range("kurtosis", ".csv"),
+        tables=planned("kurtosis_tables"),
     output:
         table="results/{suite}/kurtosis.csv",
     log:

@@ -10,7 +10,7 @@ OUTPUTS          results/{suite}/probes/{steps}.csv, .parquet, .json
 rule probe_checkpoints:
     """All quantizers on one step or a range of steps; each model is loaded once."""
     input:
-        checkpoints=lambda wildcards: plan(wildcards).checkpoint_files(wildcards.steps),
+        checkpoints=planned("checkpoint_files", "steps"),
         validation="results/{suite}/data/validation.safetensors",
     output:
         table="results/{suite}/probes/{steps}.csv",
@@ -23,12 +23,12 @@ rule probe_checkpoints:
     priority: 10
     conda:
         "../envs/torch.yaml"
-    threads: lambda wildcards: plan(wildcards).threads
+    threads: planned("threads")
     resources:
-        gpu=lambda wildcards: plan(wildcards).gpus,
+        gpu=planned("gpus"),
     params:
-        folders=lambda wildcards: plan(wildcards).folders(wildcards.steps),
-        probe=lambda wildcards: plan(wildcards).probe,
+        folders=planned("folders", "steps"),
+        probe=planned("probe"),
         code=code_hash("workflow_scripts/probe_checkpoints.py"),
     message:
         "Probing {wildcards.suite} {wildcards.steps}"
@@ -39,8 +39,8 @@ rule probe_checkpoints:
 rule gather_audit:
     """The tidy table of the audit: a row per step and quantizer."""
     input:
-        tables=lambda wildcards: plan(wildcards).each_range("probes", ".csv"),
-        sequences=lambda wildcards: plan(wildcards).each_range("probes", ".parquet"),
+        tables=planned("probe_tables"),
+        sequences=planned("probe_sequences"),
     output:
         audit="results/{suite}/audit.csv",
         sequences="results/{suite}/audit_sequences.parquet",
@@ -51,9 +51,9 @@ rule gather_audit:
     conda:
         "../envs/analysis.yaml"
     params:
-        training=lambda wildcards: plan(wildcards).training,
-        total_steps=lambda wildcards: plan(wildcards).last,
-        tokens_per_step=lambda wildcards: plan(wildcards).tokens_per_step,
+        training=planned("training"),
+        total_steps=planned("last"),
+        tokens_per_step=planned("tokens_per_step"),
         code=code_hash("workflow_scripts/gather_audit.py"),
     message:
         "Gathering the audit of {wildcards.suite}"

@@ -56,7 +56,7 @@ rule fetch_checkpoint:
     conda:
         "../envs/torch.yaml"
     params:
-        repo=lambda wildcards: plan(wildcards).section["repo"],
+        repo=planned("repo"),
         code=code_hash("workflow_scripts/fetch_checkpoint.py"),
     message:
         "Fetching {wildcards.suite} step {wildcards.step}"
@@ -67,8 +67,8 @@ rule fetch_checkpoint:
 rule describe_checkpoints:
     """Hashes, size and dtype of each checkpoint in a range."""
     input:
-        weights=lambda wildcards: plan(wildcards).weights(wildcards.steps),
-        commits=lambda wildcards: plan(wildcards).commits(wildcards.steps),
+        weights=planned("weights", "steps"),
+        commits=planned("commits", "steps"),
     output:
         table="results/{suite}/revisions/{steps}.csv",
     log:
@@ -79,8 +79,8 @@ rule describe_checkpoints:
     conda:
         "../envs/torch.yaml"
     params:
-        steps=lambda wildcards: plan(wildcards).steps_in(wildcards.steps),
-        tokens_per_step=lambda wildcards: plan(wildcards).tokens_per_step,
+        steps=planned("steps_in", "steps"),
+        tokens_per_step=planned("tokens_per_step"),
         code=code_hash("workflow_scripts/describe_checkpoints.py"),
     message:
         "Describing {wildcards.suite} {wildcards.steps}"
@@ -91,7 +91,7 @@ rule describe_checkpoints:
 rule gather_suite:
     """The table of revisions, with duplicates marked."""
     input:
-        tables=lambda wildcards: plan(wildcards).each_range("revisions", ".csv"),
+        tables=planned("revision_tables"),
     output:
         table="results/{suite}/suite.csv",
     log:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from pathlib import PurePosixPath
 
 from workflow_scripts.lib.config import ConfigError, find_schedule, suite_steps
 from workflow_scripts.lib.corpus import package_versions
@@ -72,10 +71,30 @@ class SuitePlan:
         except ValueError as error:
             raise ConfigError(f"suite {self.name}: {error}") from error
 
-    def each_range(self, folder: str, suffix: str) -> list[str]:
-        """A file in ``folder`` for each range of revisions that one job works on."""
+    def _each_range(self, pattern: str) -> list[str]:
+        """``pattern`` for each range of revisions that one job works on."""
         names = chunk_names(self.steps, self.section["probe"]["steps_per_job"])
-        return [f"{self.root}/{folder}/{name}{suffix}" for name in names]
+        return [f"{self.root}/{pattern.format(steps=name)}" for name in names]
+
+    @property
+    def probe_tables(self) -> list[str]:
+        """Probes of all revisions."""
+        return self._each_range("probes/{steps}.csv")
+
+    @property
+    def probe_sequences(self) -> list[str]:
+        """Per-sequence scores of all revisions."""
+        return self._each_range("probes/{steps}.parquet")
+
+    @property
+    def kurtosis_tables(self) -> list[str]:
+        """Kurtosis of all revisions."""
+        return self._each_range("kurtosis/{steps}.csv")
+
+    @property
+    def revision_tables(self) -> list[str]:
+        """Descriptions of all revisions."""
+        return self._each_range("revisions/{steps}.csv")
 
     def folder(self, step: int) -> str:
         """Checkpoint of one step, in Hugging Face format."""
@@ -109,6 +128,31 @@ class SuitePlan:
             return {"text": text, "installed": package_versions(text["packages"])}
         wanted = {s: b["sequences"] * b["length"] for s, b in self.section["batches"].items()}
         return {"text": text, "tokens": wanted}
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of the tokenizer that is trained for the suite."""
+        return self.section["tokenizer"]["vocab_size"]
+
+    @property
+    def tokenizer_repo(self) -> str:
+        """Hub model whose tokenizer the suite takes."""
+        return self.section["tokenizer"]["repo"]
+
+    @property
+    def repo(self) -> str:
+        """Hub model whose revisions are the suite."""
+        return self.section["repo"]
+
+    @property
+    def batches(self) -> dict:
+        """Sequences and length of each split."""
+        return {split: dict(batches) for split, batches in self.section["batches"].items()}
+
+    @property
+    def kurtosis_layers(self) -> str:
+        """Layers whose kurtosis is measured."""
+        return self.section["kurtosis"]["layers"]
 
     @property
     def training(self) -> dict:
@@ -176,7 +220,7 @@ class SuitePlan:
             checkpoints={step: self.folder(step) for step in due},
             settings={
                 "architecture": dict(self.section["architecture"]),
-                "vocab_size": self.section["tokenizer"]["vocab_size"],
+                "vocab_size": self.vocab_size,
                 "training": self.training,
                 "total_steps": self.last,
                 "start": start,
@@ -197,14 +241,15 @@ class SuitePlan:
             for seed in fork["seeds"]
         ]
 
-    def fork_inputs(self) -> dict[str, str]:
-        """The checkpoint that forks leave from, and the run's state where moments are restored."""
+    def fork_inputs(self, schedule: str) -> dict[str, str]:
+        """The checkpoint that a fork leaves from, and the run's state where moments are restored.
+
+        Raises ``ConfigError`` for an unknown schedule.
+        """
+        find_schedule(self.section, schedule)
         fork = self.section["fork"]
-        folder = PurePosixPath(self.folder(fork["start"]))
-        inputs = {
-            "weights": str(folder / "model.safetensors"),
-            "config": str(folder / "config.json"),
-        }
+        folder = self.folder(fork["start"])
+        inputs = {"weights": f"{folder}/model.safetensors", "config": f"{folder}/config.json"}
         if fork["optimizer_state"] == "restored":
             inputs["state"] = f"{self.root}/training/step{fork['start']}.safetensors"
         return inputs
