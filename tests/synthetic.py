@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from workflow_scripts.lib.hypothesis_tests import all_statistics
 from workflow_scripts.lib.schedules import CosineNeoxV1, fork_schedule, last_update_phase
 from workflow_scripts.lib.suite import revision_steps
 
+ROOT = Path(__file__).resolve().parents[1]
 MINI = {
     "name": "mini",
     "label": "mini (embedded suite, not Pythia)",
@@ -22,28 +24,8 @@ MINI = {
 }
 PYTHIA = {"name": "pythia-160m", "label": "Pythia-160m", "is_paper_model": True, "spacing": 1000}
 
-PAPER_TABLE1 = pd.DataFrame(
-    {
-        "phase": [1, 1, 2, 2, 2, 2, 3, 3, 3, 3],
-        "step": [1000, 7000, 10000, 30000, 70000, 77000, 83000, 100000, 120000, 143000],
-        "fp32_ppl": [110.1, 42.8, 40.1, 35.7, 33.7, 33.4, 34.4, 34.0, 34.9, 35.3],
-        "int4_gap_pct": [1.7, 5.9, 6.8, 9.1, 11.4, 12.7, 19.1, 47.0, 158.4, 517.1],
-        "int8_gap_pct": [0.02, 0.06, 0.04, 0.04, 0.11, 0.11, 0.11, 0.20, 0.56, 0.79],
-        "lr_pct": [69.9, 99.9, 99.2, 91.3, 57.2, 50.2, 44.3, 29.0, 15.7, 10.0],
-    }
-)
-PAPER_TABLE2 = pd.DataFrame(
-    {
-        "condition": ["A", "B", "C", "C"],
-        "schedule": ["cosine", "sgdr", "oli", "oli"],
-        "probes": ["all", "all", "cool", "all"],
-        "mean_gap_pct": [12.3, 16.7, 5.3, 11.5],
-        "sd_gap_pct": [0.8, 2.7, 2.2, 2.4],
-        "fp32_ppl": [44.0, 44.1, np.nan, 76.0],
-        "wins": pd.array([pd.NA, 0, 6, 6], dtype="Int64"),
-        "pairs": pd.array([pd.NA, 9, 9, 9], dtype="Int64"),
-    }
-)
+PAPER_TABLE1 = pd.read_csv(ROOT / "resources/paper/table1.csv")
+PAPER_TABLE2 = pd.read_csv(ROOT / "resources/paper/table2.csv")
 ROLES = [("fp32", "fp32"), ("int4_g64", "low_bit"), ("int8_channel", "high_bit")]
 SEQUENCES, LENGTH = 256, 64
 
@@ -252,26 +234,36 @@ def forks(suite: dict = MINI, *, seeds: tuple[int, ...] = (0, 1, 2)) -> pd.DataF
     return pd.DataFrame(rows)
 
 
+def statistics(suite: dict = MINI, *, onset: bool = True, short: bool = False) -> pd.DataFrame:
+    """statistics.csv of the tables above, by the project's own tests."""
+    return all_statistics(
+        forks(suite),
+        audit(suite, short=short),
+        kurtosis(suite, short=short),
+        phases(suite, onset=onset),
+        spacing=suite["spacing"],
+        baseline="cosine",
+    )
+
+
 def write(
-    root: Path,
+    folder: Path,
     suite: dict = MINI,
     *,
     short: bool = False,
     onset: bool = True,
     negative_int8: bool = False,
-) -> dict[str, str]:
-    """All of the above as files under ``root``; returns their paths by name."""
-    root.mkdir(parents=True, exist_ok=True)
+) -> Path:
+    """All of the above under their own names in ``folder``, which is returned."""
+    folder.mkdir(parents=True, exist_ok=True)
     tables = {
         "audit": audit(suite, short=short, negative_int8=negative_int8),
         "kurtosis": kurtosis(suite, short=short),
         "forks": forks(suite),
-        "paper_table1": PAPER_TABLE1,
-        "paper_table2": PAPER_TABLE2,
+        "statistics": statistics(suite, onset=onset, short=short),
     }
-    paths = {name: str(root / f"{name}.csv") for name in tables}
     for name, table in tables.items():
-        table.to_csv(paths[name], index=False)
-    paths["phases"] = str(root / "phases.json")
-    Path(paths["phases"]).write_text(json.dumps(phases(suite, onset=onset)), encoding="utf-8")
-    return paths
+        table.to_csv(folder / f"{name}.csv", index=False)
+    text = json.dumps(phases(suite, onset=onset), indent=2)
+    (folder / "phases.json").write_text(text + "\n", encoding="utf-8")
+    return folder

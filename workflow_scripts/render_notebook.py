@@ -1,5 +1,6 @@
 """Execute one companion notebook on a suite's results and render it as HTML."""
 
+import json
 from pathlib import Path
 
 from workflow_scripts.lib.logs import logged
@@ -12,7 +13,11 @@ def main(*, notebook: str, html: str, log: str, suite: dict, results: str) -> No
     ``suite`` has the keys name, label, is_paper_model and spacing; ``results`` is the
     folder that holds the folder of the suite.
     """
-    environment = {"SUITE": suite["name"], "RESULTS": str(Path(results).resolve())}
+    environment = {
+        "SUITE": suite["name"],
+        "SUITE_SETTINGS": json.dumps(suite),
+        "RESULTS": str(Path(results).resolve()),
+    }
     render(notebook, html, failed=Path(log).with_suffix(".ipynb"), environment=environment)
 
 

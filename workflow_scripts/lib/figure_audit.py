@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 
 from workflow_scripts.lib import plotting
 from workflow_scripts.lib.labels import role_labels
+from workflow_scripts.lib.placement import end_labels, place_label
 from workflow_scripts.lib.plotting import GREY, LOOKS, PAGE_IN
 
 QUANTIZED = ("low_bit", "high_bit")
@@ -86,7 +87,7 @@ def _draw_gaps(axes: Axes, audit: pd.DataFrame, names: dict[str, str]) -> None:
     if axes.get_yscale() != "log":
         axes.axhline(0, color=GREY, lw=0.5)
     axes.set_ylabel("perplexity gap (% of FP32)" + (f"\n{words}" if words else ""))
-    plotting.end_labels(axes, ends)
+    end_labels(axes, ends)
 
 
 def _draw_perplexity(axes: Axes, audit: pd.DataFrame, phases: dict) -> None:
@@ -96,11 +97,11 @@ def _draw_perplexity(axes: Axes, audit: pd.DataFrame, phases: dict) -> None:
     axes.set_ylim(learned.min() - 2 * room, learned.max() + room)
     axes.plot(fp32.index, fp32, color=LOOKS["fp32"].color, marker=_dots(audit))
     axes.set_ylabel("FP32 perplexity")
-    plotting.end_labels(axes, [("FP32", fp32.iloc[-1], LOOKS["fp32"].color)])
+    end_labels(axes, [("FP32", fp32.iloc[-1], LOOKS["fp32"].color)])
     shown = fp32[fp32 <= axes.get_ylim()[1]]
     if len(shown) < len(fp32):
         text = f"off the axis before step {shown.index[0]:,}:\n{fp32.iloc[0]:,.0f} at step 0"
-        plotting.place_label(axes, shown.index[0], shown.iloc[0], text, color=GREY)
+        place_label(axes, shown.index[0], shown.iloc[0], text, color=GREY)
 
 
 def _draw_learning_rate(axes: Axes, audit: pd.DataFrame) -> None:
@@ -118,7 +119,7 @@ def _draw_paper(panels: list[Axes], points: pd.DataFrame) -> None:
             mec=look.color, ms=4, zorder=5, clip_on=False,
         )  # fmt: skip
     first = points.iloc[len(points) // 2]
-    plotting.place_label(
+    place_label(
         panels[0], first["step"], first["int8_gap_pct"], "open markers: the paper's Table 1",
         color=GREY,
     )  # fmt: skip
@@ -146,4 +147,4 @@ def _mark(axes: Axes, event: dict, value: float, name: str, color: str) -> None:
         color=color, mfc="white", mew=1, elinewidth=1.2, capsize=2.5, zorder=8, clip_on=False,
     )  # fmt: skip
     interval = f"\n(95 % interval {low:,} to {high:,})" if known else ""
-    plotting.place_label(axes, step, value, f"{name}: step {step:,}{interval}", color=color)
+    place_label(axes, step, value, f"{name}: step {step:,}{interval}", color=color)

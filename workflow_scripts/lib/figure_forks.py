@@ -8,7 +8,8 @@ from matplotlib.lines import Line2D
 
 from workflow_scripts.lib import plotting
 from workflow_scripts.lib.labels import SCHEDULES, role_labels
-from workflow_scripts.lib.plotting import GREY, LOOKS, PAGE_IN
+from workflow_scripts.lib.placement import end_labels
+from workflow_scripts.lib.plotting import GREY, LOOKS, PAGE_IN, Look
 
 
 def draw(forks: pd.DataFrame, audit: pd.DataFrame, *, suite: dict) -> Figure:
@@ -35,37 +36,33 @@ def draw(forks: pd.DataFrame, audit: pd.DataFrame, *, suite: dict) -> Figure:
         fp32_ppl = figure.add_subplot(grid[1, 1], sharex=gap, sharey=low_ppl)
         rate = figure.add_subplot(grid[2, :], sharex=gap)
         gap.set_xlim(start, last)
+        looks = plotting.fork_looks(forks["schedule"].unique())
 
-        drawn = [(gap, "low_bit", "gap_pct"), (low_ppl, "low_bit", "ppl"),
-                 (fp32_ppl, "fp32", "ppl")]  # fmt: skip
-        words = {
-            axes: plotting.choose_scale(axes.yaxis, forks.loc[forks["role"] == role, column])
-            for axes, role, column in drawn[:2]
-        }
-        words[fp32_ppl] = words[low_ppl]
-        ends = {
-            axes: _draw_forks(axes, forks[forks["role"] == role], run[run["role"] == role], column)
-            for axes, role, column in drawn
-        }
-        for axes in ends:
-            plotting.end_labels(axes, ends[axes])
-        for axes, label in [
-            (gap, f"{name} gap (% of FP32)"),
-            (low_ppl, f"{name} perplexity"),
-            (fp32_ppl, "FP32 perplexity"),
-        ]:
-            axes.set_ylabel(label + (f"\n{words[axes]}" if words[axes] else ""))
-        _draw_learning_rate(rate, forks[forks["role"] == "fp32"])
+        panels = [
+            (gap, "low_bit", "gap_pct", f"{name} gap (% of FP32)"),
+            (low_ppl, "low_bit", "ppl", f"{name} perplexity"),
+            (fp32_ppl, "fp32", "ppl", "FP32 perplexity"),
+        ]
+        ends = []
+        for axes, role, column, label in panels:
+            # Both perplexities share an axis, so the low-bit ones decide its scale.
+            scale_of = forks.loc[forks["role"] == "low_bit", column]
+            words = plotting.choose_scale(axes.yaxis, scale_of)
+            axes.set_ylabel(label + (f"\n{words}" if words else ""))
+            trajectories = forks[forks["role"] == role]
+            ends.append(_draw_forks(axes, trajectories, run[run["role"] == role], column, looks))
+        for (axes, *_), labels in zip(panels, ends, strict=True):
+            end_labels(axes, labels)
+        _draw_learning_rate(rate, forks[forks["role"] == "fp32"], looks)
         for axes in figure.axes:
             plotting.step_axis(axes)
-        for axes in (low_ppl, fp32_ppl):
-            axes.xaxis.set_major_locator(ticker.MaxNLocator(4))
-        gap.set_xlabel("")
-        low_ppl.set_xlabel("")
-        fp32_ppl.set_xlabel("")
+        for axes in (gap, low_ppl, fp32_ppl):
+            axes.set_xlabel("")
+        gap.xaxis.set_major_locator(ticker.MaxNLocator(5, steps=[1, 2, 4, 5, 10]))
         _explain(figure, forks)
         figure.suptitle(
-            f"{suite['label']}: forks from step {start:,} under three learning-rate schedules",
+            f"{suite['label']}: forks from step {start:,} under {len(looks)} "
+            "learning-rate schedules",
             x=0.085, ha="left", y=0.985,
         )  # fmt: skip
         figure.align_ylabels([gap, low_ppl, rate])
@@ -73,46 +70,46 @@ def draw(forks: pd.DataFrame, audit: pd.DataFrame, *, suite: dict) -> Figure:
 
 
 def _draw_forks(
-    axes: Axes, forks: pd.DataFrame, run: pd.DataFrame, column: str
+    axes: Axes, forks: pd.DataFrame, run: pd.DataFrame, column: str, looks: dict[str, Look]
 ) -> list[tuple[str, float, str]]:
     """Draw one quantity; returns the labels of its curves' ends."""
     axes.plot(run["step"], run[column], color=GREY, lw=1.6, alpha=0.7, zorder=1)
-    axes.plot(run["step"].iloc[:1], run[column].iloc[:1], "D", color=GREY, ms=4, clip_on=False)
-    ends = [("audit", run[column].iloc[-1], GREY)]
-    for schedule, part in forks.groupby("schedule"):
-        look = LOOKS[schedule]
+    origin = run[run["step"] == forks["fork_step"].iloc[0]]
+    axes.plot(origin["step"], origin[column], "D", color=GREY, ms=4, clip_on=False)
+    ends = [("audit", value, GREY) for value in run[column].tail(1)]
+    for schedule, look in looks.items():
+        part = forks[forks["schedule"] == schedule]
         for _, one in part.groupby("seed"):
             axes.plot(one["step"], one[column], color=look.color, lw=0.5, alpha=0.45, zorder=2)
         mean = part.groupby(["step", "update_phase"])[column].mean().reset_index()
         axes.plot(mean["step"], mean[column], color=look.color, ls=look.linestyle, lw=1.5, zorder=3)
-        _draw_probes(axes, mean, column, schedule)
-        ends.append((SCHEDULES[schedule], mean[column].iloc[-1], look.color))
+        _draw_probes(axes, mean, column, look)
+        ends.append((SCHEDULES.get(schedule, schedule), mean[column].iloc[-1], look.color))
     return ends
 
 
-def _draw_probes(axes: Axes, mean: pd.DataFrame, column: str, schedule: str) -> None:
+def _draw_probes(axes: Axes, probes: pd.DataFrame, column: str, look: Look) -> None:
     """Markers at the probes; those whose last update was a bump are hollow."""
-    look = LOOKS[schedule]
-    bump = mean["update_phase"] == "bump"
-    for probes, face in [(mean[~bump], look.color), (mean[bump], "white")]:
+    bump = probes["update_phase"] == "bump"
+    for part, face in [(probes[~bump], look.color), (probes[bump], "white")]:
         axes.plot(
-            probes["step"], probes[column], ls="", marker=look.marker, mec=look.color, mfc=face,
+            part["step"], part[column], ls="", marker=look.marker, mec=look.color, mfc=face,
             mew=0.8, zorder=4, clip_on=False,
         )  # fmt: skip
 
 
-def _draw_learning_rate(axes: Axes, probes: pd.DataFrame) -> None:
+def _draw_learning_rate(axes: Axes, probes: pd.DataFrame, looks: dict[str, Look]) -> None:
     ends = []
-    for schedule, part in probes.groupby("schedule"):
-        look = LOOKS[schedule]
-        one = part[part["seed"] == part["seed"].min()].sort_values("step")
+    for schedule, look in looks.items():
+        # The rate does not depend on the seed.
+        one = probes[probes["schedule"] == schedule].drop_duplicates("step").sort_values("step")
         one = one.assign(lr_pct=100 * one["lr_fraction_last_update"])
         axes.plot(one["step"], one["lr_pct"], color=look.color, ls=look.linestyle, lw=0.9)
-        _draw_probes(axes, one, "lr_pct", schedule)
-        ends.append((SCHEDULES[schedule], one["lr_pct"].iloc[-1], look.color))
+        _draw_probes(axes, one, "lr_pct", look)
+        ends.append((SCHEDULES.get(schedule, schedule), one["lr_pct"].iloc[-1], look.color))
     axes.set_ylim(0, None)
     axes.set_ylabel("LR before the\nprobe (% of max)")
-    plotting.end_labels(axes, ends)
+    end_labels(axes, ends)
 
 
 def _explain(figure: Figure, forks: pd.DataFrame) -> None:

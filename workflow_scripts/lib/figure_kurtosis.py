@@ -3,10 +3,11 @@
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy import stats
 
 from workflow_scripts.lib import plotting
+from workflow_scripts.lib.hypothesis_tests import Row, kurtosis_rows
 from workflow_scripts.lib.labels import role_labels
+from workflow_scripts.lib.placement import end_labels, place_label
 from workflow_scripts.lib.plotting import GREY, PAGE_IN, Look
 
 SUMMARIES = {"mean_over_tensors": "mean over\ntensors", "pooled": "pooled\nweights"}
@@ -17,11 +18,12 @@ _LOOKS = {
 
 
 def draw(kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, *, suite: dict) -> Figure:
-    """Excess kurtosis over steps, and beside it the gap against it in the last phase.
+    """Excess kurtosis over steps, and beside it the gap against it in phase 3.
 
-    The tables are kurtosis.csv, audit.csv and phases.json of ``suite`` (key ``label``).
-    The last phase is phase 3 wherever an onset was found; where none was, the panel says
-    which phase it shows. The paper's figure 2, section 4.5.
+    The tables are kurtosis.csv, audit.csv and phases.json of ``suite`` (keys label and
+    spacing). Where no onset was found the second panel shows the checkpoints after FP32
+    convergence and says so. Its r, n and p are those of statistics.csv. The paper's
+    figure 2, section 4.5.
     """
     with plotting.style():
         figure = Figure(figsize=(PAGE_IN, 3.1))
@@ -33,7 +35,7 @@ def draw(kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, *, suite: di
         course.set_xlim(0, kurtosis["step"].max())
         plotting.draw_phases([course], phases["segments"])
         _draw_course(course, kurtosis)
-        _draw_relation(relation, kurtosis, audit, phases)
+        _draw_relation(relation, kurtosis, audit, phases, suite["spacing"])
         figure.suptitle(
             f"{suite['label']}: excess kurtosis of the weights", x=0.075, ha="left", y=0.975
         )
@@ -54,20 +56,29 @@ def _draw_course(axes: Axes, kurtosis: pd.DataFrame) -> None:
             part["step"], part["excess_kurtosis"], color=look.color, ls=look.linestyle, lw=1.6
         )
         ends.append((name, part["excess_kurtosis"].iloc[-1], look.color))
-    plotting.end_labels(axes, ends)
+    end_labels(axes, ends)
     count = tensors["tensor"].nunique()
     widest = tensors.loc[tensors["excess_kurtosis"].idxmax()]
-    plotting.place_label(
+    place_label(
         axes, widest["step"], widest["excess_kurtosis"], f"each of {count} tensors", color=GREY
     )
     axes.set_ylabel("excess kurtosis (0: normal)" + (f"\n{words}" if words else ""))
     plotting.step_axis(axes)
 
 
-def _draw_relation(axes: Axes, kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict) -> None:
-    segment = phases["segments"][-1]
-    low = audit[audit["role"] == "low_bit"]
-    low = low[low["step"].between(segment["first_step"], segment["last_step"])]
+def _draw_relation(
+    axes: Axes, kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, spacing: int
+) -> None:
+    # The selection of kurtosis_rows, whose correlations are printed.
+    onset, title = phases["onset"]["step"], "phase 3"
+    start, label = onset, title
+    if onset is None:
+        start, label = phases["convergence"]["step"], "after convergence"
+        title = "after FP32 convergence (no onset)"
+    low = audit[(audit["role"] == "low_bit") & (audit["step"] % spacing == 0)]
+    low = low[low["step"] >= start]
+    rows = kurtosis_rows(kurtosis, audit, phases, spacing)
+    found = {row.comparison: row for row in rows if row.test == "Pearson r"}
     words = plotting.choose_scale(axes.yaxis, low["gap_pct"])
     lines = []
     for statistic, name in SUMMARIES.items():
@@ -78,12 +89,9 @@ def _draw_relation(axes: Axes, kurtosis: pd.DataFrame, audit: pd.DataFrame, phas
             part["excess_kurtosis"], part["gap_pct"], ls="", marker=look.marker, ms=3,
             mec=look.color, mfc=face, mew=0.8,
         )  # fmt: skip
-        r, p = stats.pearsonr(part["excess_kurtosis"], part["gap_pct"])
-        chance = f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
-        lines.append(f"{name.replace(chr(10), ' ')}: r = {r:.2f}, {chance}".replace("-", "−"))
-    missing = "" if phases["onset"]["detected"] else ", no onset"
-    title = f"phase {segment['phase']}{missing}: n = {len(part)} checkpoints"
-    axes.set_title(title, loc="left", pad=24, color=GREY)
+        row = found[f"kurtosis {statistic} v low_bit gap ({label})"]
+        lines.append(f"{name.replace(chr(10), ' ')}: {_correlation(row)}")
+    axes.set_title(f"{title}, n = {row.n_a}", loc="left", pad=24, color=GREY)
     for row, text in enumerate(reversed(lines)):
         axes.annotate(
             text, (0, 1), (0, 4 + 9 * row), xycoords="axes fraction", textcoords="offset points"
@@ -91,3 +99,11 @@ def _draw_relation(axes: Axes, kurtosis: pd.DataFrame, audit: pd.DataFrame, phas
     name = role_labels(audit)["low_bit"]
     axes.set_ylabel(f"{name} gap (% of FP32)" + (f"\n{words}" if words else ""))
     axes.set_xlabel("excess kurtosis")
+
+
+def _correlation(row: Row) -> str:
+    """What is printed of one correlation."""
+    if pd.isna(row.value):
+        return "no r"
+    chance = f"p = {row.p_value:.3f}" if row.p_value >= 0.001 else "p < 0.001"
+    return f"r = {row.value:.2f}, {chance}".replace("-", "−")

@@ -5,7 +5,6 @@ import re
 import pandas as pd
 
 SCHEDULES = {"cosine": "cosine", "sgdr": "SGDR", "oli": "OLI"}
-CONDITIONS = {"cosine": "A", "sgdr": "B", "oli": "C"}
 
 
 def quantizer_label(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The one style of all figures: sizes, palette, scales, phase bands, labels, saving.
+"""The one style of all figures: sizes, palette, scales, phase bands, saving.
 
 Figures are ``matplotlib.figure.Figure`` objects without pyplot's global state. Sizes
 are in inches at which the figure is printed; text is 7 points there.
@@ -6,6 +6,7 @@ are in inches at which the figure is printed; text is 7 points there.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import matplotlib as mpl
@@ -15,8 +16,6 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.text import Text
-from matplotlib.transforms import Bbox
 
 PAGE_IN = 7.0
 _COLORS = sns.color_palette("colorblind").as_hex()
@@ -41,6 +40,19 @@ LOOKS = {
     "sgdr": Look(_COLORS[1], (0, (4, 1.5)), "s"),
     "oli": Look(_COLORS[2], (0, (1.2, 1)), "o"),
 }
+
+_OTHER_LOOKS = [
+    Look(_COLORS[index], (0, (5, 1, 1, 1)), mark) for index, mark in ((9, "D"), (5, "v"))
+]
+
+
+def fork_looks(schedules: Iterable[str]) -> dict[str, Look]:
+    """Looks of schedules by name; names beyond the paper's three get looks of their own."""
+    names = list(schedules)
+    others = [name for name in names if name not in LOOKS]
+    spare = dict(zip(others, cycle(_OTHER_LOOKS), strict=False))
+    return {name: LOOKS.get(name) or spare[name] for name in names}
+
 
 _STYLE = (
     sns.axes_style("ticks")
@@ -168,80 +180,3 @@ def _name_phase(axes: Axes, first: float, last: float, name: str) -> None:
         line = {"arrowstyle": "-", "color": GREY, "lw": 0.5, "shrinkA": 0, "shrinkB": 0}
         line["relpos"] = (0, 0) if side == "left" else (1, 0)
         axes.annotate(name, (centre, 1), (0, 13), ha=side, arrowprops=line, **words)
-
-
-def end_labels(axes: Axes, labels: Sequence[tuple[str, float, str]]) -> None:
-    """Write each (text, y, colour) to the right of the axes, moved apart where they collide."""
-    texts = [
-        axes.annotate(
-            text, (1, y), (5, 0), xycoords=axes.get_yaxis_transform(), color=color,
-            textcoords="offset points", va="center", annotation_clip=False,
-        )
-        for text, y, color in sorted(labels, key=lambda label: label[1])
-    ]  # fmt: skip
-    axes.get_ylim()  # settles the limits, which positions depend on
-    points = 72 / axes.figure.dpi
-    heights = [text.get_window_extent().height * points for text in texts]
-    wanted = [_middle(text) * points for text in texts]
-    moved = _spread(wanted, heights)
-    for text, old, new in zip(texts, wanted, moved, strict=True):
-        text.xyann = (5, new - old)
-
-
-def _middle(text: Text) -> float:
-    box = text.get_window_extent()
-    return (box.y0 + box.y1) / 2
-
-
-def _spread(centres: Sequence[float], heights: Sequence[float]) -> list[float]:
-    """Move rising ``centres`` apart until no two labels overlap, around their common middle."""
-    groups: list[tuple[list[float], list[float]]] = []
-    for centre, height in zip(centres, heights, strict=True):
-        groups.append(([centre], [height]))
-        while len(groups) > 1 and _top(groups[-2]) > _bottom(groups[-1]):
-            upper = groups.pop()
-            groups[-1] = (groups[-1][0] + upper[0], groups[-1][1] + upper[1])
-    placed = []
-    for centres_, heights_ in groups:
-        at = _bottom((centres_, heights_))
-        for height in heights_:
-            placed.append(at + height / 2)
-            at += height
-    return placed
-
-
-def _bottom(group: tuple[list[float], list[float]]) -> float:
-    return float(np.mean(group[0])) - sum(group[1]) / 2
-
-
-def _top(group: tuple[list[float], list[float]]) -> float:
-    return float(np.mean(group[0])) + sum(group[1]) / 2
-
-
-def place_label(axes: Axes, x: float, y: float, text: str, *, color: str) -> None:
-    """Write ``text`` beside the point (x, y), where it covers the least of curves and text."""
-    axes.get_xlim(), axes.get_ylim()  # settles the limits, which positions depend on
-    label = axes.annotate(text, (x, y), (0, 0), textcoords="offset points", color=color, zorder=10)
-    curves = np.concatenate([_pixels(line) for line in axes.get_lines()] or [np.empty((0, 2))])
-    others = [other.get_window_extent() for other in axes.texts if other is not label]
-    best = None
-    for distance in (6, 12, 20, 30, 45):
-        for right, up in [(1, 1), (-1, 1), (1, -1), (-1, -1), (0, 1), (0, -1), (1, 0), (-1, 0)]:
-            label.xyann = (right * distance, up * distance)
-            label.set_ha({1: "left", -1: "right", 0: "center"}[right])
-            label.set_va({1: "bottom", -1: "top", 0: "center"}[up])
-            cost = _cover(label.get_window_extent().padded(2), curves, others, axes.bbox)
-            if best is None or cost < best[0]:
-                best = (cost, label.xyann, label.get_ha(), label.get_va())
-    _, label.xyann, ha, va = best
-    label.set(ha=ha, va=va)
-
-
-def _pixels(line: mpl.lines.Line2D) -> np.ndarray:
-    path = line.get_transform().transform_path(line.get_path()).interpolated(8)
-    return path.vertices[np.isfinite(path.vertices).all(axis=1)]
-
-
-def _cover(box: Bbox, curves: np.ndarray, others: list[Bbox], room: Bbox) -> float:
-    outside = box.x0 < room.x0 or box.x1 > room.x1 or box.y0 < room.y0 or box.y1 > room.y1
-    return box.count_contains(curves) + 100 * box.count_overlaps(others) + 1000 * outside

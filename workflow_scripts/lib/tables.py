@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.lib.labels import CONDITIONS, SCHEDULES, role_labels
+from workflow_scripts.lib.labels import SCHEDULES, role_labels
 
 PAPER_MODEL = "Pythia-160m"
+BASELINE = "cosine"  # the condition that the others are compared with
 PAPER_SPACING = 1000  # steps between the paper's evenly spaced checkpoints
 LOW, HIGH = "95 % low", "95 % high"
 Column = tuple[str, Iterable]  # how values are printed, and the values
@@ -93,6 +94,68 @@ def audit_table(audit: pd.DataFrame, phases: dict, paper: pd.DataFrame, *, suite
     return _side_by_side(measured, printed, suite=suite, text=text, label="tab:audit")
 
 
+def forks_table(statistics: pd.DataFrame, paper: pd.DataFrame, *, suite: dict, low: str) -> Table:
+    """Table 2: the forks' conditions, with the seed as the unit.
+
+    ``statistics`` is statistics.csv of ``suite`` (keys label, is_paper_model); ``paper``
+    has the columns condition, schedule, probes, mean_gap_pct, sd_gap_pct, fp32_ppl, wins,
+    pairs. ``low`` is the printed name of the low-bit quantizer. Conditions that the suite
+    did not run have empty cells.
+    """
+    by_seed = statistics[statistics["unit"] == "seed"]
+    summary = by_seed[by_seed["test"] == "summary"].set_index(["comparison", "measure"])
+    versus = by_seed[by_seed["test"] == "pairwise wins"].set_index(["comparison", "measure"])
+    # A schedule without phases has all its probes in one condition of its own name.
+    tested = set(summary.index.get_level_values("comparison"))
+    names = [
+        f"{schedule} {probes}"
+        for schedule, probes in zip(paper["schedule"], paper["probes"], strict=True)
+    ]
+    names = [name if name in tested else name.removesuffix(" all") for name in names]
+
+    def over_seeds(measure: str, column: str) -> pd.Series:
+        return summary[column].reindex([(name, measure) for name in names])
+
+    def won(measure: str) -> list[str | None]:
+        rows = versus.reindex([(f"{name} v {BASELINE}", measure) for name in names])
+        return _wins(rows["value"], rows["n_a"] * rows["n_b"])
+
+    measured = {
+        "condition": ("{}", paper["condition"]),
+        "schedule": ("{}", paper["schedule"].map(SCHEDULES)),
+        "probes": ("{}", paper["probes"]),
+        "seeds": ("{:.0f}", over_seeds("final_gap_pct", "n_a").astype("Int64")),
+        f"final {low} gap (%)": ("{:.2f}", over_seeds("final_gap_pct", "mean_a")),
+        "sd, final": ("{:.2f}", over_seeds("final_gap_pct", "sd_a")),
+        "wins, final": ("{}", won("final_gap_pct")),
+        f"mean {low} gap (%)": ("{:.2f}", over_seeds("mean_gap_pct", "mean_a")),
+        "sd, mean": ("{:.2f}", over_seeds("mean_gap_pct", "sd_a")),
+        "wins, mean": ("{}", won("mean_gap_pct")),
+        "FP32 PPL": ("{:.2f}", over_seeds("final_fp32_ppl", "mean_a")),
+        f"{low} PPL": ("{:.2f}", over_seeds("final_low_bit_ppl", "mean_a")),
+    }
+    printed = {
+        "gap (%)": ("{:.1f}", paper["mean_gap_pct"]),
+        "sd": ("{:.1f}", paper["sd_gap_pct"]),
+        "FP32 PPL": ("{:.1f}", paper["fp32_ppl"]),
+        "wins": ("{}", _wins(paper["wins"], paper["pairs"])),
+    }
+    text = (
+        f"relative {low} perplexity gap of the forks: mean and standard deviation (sd) over seeds "
+        "of the gap at each fork's last probe (final) and of its mean over all probes (mean). "
+        "Rows with cool probes leave out probes whose last update was a bump. Perplexities are "
+        "means at the last probe. Wins: pairs of seeds in which the condition has the lower gap "
+        "than cosine at the same steps. The gap is relative to each fork's own FP32 model."
+    )
+    return _side_by_side(measured, printed, suite=suite, text=text, label="tab:forks")
+
+
+def _wins(wins: Iterable[float], pairs: Iterable[float]) -> list[str | None]:
+    return [
+        None if pd.isna(won) else f"{won:.0f}/{of:.0f}" for won, of in zip(wins, pairs, strict=True)
+    ]
+
+
 def _side_by_side(
     measured: dict[str, Column], printed: dict[str, Column], *, suite: dict, text: str, label: str
 ) -> Table:
@@ -101,7 +164,7 @@ def _side_by_side(
     columns, formats = {}, {}
     for group, named in groups.items():
         for heading, (pattern, values) in named.items():
-            columns[group, heading] = list(values)
+            columns[group, heading] = pd.array(list(values))  # keeps integers beside gaps
             formats[group, heading] = pattern
     return Table(pd.DataFrame(columns), formats, _caption(text, suite), label)
 
@@ -134,7 +197,8 @@ def _csv(table: Table) -> str:
 
 def _markdown(table: Table) -> str:
     text = _printed(table)
-    text = text.set_axis(_flat(text.columns), axis=1)
+    # No-break spaces keep a value and its interval on one line where the table is rendered.
+    text = text.map(lambda cell: cell.replace(" ", "\u00a0")).set_axis(_flat(text.columns), axis=1)
     body = text.to_markdown(index=False, disable_numparse=True, colalign=["right"] * text.shape[1])
     return f"{table.caption}\n\n{body}\n"
 

@@ -1,0 +1,77 @@
+"""Read what the workflow has measured of one suite; used by the companion notebooks."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from workflow_scripts.lib.labels import role_labels
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Results:
+    """The folder of one suite's results; ``suite`` has name, label, is_paper_model, spacing."""
+
+    folder: Path
+    suite: dict
+
+    def path(self, name: str) -> Path:
+        """Path of one result; ``FileNotFoundError`` with the command that makes it."""
+        path = self.folder / name
+        if not path.exists():
+            target = f"results/{self.suite['name']}/{name}"
+            raise FileNotFoundError(
+                f"{target} does not exist; make it with: snakemake --cores 2 {target}"
+            )
+        return path
+
+    def table(self, name: str) -> pd.DataFrame:
+        """One CSV file."""
+        return pd.read_csv(self.path(name))
+
+    def phases(self) -> dict:
+        """phases.json."""
+        return json.loads(self.path("phases.json").read_text(encoding="utf-8"))
+
+    def quantizers(self) -> dict[str, str]:
+        """Printed name of each role."""
+        return role_labels(self.table("audit.csv"))
+
+    def notice(self) -> str:
+        """What a reader must know about the suite before any number of it (Markdown)."""
+        if self.suite["is_paper_model"]:
+            return f"**Suite: {self.suite['label']}**, the paper's own model."
+        return (
+            f"**Suite: {self.suite['label']}.** Every number below is about this suite. It is an "
+            "experiment of its own and says nothing about Pythia-160m, the paper's model; where "
+            "the paper's numbers appear, they are not comparable with the suite's."
+        )
+
+
+def paper_table(name: str) -> pd.DataFrame:
+    """A table of the paper's printed numbers, such as ``table1``."""
+    return pd.read_csv(ROOT / "resources" / "paper" / f"{name}.csv")
+
+
+def open_results(environment: Mapping[str, str]) -> Results:
+    """The results meant by ``environment``.
+
+    ``SUITE`` is the suite's name (default: mini), ``RESULTS`` the folder of all results
+    (default: results in the repository), ``SUITE_SETTINGS`` the suite as JSON (default:
+    its entry in config.yaml). Raises ``ValueError`` for a suite config.yaml lacks.
+    """
+    name = environment.get("SUITE", "mini")
+    folder = Path(environment.get("RESULTS", ROOT / "results")) / name
+    if "SUITE_SETTINGS" in environment:
+        return Results(folder, json.loads(environment["SUITE_SETTINGS"]))
+    suites = yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))["suites"]
+    if name not in suites:
+        raise ValueError(f"SUITE {name}: config.yaml defines {', '.join(suites)}")
+    entry = suites[name]
+    settings = {key: entry[key] for key in ("label", "is_paper_model")}
+    return Results(folder, {"name": name, "spacing": entry["grid"]["spacing"], **settings})

@@ -1,0 +1,30 @@
+"""Table 1: the audit at ten steps, beside the paper's numbers."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from workflow_scripts.lib import tables
+from workflow_scripts.lib.logs import logged
+
+
+def main(*, audit: str, phases: str, paper_table: str, outputs: list[str], suite: dict) -> None:
+    """Write ``outputs`` (csv, md, tex).
+
+    ``suite`` has the keys name, label, is_paper_model and spacing.
+    """
+    found = json.loads(Path(phases).read_text(encoding="utf-8"))
+    table = tables.audit_table(pd.read_csv(audit), found, pd.read_csv(paper_table), suite=suite)
+    tables.write(table, outputs)
+
+
+if __name__ == "__main__":
+    with logged(snakemake.log[0]):
+        main(
+            audit=snakemake.input.audit,
+            phases=snakemake.input.phases,
+            paper_table=snakemake.input.paper_table,
+            outputs=list(snakemake.output),
+            suite=snakemake.params.suite,
+        )
