@@ -96,7 +96,10 @@ def no_win(m: Measurements, claim: Claim) -> Finding:
     """Exact p of no win."""
     n = claim.paper["seeds"]
     p = seeds.p_of_wins(claim.paper["wins"], n, "two-sided")
-    return Finding(f"p = {p:.2f}", None, smallest_p=seeds.smallest_p(n, n))
+    smallest = seeds.smallest_p(n, n)
+    decidable = smallest <= claim.tolerance["alpha"]
+    holds = bool(p < claim.tolerance["alpha"]) if decidable else None
+    return Finding(f"p = {p:.2f}", holds, smallest_p=smallest)
 
 
 @printed("X22")
@@ -125,11 +128,12 @@ def starting_points(m: Measurements, claim: Claim) -> Finding:
     """What one starting checkpoint can show about checkpoints: a sign test with n = 1."""
     p = claim.paper
     n = p["starting_checkpoints"]
+    smallest = min(1.0, 2 * 0.5**n)
     return Finding(
         f"{p['schedules']} schedules x {p['seeds']} seeds = {p['runs']} runs from {n} checkpoint",
-        None,
+        n == p["runs"] if smallest <= claim.tolerance["alpha"] else None,
         "seeds repeat the continuation, not the model; within one checkpoint three a side",
-        smallest_p=min(1.0, 2 * 0.5**n),
+        smallest_p=smallest,
     )
 
 

@@ -105,7 +105,7 @@ def settled_for_good(m: Measurements, claim: Claim) -> Finding:
     return Finding(
         f"p = {values[0]:.2f} at n = {n[0]} and {values[1]:.2f} at n = {n[1]}; an even decline "
         f"would give r = {r['even']:.2f}, one right after the peak {r['sudden']:.2f}",
-        None,
+        True if min(values) < claim.tolerance["alpha"] else None,
         smallest_p=min(values),
     )
 
@@ -136,7 +136,8 @@ def correlation(m: Measurements, claim: Claim) -> Finding:
         f"Pearson {r:.2f} (permutation p = {p:.4f}), Spearman {rho:.2f}, n = {len(both)} from step "
         f"{start:,}",
         holds,
-        f"Phase 3 from the {name}; mean of matrices",
+        f"Phase 3 from the {name}, mean of matrices; neighbouring checkpoints are not independent, "
+        "so the true p is larger",
     )
 
 

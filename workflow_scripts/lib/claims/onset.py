@@ -54,7 +54,11 @@ def lag(m: Measurements, claim: Claim) -> Finding:
     if m.phases["lag_steps"] is None:
         return Finding("no onset found", False, m.phases["onset"]["reason"])
     low, high = m.phases["lag_low"], m.phases["lag_high"]
-    return Finding(f"{m.phases['lag_steps']:,} steps [{low:,}, {high:,}]", bool(low <= 0 <= high))
+    return Finding(
+        f"{m.phases['lag_steps']:,} steps [{low:,}, {high:,}]",
+        bool(low <= 0 <= high),
+        f"the interval spans {100 * (high - low) / m.suite['last']:.0f} % of the run",
+    )
 
 
 @printed("C41")
@@ -110,7 +114,7 @@ def early_warning(m: Measurements, claim: Claim) -> Finding:
     lead = f", {onset - rings[0]:,} steps before the onset" if rings and onset is not None else ""
     none = "" if onset is not None else ", no onset to warn of"
     return Finding(
-        f"{first}{lead}{none}; {len(false)} alarms before the best step {best:,}",
+        f"{first}{lead}{none}; alarms before the best step {best:,}: {len(false)}",
         bool(rings and onset is not None and rings[0] < onset and not false),
     )
 

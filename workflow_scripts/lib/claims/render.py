@@ -65,8 +65,8 @@ PAGE = """\
 | {{ verdict }} | {{ counts[verdict] }} | {{ meaning }} |
 {% endfor %}
 Every verdict is computed from the files linked in its row; the claims stand in
-[claims.yaml]({{ ledger }}). "Analogue" is the value of a suite that is not Pythia-160m, and
-whether the same statement would hold for it.
+[claims.yaml]({{ ledger }}). "Analogue" is the value of a suite that is not Pythia-160m and,
+for a statement free of scale, whether it would hold for it.
 {% for title, rows in sections %}
 ## {{ title }}
 
@@ -77,7 +77,7 @@ whether the same statement would hold for it.
 | <a id="{{ row.id }}"></a>[{{ row.id }}]({{ row.ledger }}) {{ row.claim }} | {{ row.paper }} \
 | {{ row.statistic }} ({{ row.tolerance }}) | {{ row.measured }} | **{{ row.verdict }}** \
 | {% if analogues %}{{ row.analogue }} | {% endif %}{{ row.reason }} \
-| [{{ row.file }}]({{ row.evidence }}) |
+| {{ row.links }} |
 {% endfor %}{% endfor %}"""
 
 
@@ -96,10 +96,14 @@ def tolerance_text(tolerance: Mapping) -> str:
     return "; ".join(TOLERANCES[key].format(value) for key, value in tolerance.items())
 
 
-def evidence(judgement: Judgement, paths: Mapping[str, str], folder: Path) -> str:
-    """Link from ``folder`` to the input behind a row; into the ledger with its line."""
-    link = Path(os.path.relpath(paths[judgement.source], folder)).as_posix()
-    return link + (f"#L{judgement.claim.line}" if judgement.source == "claims" else "")
+def links(judgement: Judgement, paths: Mapping[str, str], folder: Path) -> list[str]:
+    """Links from ``folder`` to the inputs behind a row; into the ledger with its line."""
+    line = f"#L{judgement.claim.line}"
+    return [
+        Path(os.path.relpath(paths[source], folder)).as_posix()
+        + (line if source == "claims" else "")
+        for source in judgement.sources
+    ]
 
 
 def table(judgements: Sequence[Judgement], paths: Mapping[str, str], folder: Path) -> pd.DataFrame:
@@ -119,7 +123,7 @@ def table(judgements: Sequence[Judgement], paths: Mapping[str, str], folder: Pat
             j.verdict,
             j.analogue,
             j.reason,
-            evidence(j, paths, folder),
+            links(j, paths, folder)[0],
         )
         for j in judgements
     ]
@@ -148,9 +152,7 @@ def summary(judgements: Sequence[Judgement]) -> str:
     """One paragraph from the counts."""
     counts = pd.Series([j.verdict for j in judgements]).value_counts()
     parts = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS if verdict in counts]
-    text = f"Of {len(judgements)} rows {', '.join(parts[:-1])} and {parts[-1]}."
-    if len(parts) == 1:
-        text = f"All {len(judgements)} rows are {VERDICTS and parts[0].split(' ', 1)[1]}."
+    text = f"{len(judgements)} rows: {', '.join(parts)}."
     holding = [j.analogue for j in judgements if j.analogue.startswith("analogue")]
     if holding:
         hold = sum(a.startswith("analogue holds") for a in holding)
@@ -161,8 +163,8 @@ def summary(judgements: Sequence[Judgement]) -> str:
     if NOT_RUN in counts:
         never = sum(j.verdict == NOT_RUN and "extended" in j.claim.needs for j in judgements)
         text += (
-            f" Of the {counts[NOT_RUN]} rows that were not run, {counts[NOT_RUN] - never} wait for "
-            f"measurements that a command makes and {never} for some that no rule makes."
+            f" Rows that were not run: {counts[NOT_RUN] - never} wait for files that a command "
+            f"makes, {never} for measurements that no rule makes."
         )
     return text
 
@@ -188,7 +190,11 @@ def page(
     rows = table(judgements, paths, folder).map(_cell).to_dict("records")
     ledger = Path(os.path.relpath(paths["claims"], folder)).as_posix()
     for row, j in zip(rows, judgements, strict=True):
-        row |= {"ledger": f"{ledger}#L{j.claim.line}", "file": Path(paths[j.source]).name}
+        row["ledger"] = f"{ledger}#L{j.claim.line}"
+        row["links"] = ", ".join(
+            f"[{Path(paths[source]).name}]({link})"
+            for source, link in zip(j.sources, links(j, paths, folder), strict=True)
+        )
     ordered = sorted(zip(judgements, rows, strict=True), key=lambda pair: _group(pair[0])[0])
     sections = [
         (title, [row for _, row in pairs])

@@ -93,7 +93,7 @@ def cool_phases_printed(m: Measurements, claim: Claim) -> Finding:
         p["cosine_pct"], p["cosine_sd_final"], p["seeds"], equal_var=False,
     )  # fmt: skip
     return Finding(
-        f"t = {pooled.statistic:.2f} takes {n} probes a side for independent (and a cosine deviation "
+        f"t = {pooled.statistic:.2f} takes {n} independent probes a side (and a cosine deviation "
         f"of {implied:.2f}); with {p['seeds']} seeds a side and Table 2's deviations "
         f"t = {by_seed.statistic:.2f}, p = {by_seed.pvalue:.2f}",
         None,

@@ -63,14 +63,18 @@ ALPHA = 0.05
 
 @dataclass(frozen=True)
 class Judgement:
-    """One row of the ledger; ``source`` names the input that stands behind it."""
+    """One row of the ledger.
+
+    ``measured`` is about the paper's model, ``analogue`` about any other suite.
+    ``sources`` names the inputs behind the row, the one the verdict rests on first.
+    """
 
     claim: Claim
     verdict: str
     measured: str
     analogue: str
     reason: str
-    source: str
+    sources: tuple[str, ...]
 
 
 def judge(m: Measurements) -> list[Judgement]:
@@ -110,10 +114,10 @@ def judge_claim(m: Measurements, claim: Claim) -> Judgement:
     return Judgement(
         claim,
         verdict,
-        _measured_text(m, printed, measured),
+        _measured_text(m, printed, measured if is_paper_model else None),
         "" if is_paper_model else _analogue(claim, measured),
         _reason(m, claim, verdict, printed, measured, missing),
-        _source(m, claim, measured),
+        _sources(m, claim, verdict, measured),
     )
 
 
@@ -143,6 +147,10 @@ def decide(
     if _undecidable(printed):
         return UNDERPOWERED
     if set(claim.needs) <= WITHOUT_SUITE:
+        if printed is None or printed.holds is None:
+            raise ValueError(
+                f"claim {claim.id} is about the text, yet its function does not decide"
+            )
         return REPRODUCED if printed.holds else DIFFERS
     return NOT_APPLICABLE
 
@@ -164,14 +172,15 @@ def _printed_text(printed: Finding) -> str:
 
 
 def _analogue(claim: Claim, measured: Finding | None) -> str:
+    """The suite's own value, and whether a statement that is free of scale holds for it."""
     if measured is None:
         return ""
     if measured.holds is None or not claim.scale_free:
-        return "value only"
+        return f"value only: {measured.value}"
     words = "analogue holds" if measured.holds else "analogue does not hold"
     if _undecidable(measured):
         words += f" (not decidable: smallest attainable p = {measured.smallest_p:.2f})"
-    return words
+    return f"{words}: {measured.value}"
 
 
 def _reason(
@@ -190,9 +199,16 @@ def _reason(
         parts.append(f"smallest attainable p = {smallest:.2f}, above {ALPHA}")
     if verdict == NOT_APPLICABLE:
         parts.append(f"{m.suite['label']} is not {PAPER_SUITE}")
-    if printed and measured and printed.value != measured.value:
+    twice = (
+        m.suite["name"] == PRINTED_SUITE
+        and printed
+        and measured
+        and (printed.value == measured.value)
+    )
+    if printed and measured and m.suite["is_paper_model"] and not twice:
         parts.append(_printed_text(printed))
-    parts += [finding.note for finding in (printed, measured) if finding and finding.note]
+    notes = [finding.note for finding in (printed, measured) if finding and finding.note]
+    parts += dict.fromkeys(notes)
     if claim.reference.get("source"):
         parts.append(f"source: {claim.reference['source']}")
     return "; ".join(parts)
@@ -209,10 +225,12 @@ def _how_to_run(m: Measurements, claim: Claim, missing: list[str]) -> str:
     return f"missing: {', '.join(missing)}{command}"
 
 
-def _source(m: Measurements, claim: Claim, measured: Finding | None) -> str:
-    """Key of the input behind the row: a file of the suite, or a printed table."""
-    if measured:
-        for need in claim.needs + claim.also:
-            if need in TARGETS and m.has(need):
-                return "suite_table" if need == "suite" else need
-    return claim.evidence
+def _sources(
+    m: Measurements, claim: Claim, verdict: str, measured: Finding | None
+) -> tuple[str, ...]:
+    """Inputs behind a row: files of the suite and the printed table, the decisive one first."""
+    needed = [n for n in claim.needs + claim.also if n in TARGETS and m.has(n)] if measured else []
+    files = ["suite_table" if n == "suite" else n for n in needed]
+    by_suite = verdict == NOT_APPLICABLE or (m.suite["is_paper_model"] and verdict != CONTRADICTED)
+    order = [*files, claim.evidence] if by_suite else [claim.evidence, *files]
+    return tuple(dict.fromkeys(order))
