@@ -127,7 +127,7 @@ def choose_scale(
     positive = values[values > 0]
     if not len(positive):
         return ""
-    smallest = unit or np.quantile(positive, 0.05)
+    smallest = unit or np.quantile(positive, 0.05, method="lower")
     if np.abs(values).max() <= span * smallest:
         return ""
     set_scale = axis.axes.set_yscale if axis.axis_name == "y" else axis.axes.set_xscale

@@ -1,0 +1,237 @@
+"""Figures: three formats, the same bytes twice, readable labels, nothing hidden."""
+
+import runpy
+from itertools import combinations
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from tests import synthetic
+from workflow_scripts import plot_audit
+from workflow_scripts.lib import figure_audit, figure_forks, figure_kurtosis, plotting
+from workflow_scripts.lib.labels import quantizer_label, role_labels
+from workflow_scripts.lib.placement import end_labels
+
+CASES = {
+    "mini": {},
+    "paper's model": {"suite": synthetic.PYTHIA},
+    "no onset": {"onset": False},
+    "twelve revisions": {"short": True},
+    "negative INT8": {"negative_int8": True},
+}
+INPUTS = {
+    "audit": ("audit", "phases", "paper_table"),
+    "kurtosis": ("kurtosis", "audit", "phases"),
+    "forks": ("forks", "audit"),
+}
+
+
+def draw(name, suite=synthetic.MINI, *, onset=True, short=False, negative_int8=False):
+    audit = synthetic.audit(suite, short=short, negative_int8=negative_int8)
+    phases = synthetic.phases(suite, onset=onset)
+    if name == "audit":
+        points = synthetic.PAPER_TABLE1 if suite["is_paper_model"] else None
+        return figure_audit.draw(audit, phases, suite=suite, paper_points=points)
+    if name == "kurtosis":
+        kurtosis = synthetic.kurtosis(suite, short=short)
+        return figure_kurtosis.draw(kurtosis, audit, phases, suite=suite)
+    return figure_forks.draw(synthetic.forks(suite), audit, suite=suite)
+
+
+def texts(figure):
+    """Every text that is drawn, with its box in pixels."""
+    with plotting.style():
+        FigureCanvasAgg(figure).draw()
+    found = [figure._suptitle, *(text for legend in figure.legends for text in legend.get_texts())]
+    for axes in figure.axes:
+        found += [*axes.texts, axes.xaxis.label, axes.yaxis.label, axes._left_title]
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            found += [t.label1 for t in axis.get_major_ticks() if low <= t.get_loc() <= high]
+    drawn = [text for text in found if text.get_visible() and text.get_text().strip()]
+    # The box of an Annotation would include its leader line.
+    return [(text.get_text(), Text.get_window_extent(text)) for text in drawn]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    return synthetic.write(tmp_path_factory.mktemp("results") / "mini")
+
+
+def run_script(name, results, folder):
+    """The script as Snakemake runs it; returns its figures."""
+    figures = [folder / f"{name}.{suffix}" for suffix in ("pdf", "svg", "png")]
+    files = {key: results / f"{key}.csv" for key in INPUTS[name]}
+    files["phases"] = results / "phases.json"
+    files["paper_table"] = synthetic.ROOT / "resources/paper/table1.csv"
+    job = SimpleNamespace(
+        input=SimpleNamespace(**files),
+        output=figures,
+        params=SimpleNamespace(suite=synthetic.MINI),
+        log=[folder / "log.txt"],
+    )
+    script = synthetic.ROOT / "workflow_scripts" / f"plot_{name}.py"
+    runpy.run_path(str(script), init_globals={"snakemake": job}, run_name="__main__")
+    return figures
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_scripts_write_three_formats_with_the_same_bytes_twice(name, results, tmp_path):
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        folder.mkdir()
+    first = run_script(name, results, tmp_path / "first")
+    second = run_script(name, results, tmp_path / "second")
+    starts = [path.read_bytes()[:5] for path in first]
+    assert starts == [b"%PDF-", b"<?xml", b"\x89PNG\r"]
+    for one, other in zip(first, second, strict=True):
+        assert one.stat().st_size > 5000
+        assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", INPUTS)
+def test_title_carries_the_label_and_no_texts_overlap(name, case):
+    figure = draw(name, **CASES[case])
+    label = CASES[case].get("suite", synthetic.MINI)["label"]
+    assert figure.get_suptitle().startswith(f"{label}: ")
+    boxes = texts(figure)
+    assert len(boxes) > 10
+    page = figure.bbox
+    for text, box in boxes:
+        inside = box.x0 >= page.x0 and box.x1 <= page.x1 and box.y0 >= page.y0 and box.y1 <= page.y1
+        assert inside, f"{text!r} leaves the page"
+    for (text, box), (other_text, other) in combinations(boxes, 2):
+        assert not box.padded(-0.5).overlaps(other.padded(-0.5)), f"{text!r} over {other_text!r}"
+
+
+def test_curves_are_the_table():
+    audit = synthetic.audit()
+    gap, ppl, rate = draw("audit").axes
+    curves = {line.get_color(): line for line in gap.get_lines() if len(line.get_xdata()) == 154}
+    for role in ("low_bit", "high_bit"):
+        part = audit[audit["role"] == role]
+        line = curves[plotting.LOOKS[role].color]
+        assert np.array_equal(line.get_xdata(), part["step"])
+        assert np.array_equal(line.get_ydata(), part["gap_pct"])
+    fp32 = audit[audit["role"] == "fp32"]
+    assert any(np.array_equal(line.get_ydata(), fp32["ppl"]) for line in ppl.get_lines())
+    shown = [line.get_ydata() for line in rate.get_lines() if len(line.get_xdata()) == 154]
+    assert np.allclose(shown[0], 100 * fp32["lr_fraction"])
+
+
+def test_negative_gaps_are_on_the_axis_and_said():
+    audit = synthetic.audit(negative_int8=True)
+    lowest = audit["gap_pct"].min()
+    assert lowest < 0
+    axes = draw("audit", negative_int8=True).axes[0]
+    assert axes.get_yscale() == "symlog"
+    assert "linear within" in axes.get_ylabel()
+    assert axes.get_ylim()[0] < lowest
+
+
+def axis_of(values, **options):
+    axes = Figure().subplots()
+    axes.plot(values)
+    return axes, plotting.choose_scale(axes.yaxis, values, **options)
+
+
+def test_scale_follows_the_range():
+    linear, words = axis_of([1.0, 2.0, 29.0])
+    assert (linear.get_yscale(), words) == ("linear", "")
+    log, words = axis_of([1.0, 2.0, 100.0])
+    assert (log.get_yscale(), words) == ("log", "log scale")
+    both, words = axis_of([-0.03, 0.05, 100.0])
+    assert both.get_yscale() == "symlog"
+    assert words == "log scale, linear within ±0.1"
+    bounded, _ = axis_of([0.02, 1.0, 100.0], bounds=[-0.01])
+    assert bounded.get_yscale() == "symlog"
+    negative, words = axis_of([-3.0, -2.0, -1.0])
+    assert (negative.get_yscale(), words) == ("linear", "")
+
+
+def test_phases_without_onset_are_two_and_say_so():
+    names = [text.get_text() for text in draw("audit", onset=False).axes[0].texts]
+    assert "2 plateau (no onset detected)" in names
+    assert not any(name.startswith("3 ") for name in names)
+    assert not any("onset: step" in name for name in names)
+    title = draw("kurtosis", onset=False).axes[1]._left_title.get_text()
+    assert title.startswith("after FP32 convergence (no onset)")
+
+
+def test_the_paper_points_are_drawn_over_its_own_model_only(results, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plotting, "save", lambda figure, paths: drawn.append(figure))
+    for suite in (synthetic.MINI, synthetic.PYTHIA):
+        plot_audit.main(
+            audit=results / "audit.csv",
+            phases=results / "phases.json",
+            paper_table=synthetic.ROOT / "resources/paper/table1.csv",
+            figures=[],
+            suite=suite,
+        )
+    mine, papers = ([text.get_text() for text in figure.axes[0].texts] for figure in drawn)
+    assert "open markers: the paper's Table 1" not in mine
+    assert "open markers: the paper's Table 1" in papers
+
+
+def test_printed_correlation_is_that_of_the_statistics():
+    rows = synthetic.statistics()
+    comparison = "kurtosis pooled v low_bit gap (phase 3)"
+    chosen = rows[(rows["comparison"] == comparison) & (rows["test"] == "Pearson r")].iloc[0]
+    panel = draw("kurtosis").axes[1]
+    assert panel._left_title.get_text() == f"phase 3, n = {chosen['n_a']}"
+    expected = f"r = {chosen['value']:.2f}".replace("-", "−")
+    assert any(expected in text.get_text() for text in panel.texts)
+    points = [line for line in panel.get_lines() if line.get_marker() == "s"]
+    assert len(points[0].get_xdata()) == chosen["n_a"]
+
+
+def test_bump_probes_are_hollow_and_cool_ones_filled():
+    forks = synthetic.forks()
+    axes = draw("forks").axes[0]
+    color = plotting.LOOKS["oli"].color
+    markers = {
+        line.get_markerfacecolor(): set(line.get_xdata())
+        for line in axes.get_lines()
+        if line.get_marker() == "o" and line.get_markeredgecolor() == color
+    }
+    oli = forks[forks["schedule"] == "oli"]
+    assert markers["white"] == set(oli.loc[oli["update_phase"] == "bump", "step"])
+    assert markers[color] == set(oli.loc[oli["update_phase"] == "cool", "step"])
+    assert len(markers["white"]) == 10
+
+
+def test_other_schedules_get_looks_and_names_of_their_own():
+    looks = plotting.fork_looks(["cosine", "late_restart", "other"])
+    assert len({look.color for look in looks.values()}) == 3
+    forks = synthetic.forks().replace({"schedule": {"sgdr": "late_restart"}})
+    figure = figure_forks.draw(forks, synthetic.audit(), suite=synthetic.MINI)
+    assert "late_restart" in [text.get_text() for text in figure.axes[0].texts]
+
+
+def test_end_labels_of_equal_values_are_moved_apart():
+    with plotting.style():
+        axes = Figure(figsize=(3, 2)).subplots()
+        axes.plot([0, 1], [0, 1])
+        end_labels(axes, [(name, 0.5, "black") for name in ("one", "two", "three")])
+        boxes = [text.get_window_extent() for text in axes.texts]
+    assert not any(a.padded(-0.5).overlaps(b) for a, b in combinations(boxes, 2))
+
+
+def test_another_format_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"fig\.jpg: a figure is written as pdf, svg, png"):
+        plotting.save(Figure(), [tmp_path / "fig.jpg"])
+
+
+def test_names_come_from_the_quantizers():
+    assert quantizer_label("int3_g64") == "INT3"
+    assert quantizer_label("nearest") == "nearest"
+    audit = synthetic.audit()
+    assert role_labels(audit) == {"fp32": "FP32", "low_bit": "INT4", "high_bit": "INT8"}
+    twice = audit.assign(role=audit["role"].replace("high_bit", "low_bit"))
+    with pytest.raises(ValueError, match="role low_bit: one quantizer is expected, found int4_g64"):
+        role_labels(twice)
