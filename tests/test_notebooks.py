@@ -1,0 +1,173 @@
+"""Companion notebooks: committed bare, rendered whole or not at all, failures kept."""
+
+import copy
+import json
+import re
+import runpy
+from types import SimpleNamespace
+
+import nbformat
+import pytest
+from nbclient.exceptions import CellExecutionError
+
+from tests import synthetic
+from workflow_scripts import render_notebook, tabulate_audit, tabulate_forks
+from workflow_scripts.lib.notebooks import strip
+from workflow_scripts.lib.results import open_results
+
+FOLDER = synthetic.ROOT / "notebooks"
+NAMES = ["tour", "audit", "kurtosis", "forks"]
+ALLOWED = {"IPython", "matplotlib", "os", "pandas", "pathlib", "sys", "workflow_scripts"}
+
+
+def add_tables(results, suite):
+    paper = synthetic.ROOT / "resources/paper"
+    outputs = {n: [results / f"tables/{n}.{s}" for s in ("csv", "md", "tex")]
+               for n in ("table1", "table2")}  # fmt: skip
+    tabulate_audit.main(
+        audit=results / "audit.csv", phases=results / "phases.json",
+        paper_table=paper / "table1.csv", outputs=outputs["table1"], suite=suite,
+    )  # fmt: skip
+    tabulate_forks.main(
+        statistics=results / "statistics.csv", forks=results / "forks.csv",
+        paper_table=paper / "table2.csv", outputs=outputs["table2"], suite=suite,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Folder of the results of two suites: mini, and the paper's model without an onset."""
+    root = tmp_path_factory.mktemp("results")
+    add_tables(synthetic.write(root / "mini"), synthetic.MINI)
+    papers = synthetic.write(root / synthetic.PYTHIA["name"], synthetic.PYTHIA, onset=False)
+    add_tables(papers, synthetic.PYTHIA)
+    return root
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_committed_notebooks_are_bare_and_have_stable_ids(name):
+    text = (FOLDER / f"{name}.ipynb").read_text(encoding="utf-8")
+    notebook = nbformat.reads(text, as_version=4)
+    nbformat.validate(notebook)
+    assert strip(copy.deepcopy(notebook)) == notebook
+    ids = [cell.id for cell in notebook.cells]
+    assert len(set(ids)) == len(ids)
+    # Ids written by an editor are eight hexadecimal digits; these are words.
+    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", one) for one in ids)
+    assert not re.search(r"/home/|/root/|/tmp/|https?://", text)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_notebooks_say_on_top_what_mini_is_and_which_rules_made_the_files(name):
+    cells = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4).cells
+    assert "**`mini` is not Pythia.**" in cells[0].source
+    sources = cells[-1].source
+    rules = re.findall(r"\| `([a-z_]+)` \|$", sources, flags=re.M)
+    files = re.findall(r"^\| `([\w./]+)` \|", sources, flags=re.M)
+    assert len(rules) == len(files) >= 3
+    for rule in rules:
+        assert (synthetic.ROOT / "workflow_scripts" / f"{rule}.py").is_file()
+    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    read = set(re.findall(r"results\.(?:table|path)\(\"([\w./]+)\"\)", code))
+    read |= {"phases.json"} if "results.phases()" in code else set()
+    assert read == set(files)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_notebooks_import_nothing_that_trains_or_downloads(name):
+    cells = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4).cells
+    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    imported = re.findall(r"^ *(?:from|import) (\w+)", code, flags=re.M)
+    assert set(imported) <= ALLOWED
+    assert not re.search(r"^ *!|open\(.*[\"']w|to_csv|savefig|plotting\.save", code, flags=re.M)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_notebooks_render_from_any_directory(name, results, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    html = tmp_path / "out" / f"{name}.html"
+    job = SimpleNamespace(
+        input=SimpleNamespace(notebook=FOLDER / f"{name}.ipynb"),
+        output=SimpleNamespace(html=html),
+        params=SimpleNamespace(suite=synthetic.MINI, results=str(results)),
+        log=[str(tmp_path / f"{name}.log")],
+    )
+    script = synthetic.ROOT / "workflow_scripts" / "render_notebook.py"
+    runpy.run_path(str(script), init_globals={"snakemake": job}, run_name="__main__")
+    page = html.read_text(encoding="utf-8")
+    assert "Suite: mini (embedded suite, not Pythia)" in page
+    assert page.count("data:image/png;base64") >= 1
+    for place in (str(synthetic.ROOT), str(tmp_path), str(results)):
+        assert place not in page
+    assert not re.search(r"20\d\d-\d\d-\d\dT\d\d:\d\d", page)
+    assert [path.name for path in html.parent.iterdir()] == [html.name]
+    assert f"{name}: cell" in (tmp_path / f"{name}.log").read_text(encoding="utf-8")
+    assert not (tmp_path / f"{name}.ipynb").exists()
+
+
+def test_the_papers_own_suite_without_an_onset(results, tmp_path):
+    pages = []
+    for run in ("first", "second"):
+        html = tmp_path / f"{run}.html"
+        render_notebook.main(
+            notebook=FOLDER / "tour.ipynb",
+            html=html,
+            log=tmp_path / "log.txt",
+            suite=synthetic.PYTHIA,
+            results=results,
+        )
+        pages.append(html.read_text(encoding="utf-8"))
+    assert pages[0] == pages[1]
+    assert "the paper's own model" in pages[0]
+    assert "The rule finds no onset" in pages[0]
+    assert "not comparable" not in pages[0]
+
+
+def failing_notebook(path):
+    cells = [
+        nbformat.v4.new_code_cell("print('reached', 6 * 7)"),
+        nbformat.v4.new_code_cell("1 / 0"),
+        nbformat.v4.new_code_cell("print('never')"),
+    ]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    return path
+
+
+def test_a_failing_notebook_keeps_its_traceback_and_leaves_no_html(results, tmp_path):
+    html, log = tmp_path / "html" / "bad.html", tmp_path / "logs" / "bad.log"
+    html.parent.mkdir()
+    html.write_text("from an earlier run")
+    with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
+        render_notebook.main(
+            notebook=failing_notebook(tmp_path / "bad.ipynb"),
+            html=html,
+            log=log,
+            suite=synthetic.MINI,
+            results=results,
+        )
+    assert list(html.parent.iterdir()) == []
+    kept = nbformat.read(log.with_suffix(".ipynb"), as_version=4)
+    first, second, third = kept.cells
+    assert first.outputs[0].text == "reached 42\n"
+    assert second.outputs[0].ename == "ZeroDivisionError"
+    assert any(
+        "1 / 0" in re.sub(r"\x1b\[[\d;]*m", "", line) for line in second.outputs[0].traceback
+    )
+    assert third.outputs == []
+
+
+def test_missing_results_name_the_command_that_makes_them(tmp_path):
+    results = open_results({"RESULTS": str(tmp_path), "SUITE": "mini"})
+    command = "snakemake --cores 2 results/mini/audit.csv"
+    with pytest.raises(FileNotFoundError, match=command):
+        results.table("audit.csv")
+
+
+def test_the_environment_chooses_the_suite():
+    own = {"name": "own", "label": "own run", "is_paper_model": False, "spacing": 10}
+    chosen = open_results({"SUITE": "own", "RESULTS": "there", "SUITE_SETTINGS": json.dumps(own)})
+    assert (chosen.suite, chosen.folder.as_posix()) == (own, "there/own")
+    assert open_results({}).suite == synthetic.MINI
+    assert open_results({"SUITE": "pythia-160m"}).suite == synthetic.PYTHIA
+    with pytest.raises(ValueError, match="SUITE pythia: config.yaml defines mini, pythia-160m"):
+        open_results({"SUITE": "pythia"})
