@@ -90,6 +90,22 @@ def test_codes_zero_point_and_scale_agree_with_the_oracle_to_the_bit(weight, bit
 
 @pytest.mark.parametrize("bits", range(2, 9))
 @pytest.mark.parametrize("symmetric", [False, True])
+def test_weights_on_the_edge_between_two_codes_agree_with_the_oracle(bits, symmetric):
+    """Multiples of half a scale: multiplying by 1 / scale would round some another way."""
+    generator = np.random.default_rng(bits)
+    top = 2 ** (bits - 1) - 1 if symmetric else 2**bits - 1
+    halves = np.arange(-2 * top, 2 * top + 1) if symmetric else np.arange(2 * top + 1)
+    scales = generator.uniform(0.5, 1.0, (200, 1))
+    weight = (scales * halves / 2).astype(np.float32)
+    spec = QuantizerSpec(bits, "channel", symmetric)
+    expected, groups = oracle(weight, spec)
+    scale = np.array([scale for *_, scale in groups], np.float32)[:, None]
+    assert (weight / scale != np.round(weight / scale)).mean() > 0.2  # ties, most of them exact
+    assert_same_bits(quantize(weight, spec), expected)
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("symmetric", [False, True])
 def test_large_matrix_with_remainder_agrees_with_the_oracle(bits, symmetric):
     weight = np.random.default_rng(bits).normal(0, 0.02, (6, 300)).astype(np.float32)
     weight[0] += 0.5
