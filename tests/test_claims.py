@@ -1,6 +1,8 @@
 """The ledger's arithmetic: what the paper's printed numbers say when they are added up."""
 
 import re
+from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,7 +14,8 @@ from workflow_scripts.lib.claims.kurtosis import p_of_r
 from workflow_scripts.lib.claims.model import MEASURED, PRINTED, Measurements, read_ledger, within
 from workflow_scripts.lib.claims.sources import lambada
 
-PAPER = "resources/paper"
+PAPER = Path(__file__).parents[1] / "resources" / "paper"
+TEXT = (PAPER / "claims.yaml").read_text(encoding="utf-8")
 LEDGER = read_ledger(f"{PAPER}/claims.yaml")
 SUITE = {
     "name": "paper",
@@ -73,30 +76,28 @@ def test_a_row_without_a_function_is_named():
 
 
 def test_no_verdict_stands_in_the_ledger():
-    text = open(f"{PAPER}/claims.yaml", encoding="utf-8").read().upper()
+    text = TEXT.upper()
     for verdict in verdicts.VERDICTS:
         assert verdict not in text
     assert not re.search(r"CONTRADICT|REPRODUCE[DS]\b|VERDICT:", text)
 
 
 def test_an_unknown_need_is_one_clear_line(tmp_path):
-    text = open(f"{PAPER}/claims.yaml", encoding="utf-8").read()
     path = tmp_path / "claims.yaml"
-    path.write_text(text.replace("needs: [lambada]", "needs: [lambda]", 1), encoding="utf-8")
+    path.write_text(TEXT.replace("needs: [lambada]", "needs: [lambda]", 1), encoding="utf-8")
     with pytest.raises(ValueError, match="L01 needs 'lambda'; known are paper, config"):
         read_ledger(path)
 
 
 def test_ids_are_unique(tmp_path):
-    text = open(f"{PAPER}/claims.yaml", encoding="utf-8").read()
     path = tmp_path / "claims.yaml"
-    path.write_text(text.replace("id: C06", "id: C07", 1), encoding="utf-8")
+    path.write_text(TEXT.replace("id: C06", "id: C07", 1), encoding="utf-8")
     with pytest.raises(ValueError, match="claim C07 occurs 2 times"):
         read_ledger(path)
 
 
 def test_lines_point_at_their_rows():
-    lines = open(f"{PAPER}/claims.yaml", encoding="utf-8").read().splitlines()
+    lines = TEXT.splitlines()
     for claim in LEDGER.claims:
         assert f"id: {claim.id}" in lines[claim.line - 1]
 
@@ -186,8 +187,6 @@ def test_exact_p_of_wins(judged):
 @pytest.mark.parametrize("wins", range(10))
 def test_p_of_wins_is_that_of_samples_with_so_many_wins(wins):
     """Against the definition: the share of the 20 orders with at least as many wins."""
-    from itertools import combinations
-
     counts = [sum(a > b for a in ranks for b in range(6) if b not in ranks)
               for ranks in combinations(range(6), 3)]  # fmt: skip
     assert seeds.p_of_wins(wins, 3, "greater") == pytest.approx(

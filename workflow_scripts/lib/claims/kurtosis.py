@@ -123,7 +123,10 @@ def correlation(m: Measurements, claim: Claim) -> Finding:
     rho = stats.spearmanr(both[:, 0], both[:, 1]).statistic
     p = stats.permutation_test(
         (both[:, 0],),
-        lambda x: stats.pearsonr(x, both[:, 1]).statistic,
+        lambda x, axis: (
+            stats.pearsonr(x, np.broadcast_to(both[:, 1], x.shape), axis=axis).statistic
+        ),
+        vectorized=True,
         permutation_type="pairings",
         n_resamples=PERMUTATIONS,
         rng=np.random.default_rng(0),
