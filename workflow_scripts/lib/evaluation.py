@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-FP32 = "fp32"
+from workflow_scripts.lib.numerics import assert_float32
+from workflow_scripts.lib.roles import FP32
 
 
 @dataclass
@@ -33,22 +34,6 @@ class SequenceScores:
     def mean_nll(self) -> float:
         """Token-weighted mean NLL in nats per token."""
         return float(np.sum(self.nll_nats, dtype=np.float64) / np.sum(self.scored))
-
-
-def prepare_backend() -> None:
-    """Float32 means float32: TF32 off, subnormals flushed, for every measurement and training."""
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
-    torch.set_flush_denormal(True)
-
-
-def assert_float32(model: nn.Module) -> None:
-    """Raise ``TypeError`` where any parameter is not float32, or where TF32 is allowed."""
-    for name, parameter in model.named_parameters():
-        if parameter.dtype != torch.float32:
-            raise TypeError(f"{name} is {parameter.dtype}; measurements need float32")
-    if torch.backends.cuda.matmul.allow_tf32:
-        raise TypeError("TF32 is allowed; call prepare_backend() before measuring")
 
 
 def batches(tokens: np.ndarray, batch_size: int, device: str) -> Iterator[Tensor]:
@@ -75,9 +60,10 @@ def _kl_divergence(reference: Tensor, log_probabilities: Tensor) -> Tensor:
     """
     p = reference.exp()
     d = log_probabilities - reference
-    small = p * (torch.expm1(d) - d)
-    large = log_probabilities.exp() - p * (1.0 + d)
-    return torch.where(d < 1.0, small, large).clamp_(min=0.0).sum(dim=-1)
+    terms = torch.expm1(d).sub_(d).mul_(p)
+    if (large := d >= 1.0).any():
+        terms[large] = log_probabilities[large].exp() - p[large] * (1.0 + d[large])
+    return terms.clamp_(min=0.0).sum(dim=-1)
 
 
 def _per_sequence(values: Tensor) -> list[float]:
@@ -109,15 +95,20 @@ def score(
         reference = _log_probabilities(model, ids, {})
         best = reference.argmax(dim=-1)
         for name, record in scores.items():
-            if name == FP32:
-                log_probabilities = reference
-            else:
-                log_probabilities = _log_probabilities(model, ids, variants[name])
+            same = name == FP32
+            log_probabilities = (
+                reference if same else _log_probabilities(model, ids, variants[name])
+            )
             nll = -log_probabilities.gather(-1, targets).squeeze(-1)
             if not torch.isfinite(nll).all():
                 raise FloatingPointError(f"{name}: a log-likelihood is not finite")
             record.nll_nats += _per_sequence(nll)
-            record.kl_nats += _per_sequence(_kl_divergence(reference, log_probabilities))
-            record.top1_changed += _per_sequence(log_probabilities.argmax(dim=-1) != best)
+            if same:
+                kl = changed = torch.zeros_like(nll)
+            else:
+                kl = _kl_divergence(reference, log_probabilities)
+                changed = log_probabilities.argmax(dim=-1) != best
+            record.kl_nats += _per_sequence(kl)
+            record.top1_changed += _per_sequence(changed)
             record.scored += [nll.shape[1]] * len(nll)
     return scores
