@@ -13,7 +13,13 @@ from workflow_scripts.lib.planning import SuitePlan, final_outputs
 
 FIGURES = ["fig1_audit", "fig2_kurtosis", "fig3_forks"]
 TABLES = ["table1", "table2"]
-NOTEBOOKS = ["tour", "audit", "kurtosis", "forks"]
+# Companion notebooks and the results of a suite that each one reads.
+NOTEBOOKS = {
+    "tour": ["audit.csv", "phases.json", "kurtosis.csv", "forks.csv", "tables/table2.md"],
+    "audit": ["audit.csv", "phases.json", "tables/table1.md"],
+    "kurtosis": ["kurtosis.csv", "audit.csv", "phases.json", "statistics.csv"],
+    "forks": ["forks.csv", "audit.csv", "statistics.csv", "tables/table2.md"],
+}
 SCHEMA = yaml.safe_load(Path(workflow.basedir, "rules/schemas/config.schema.yaml").read_text())
 
 try:
@@ -42,6 +48,13 @@ def planned(what, *names):
             sys.exit(f"Error: {error}")
 
     return value
+
+
+def printed_facts():
+    """The ledger's facts of the paper's own model, for the suite of its printed tables."""
+    models = [name for name, suite in config["suites"].items() if suite["is_paper_model"]]
+    facts = plan_of(models[0]).ledger_facts if models else {}
+    return facts | {"name": "paper", "label": "the paper's printed tables"}
 
 
 def suites_from(source):

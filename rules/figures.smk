@@ -1,0 +1,121 @@
+"""Tables and figures of the paper, one rule each.
+
+REQUIRED INPUTS  results/{suite}/audit.csv, kurtosis.csv, phases.json, forks.csv, statistics.csv
+                 resources/paper/table1.csv, table2.csv
+OUTPUTS          results/{suite}/tables/table1.*, table2.*             (csv, md, tex)
+                 results/{suite}/figures/fig1_audit.*, fig2_kurtosis.*, fig3_forks.*  (pdf, svg, png)
+"""
+
+
+rule tabulate_audit:
+    """Table 1: perplexity and gaps at ten steps."""
+    input:
+        audit="results/{suite}/audit.csv",
+        phases="results/{suite}/phases.json",
+        paper_table="resources/paper/table1.csv",
+    output:
+        multiext("results/{suite}/tables/table1", ".csv", ".md", ".tex"),
+    log:
+        "logs/{suite}/tabulate_audit.log",
+    benchmark:
+        "benchmarks/{suite}/tabulate_audit.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        suite=planned("facts"),
+        code=code_hash("workflow_scripts/tabulate_audit.py"),
+    message:
+        "Table 1 of {wildcards.suite}"
+    script:
+        "../workflow_scripts/tabulate_audit.py"
+
+
+rule tabulate_forks:
+    """Table 2: final and mean gaps of the forks."""
+    input:
+        forks="results/{suite}/forks.csv",
+        statistics="results/{suite}/statistics.csv",
+        paper_table="resources/paper/table2.csv",
+    output:
+        multiext("results/{suite}/tables/table2", ".csv", ".md", ".tex"),
+    log:
+        "logs/{suite}/tabulate_forks.log",
+    benchmark:
+        "benchmarks/{suite}/tabulate_forks.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        suite=planned("facts"),
+        code=code_hash("workflow_scripts/tabulate_forks.py"),
+    message:
+        "Table 2 of {wildcards.suite}"
+    script:
+        "../workflow_scripts/tabulate_forks.py"
+
+
+rule plot_audit:
+    """Figure 1: gaps, perplexity and learning rate over training."""
+    input:
+        audit="results/{suite}/audit.csv",
+        phases="results/{suite}/phases.json",
+        paper_table="resources/paper/table1.csv",
+    output:
+        multiext("results/{suite}/figures/fig1_audit", ".pdf", ".svg", ".png"),
+    log:
+        "logs/{suite}/plot_audit.log",
+    benchmark:
+        "benchmarks/{suite}/plot_audit.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        suite=planned("facts"),
+        code=code_hash("workflow_scripts/plot_audit.py"),
+    message:
+        "Figure 1 of {wildcards.suite}"
+    script:
+        "../workflow_scripts/plot_audit.py"
+
+
+rule plot_kurtosis:
+    """Figure 2: weight kurtosis over training and against the gap."""
+    input:
+        kurtosis="results/{suite}/kurtosis.csv",
+        audit="results/{suite}/audit.csv",
+        phases="results/{suite}/phases.json",
+    output:
+        multiext("results/{suite}/figures/fig2_kurtosis", ".pdf", ".svg", ".png"),
+    log:
+        "logs/{suite}/plot_kurtosis.log",
+    benchmark:
+        "benchmarks/{suite}/plot_kurtosis.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        suite=planned("facts"),
+        code=code_hash("workflow_scripts/plot_kurtosis.py"),
+    message:
+        "Figure 2 of {wildcards.suite}"
+    script:
+        "../workflow_scripts/plot_kurtosis.py"
+
+
+rule plot_forks:
+    """Figure 3: the forks' gaps and absolute perplexities."""
+    input:
+        forks="results/{suite}/forks.csv",
+        audit="results/{suite}/audit.csv",
+    output:
+        multiext("results/{suite}/figures/fig3_forks", ".pdf", ".svg", ".png"),
+    log:
+        "logs/{suite}/plot_forks.log",
+    benchmark:
+        "benchmarks/{suite}/plot_forks.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        suite=planned("facts"),
+        code=code_hash("workflow_scripts/plot_forks.py"),
+    message:
+        "Figure 3 of {wildcards.suite}"
+    script:
+        "../workflow_scripts/plot_forks.py"

@@ -1,0 +1,31 @@
+"""Companion notebooks: executed on the suite's results and rendered.
+
+REQUIRED INPUTS  notebooks/{notebook}.ipynb and the suite's results that notebooks read
+OUTPUTS          results/{suite}/notebooks/{notebook}.html
+"""
+
+# A rule per notebook: each carries the hash of the code in its own cells.
+for notebook, needed in NOTEBOOKS.items():
+
+    rule:
+        name:
+            f"render_notebook_{notebook}"
+        input:
+            notebook=f"notebooks/{notebook}.ipynb",
+            results=[f"results/{{suite}}/{name}" for name in needed],
+        output:
+            html=f"results/{{suite}}/notebooks/{notebook}.html",
+        log:
+            f"logs/{{suite}}/render_notebook/{notebook}.log",
+        benchmark:
+            f"benchmarks/{{suite}}/render_notebook/{notebook}.tsv"
+        conda:
+            "../envs/notebook.yaml"
+        params:
+            suite=planned("facts"),
+            results="results",
+            code=code_hash("workflow_scripts/render_notebook.py", f"notebooks/{notebook}.ipynb"),
+        message:
+            f"Notebook {notebook} of {{wildcards.suite}}"
+        script:
+            "../workflow_scripts/render_notebook.py"

@@ -1,0 +1,123 @@
+"""Phases, statistical tests and the verdicts on the paper's claims.
+
+REQUIRED INPUTS  results/{suite}/audit.csv, audit_sequences.parquet, kurtosis.csv, forks.csv
+                 resources/paper/claims.yaml, table1.csv, table2.csv, pythia_lambada.csv
+OUTPUTS          results/{suite}/phases.json
+                 results/{suite}/statistics.csv
+                 results/{suite}/claims.csv, claims.md
+"""
+
+
+rule detect_phases:
+    """FP32 convergence, onset of the divergence and three segments, with intervals."""
+    input:
+        audit="results/{suite}/audit.csv",
+        sequences="results/{suite}/audit_sequences.parquet",
+    output:
+        phases="results/{suite}/phases.json",
+    log:
+        "logs/{suite}/detect_phases.log",
+    benchmark:
+        "benchmarks/{suite}/detect_phases.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        spacing=planned("spacing"),
+        resamples=planned("phase_resamples"),
+        seed=0,
+        code=code_hash("workflow_scripts/detect_phases.py"),
+    message:
+        "Detecting the phases of {wildcards.suite}"
+    script:
+        "../workflow_scripts/detect_phases.py"
+
+
+rule test_hypotheses:
+    """Every summary and test, with the probe and with the seed as the unit."""
+    input:
+        audit="results/{suite}/audit.csv",
+        kurtosis="results/{suite}/kurtosis.csv",
+        phases="results/{suite}/phases.json",
+        forks="results/{suite}/forks.csv",
+    output:
+        statistics="results/{suite}/statistics.csv",
+    log:
+        "logs/{suite}/test_hypotheses.log",
+    benchmark:
+        "benchmarks/{suite}/test_hypotheses.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        spacing=planned("spacing"),
+        baseline="cosine",
+        code=code_hash("workflow_scripts/test_hypotheses.py"),
+    message:
+        "Testing the hypotheses on {wildcards.suite}"
+    script:
+        "../workflow_scripts/test_hypotheses.py"
+
+
+rule judge_claims:
+    """Verdict on every claim of the paper, from what was measured for the suite."""
+    input:
+        claims="resources/paper/claims.yaml",
+        table1="resources/paper/table1.csv",
+        table2="resources/paper/table2.csv",
+        lambada="resources/paper/pythia_lambada.csv",
+        suite_table="results/{suite}/suite.csv",
+        audit="results/{suite}/audit.csv",
+        kurtosis="results/{suite}/kurtosis.csv",
+        phases="results/{suite}/phases.json",
+        forks="results/{suite}/forks.csv",
+        statistics="results/{suite}/statistics.csv",
+    output:
+        "results/{suite}/claims.csv",
+        "results/{suite}/claims.md",
+    log:
+        "logs/{suite}/judge_claims.log",
+    benchmark:
+        "benchmarks/{suite}/judge_claims.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        suite=planned("ledger_facts"),
+        code=code_hash("workflow_scripts/judge_claims.py"),
+    message:
+        "Judging the paper's claims on {wildcards.suite}"
+    script:
+        "../workflow_scripts/judge_claims.py"
+
+
+use rule judge_claims as judge_claims_one with:
+    output:
+        "results/{suite}/claims/{claim}.json",
+    log:
+        "logs/{suite}/judge_claims/{claim}.log",
+    benchmark:
+        "benchmarks/{suite}/judge_claims/{claim}.tsv"
+    message:
+        "Judging claim {wildcards.claim} on {wildcards.suite}"
+
+
+# The paper's printed tables alone: a suite without a model, judged in seconds.
+use rule judge_claims as judge_claims_paper with:
+    input:
+        claims="resources/paper/claims.yaml",
+        table1="resources/paper/table1.csv",
+        table2="resources/paper/table2.csv",
+        lambada="resources/paper/pythia_lambada.csv",
+    output:
+        "results/paper/claims.csv",
+        "results/paper/claims.md",
+    log:
+        "logs/paper/judge_claims.log",
+    benchmark:
+        "benchmarks/paper/judge_claims.tsv"
+    params:
+        suite=printed_facts(),
+        code=code_hash("workflow_scripts/judge_claims.py"),
+    message:
+        "Judging the paper's claims on its own printed tables"
+
+
+ruleorder: judge_claims_paper > judge_claims

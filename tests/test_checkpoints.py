@@ -25,7 +25,7 @@ from workflow_scripts.lib.checkpoints import (
     weights_digest,
     weights_dtypes,
 )
-from workflow_scripts.lib.evaluation import assert_float32
+from workflow_scripts.lib.numerics import assert_float32
 from workflow_scripts.lib.quantizers import linear_weights
 from workflow_scripts.lib.training import build_model
 

@@ -11,16 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.oracles import log_softmax, token_scores
-from workflow_scripts.lib.evaluation import (
-    FP32,
-    SequenceScores,
-    _kl_divergence,
-    assert_float32,
-    batches,
-    prepare_backend,
-    score,
-)
+from workflow_scripts.lib.evaluation import SequenceScores, _kl_divergence, batches, score
+from workflow_scripts.lib.numerics import assert_float32, prepare_backend
 from workflow_scripts.lib.quantizers import QuantizerSpec, quantized_weights
+from workflow_scripts.lib.roles import FP32
 from workflow_scripts.lib.training import build_model
 
 SPECS = {

@@ -31,7 +31,7 @@ if __name__ == "__main__":
         main(
             sequences=snakemake.input.sequences,
             audit=snakemake.input.audit,
-            output=snakemake.output[0],
+            output=snakemake.output.phases,
             spacing=snakemake.params.spacing,
             resamples=snakemake.params.resamples,
             seed=snakemake.params.seed,

@@ -7,8 +7,17 @@ from workflow_scripts.lib.logs import logged, say
 from workflow_scripts.lib.pretraining import read_schedule
 
 
-def main(*, tables: list[str], sequences: list[str], suite: str, training: dict,
-         total_steps: int, tokens_per_step: int, audit: str, all_sequences: str) -> None:  # fmt: skip
+def main(
+    *,
+    tables: list[str],
+    sequences: list[str],
+    suite: str,
+    training: dict,
+    total_steps: int,
+    tokens_per_step: int,
+    audit: str,
+    all_sequences: str,
+) -> None:
     """Write ``audit.csv`` and the per-sequence scores of the whole suite."""
     probes = pd.concat(map(pd.read_csv, tables), ignore_index=True)
     schedule = read_schedule(training, total_steps)

@@ -2,8 +2,8 @@
 
 import torch
 
-from workflow_scripts.lib.evaluation import prepare_backend
 from workflow_scripts.lib.logs import logged
+from workflow_scripts.lib.numerics import prepare_backend
 from workflow_scripts.lib.pretraining import pretrain
 from workflow_scripts.lib.tokens import file_sha256, read_tokens
 from workflow_scripts.lib.workspace import Workspace, fingerprint

@@ -31,7 +31,7 @@ if __name__ == "__main__":
             audit=snakemake.input.audit,
             kurtosis=snakemake.input.kurtosis,
             phases=snakemake.input.phases,
-            output=snakemake.output[0],
+            output=snakemake.output.statistics,
             spacing=snakemake.params.spacing,
             baseline=snakemake.params.baseline,
         )

@@ -6,7 +6,9 @@ import pandas as pd
 import torch
 
 from workflow_scripts.lib import schedules, training
-from workflow_scripts.lib.evaluation import FP32, prepare_backend, score
+from workflow_scripts.lib.evaluation import score
+from workflow_scripts.lib.numerics import prepare_backend
+from workflow_scripts.lib.roles import FP32
 from workflow_scripts.lib.suite import even_steps
 from workflow_scripts.lib.tokens import read_tokens
 

@@ -23,7 +23,8 @@ def _source(path: Path) -> str:
     if path.suffix != ".ipynb":
         return text
     cells = (cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code")
-    return "\n".join("".join(cell["source"]) for cell in cells)
+    lines = "\n".join("".join(cell["source"]) for cell in cells).splitlines()
+    return "\n".join(line for line in lines if not line.startswith(("%", "!")))  # IPython's own
 
 
 @cache

@@ -46,7 +46,8 @@ def _schema_line(error: ValidationError) -> str:
         return f"config key {key} lacks {', '.join(missing)}"
     if rule in ("enum", "const"):
         valid = error.validator_value if rule == "enum" else [error.validator_value]
-        return f"config key {key}: {value!r} is not valid; {_suggest(str(value), [str(v) for v in valid])}"
+        hint = _suggest(str(value), [str(choice) for choice in valid])
+        return f"config key {key}: {value!r} is not valid; {hint}"
     if rule == "not":
         return f"config key {key}: group_size goes with granularity group only"
     if rule == "pattern":

@@ -37,7 +37,7 @@ def draw(
         panels = list(grid.subplots(sharex=True))
         panels[0].set_xlim(0, steps.max())
         plotting.draw_phases(panels, _segments(phases))
-        _draw_gaps(panels[0], audit, names)
+        _draw_gaps(panels[0], audit, phases, names)
         _draw_perplexity(panels[1], audit, phases)
         _draw_learning_rate(panels[2], audit)
         last = audit.iloc[-1]
@@ -68,9 +68,14 @@ def _dots(audit: pd.DataFrame) -> str | None:
     return "o" if audit["step"].nunique() < 40 else None
 
 
-def _draw_gaps(axes: Axes, audit: pd.DataFrame, names: dict[str, str]) -> None:
+def _draw_gaps(axes: Axes, audit: pd.DataFrame, phases: dict, names: dict[str, str]) -> None:
     quantized = audit[audit["role"].isin(QUANTIZED)]
-    words = plotting.choose_scale(axes.yaxis, quantized["gap_pct"], bounds=quantized["gap_low_pct"])
+    # What the low-bit gap does after rapid learning decides; the rest must stay visible.
+    learned = audit["step"] >= phases["segments"][0]["last_step"]
+    words = plotting.choose_scale(
+        axes.yaxis, quantized["gap_pct"], bounds=quantized["gap_low_pct"],
+        decisive=audit.loc[learned & (audit["role"] == "low_bit"), "gap_pct"],
+    )  # fmt: skip
     dots = _dots(audit)
     ends = []
     for role, part in quantized.groupby("role"):
@@ -85,23 +90,30 @@ def _draw_gaps(axes: Axes, audit: pd.DataFrame, names: dict[str, str]) -> None:
         )  # fmt: skip
         ends.append((names[role], part["gap_pct"].iloc[-1], look.color))
     if axes.get_yscale() != "log":
-        axes.axhline(0, color=GREY, lw=0.5)
+        axes.axhline(0, color=GREY, lw=0.5, zorder=0)
     axes.set_ylabel("perplexity gap (% of FP32)" + (f"\n{words}" if words else ""))
     end_labels(axes, ends)
 
 
 def _draw_perplexity(axes: Axes, audit: pd.DataFrame, phases: dict) -> None:
     fp32 = audit[audit["role"] == "fp32"].set_index("step")["ppl"]
-    learned = fp32[fp32.index >= phases["segments"][0]["last_step"]]
-    room = 0.18 * (learned.max() - learned.min())
-    axes.set_ylim(learned.min() - 2 * room, learned.max() + room)
+    best = phases["convergence"]
+    late = fp32[fp32.index >= best["step"]]
+    # The fall of the first steps would hide the rise of the last ones.
+    top = max(1.35 * best["ppl"], 1.05 * late.max())
+    axes.set_ylim(best["ppl"] - 0.4 * (top - best["ppl"]), top)
     axes.plot(fp32.index, fp32, color=LOOKS["fp32"].color, marker=_dots(audit))
     axes.set_ylabel("FP32 perplexity")
     end_labels(axes, [("FP32", fp32.iloc[-1], LOOKS["fp32"].color)])
-    shown = fp32[fp32 <= axes.get_ylim()[1]]
+    shown = fp32[fp32 <= top]
     if len(shown) < len(fp32):
-        text = f"off the axis before step {shown.index[0]:,}:\n{fp32.iloc[0]:,.0f} at step 0"
-        place_label(axes, shown.index[0], shown.iloc[0], text, color=GREY)
+        # Beside the curve where it has fallen by the height of the text.
+        low = axes.get_ylim()[0] + 0.6 * (top - axes.get_ylim()[0])
+        axes.annotate(
+            f"off the axis\nbefore step {shown.index[0]:,}:\n{fp32.iloc[0]:,.0f} at step 0",
+            (fp32[fp32 <= low].index[0], 1), (5, -2), xycoords=axes.get_xaxis_transform(),
+            textcoords="offset points", va="top", color=GREY,
+        )  # fmt: skip
 
 
 def _draw_learning_rate(axes: Axes, audit: pd.DataFrame) -> None:

@@ -47,7 +47,7 @@ def _draw_course(axes: Axes, kurtosis: pd.DataFrame) -> None:
     tensors = kurtosis[kurtosis["statistic"] == "per_tensor"]
     for _, part in tensors.groupby("tensor"):
         axes.plot(part["step"], part["excess_kurtosis"], color=GREY, lw=0.4, alpha=0.6)
-    axes.axhline(0, color=GREY, lw=0.5)
+    axes.axhline(0, color=GREY, lw=0.5, zorder=0)
     ends = []
     for statistic, name in SUMMARIES.items():
         part = kurtosis[kurtosis["statistic"] == statistic]

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from workflow_scripts.lib.evaluation import FP32
+from workflow_scripts.lib.roles import FP32
 
 PROBES_DEPEND = "probes of one run are not independent, so this p is too small"
 CHECKPOINTS_DEPEND = "neighbouring checkpoints are not independent, so this p is too small"

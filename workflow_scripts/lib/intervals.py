@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from workflow_scripts.lib.evaluation import FP32
+from workflow_scripts.lib.roles import FP32
 
 CONFIDENCE = 0.95
 _BATCH = 250

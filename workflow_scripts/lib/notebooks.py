@@ -1,7 +1,6 @@
 """Execute a notebook and render it as HTML; what a failed one had reached is kept."""
 
 import os
-import sys
 from pathlib import Path
 
 import nbformat

@@ -14,8 +14,8 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.lib.evaluation import FP32
 from workflow_scripts.lib.intervals import CONFIDENCE, resampled_curves
+from workflow_scripts.lib.roles import FP32
 
 RULE = (
     "Only the evenly spaced checkpoints are used, so that every stretch of training weighs "

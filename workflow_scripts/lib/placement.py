@@ -64,7 +64,7 @@ def place_label(axes: Axes, x: float, y: float, text: str, *, color: str) -> Non
     curves = np.concatenate([_pixels(line) for line in axes.get_lines()] or [np.empty((0, 2))])
     others = [other.get_window_extent() for other in axes.texts if other is not label]
     best = None
-    for distance in (6, 12, 20, 30, 45):
+    for distance in (6, 12, 20, 30, 45, 65):
         for right, up in [(1, 1), (-1, 1), (1, -1), (-1, -1), (0, 1), (0, -1), (1, 0), (-1, 0)]:
             label.xyann = (right * distance, up * distance)
             label.set_ha({1: "left", -1: "right", 0: "center"}[right])
@@ -77,8 +77,12 @@ def place_label(axes: Axes, x: float, y: float, text: str, *, color: str) -> Non
 
 
 def _pixels(line: Line2D) -> np.ndarray:
-    path = line.get_transform().transform_path(line.get_path()).interpolated(8)
-    return path.vertices[np.isfinite(path.vertices).all(axis=1)]
+    """Points on a drawn line, at most two pixels apart."""
+    path = line.get_transform().transform_path(line.get_path())
+    corners = path.vertices[np.isfinite(path.vertices).all(axis=1)]
+    along = np.r_[0.0, np.cumsum(np.hypot(*np.diff(corners, axis=0).T))]
+    at = np.arange(0.0, along[-1] + 2.0, 2.0)
+    return np.column_stack([np.interp(at, along, corners[:, axis]) for axis in (0, 1)])
 
 
 def _cover(box: Bbox, curves: np.ndarray, others: list[Bbox], room: Bbox) -> float:

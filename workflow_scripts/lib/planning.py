@@ -53,6 +53,16 @@ class SuitePlan:
         return self.section["grid"]["last"]
 
     @property
+    def spacing(self) -> int:
+        """Steps between the evenly spaced revisions."""
+        return self.section["grid"]["spacing"]
+
+    @property
+    def phase_resamples(self) -> int:
+        """Bootstrap resamples of the steps of convergence and onset."""
+        return self.section["phases"]["resamples"]
+
+    @property
     def threads(self) -> int:
         """CPU threads of a training or probing job."""
         return self.section["threads"]
@@ -195,6 +205,13 @@ class SuitePlan:
             "fork": {k: v for k, v in self.section["fork"].items() if k != "optimizer_state"},
             **self.section["grid"],
         }
+
+    @property
+    def ledger_facts(self) -> dict:
+        """What the ledger of claims needs to know of the suite."""
+        numbers = ("lr_max", "lr_min", "warmup_steps", "schedule")
+        facts = {key: value for key, value in self.facts.items() if key != "training"}
+        return facts | {key: self.training[key] for key in numbers}
 
     # Training jobs
 

@@ -111,6 +111,7 @@ def choose_scale(
     values: Sequence[float],
     *,
     bounds: Sequence[float] = (),
+    decisive: Sequence[float] | None = None,
     unit: float | None = None,
     span: float = 30.0,
 ) -> str:
@@ -118,18 +119,16 @@ def choose_scale(
 
     Values that span more than a factor of ``span`` get a logarithmic axis; where some of them
     or of the ``bounds`` of their intervals are zero or negative it is a symmetric one,
-    linear around zero, so that they stay visible. ``unit`` is the smallest size worth
-    telling apart; by default the 5 % quantile of the positive values. Returns words for
-    the axis label, empty where the axis is linear.
+    linear around zero, so that they stay visible. ``decisive`` are the values whose span
+    counts, by default all. ``unit`` is the smallest size worth telling apart, by default
+    the 5 % quantile of the positive values. Returns words for the axis label, empty where
+    the axis is linear.
     """
     values = np.asarray(values, dtype=np.float64)
-    values = values[np.isfinite(values)]
-    positive = values[values > 0]
-    if not len(positive):
+    judged = values if decisive is None else np.asarray(decisive, dtype=np.float64)
+    if not (judged > 0).any() or np.abs(judged).max() <= span * (unit or _smallest(judged)):
         return ""
-    smallest = unit or np.quantile(positive, 0.05, method="lower")
-    if np.abs(values).max() <= span * smallest:
-        return ""
+    smallest = unit or _smallest(values)
     set_scale = axis.axes.set_yscale if axis.axis_name == "y" else axis.axes.set_xscale
     if min([values.min(), *bounds]) > 0 and unit is None:
         set_scale("log")
@@ -143,6 +142,11 @@ def choose_scale(
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(ticker.NullFormatter())
     return words
+
+
+def _smallest(values: np.ndarray) -> float:
+    """The 5 % quantile of the positive values: their smallest but for stray ones."""
+    return float(np.quantile(values[values > 0], 0.05, method="lower"))
 
 
 def step_axis(axes: Axes, *, tokens_per_step: float | None = None) -> None:

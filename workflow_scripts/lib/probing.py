@@ -7,9 +7,11 @@ import pandas as pd
 import torch
 from torch import nn
 
-from workflow_scripts.lib.evaluation import FP32, prepare_backend, score
+from workflow_scripts.lib.evaluation import score
+from workflow_scripts.lib.numerics import prepare_backend
 from workflow_scripts.lib.provenance import describe_run
 from workflow_scripts.lib.quantizers import quantized_weights, read_specs
+from workflow_scripts.lib.roles import FP32
 from workflow_scripts.lib.tokens import file_sha256, read_tokens
 
 
