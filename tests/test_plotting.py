@@ -153,6 +153,16 @@ def test_scale_follows_the_range():
     assert (negative.get_yscale(), words) == ("linear", "")
 
 
+def test_a_small_low_bit_range_stays_linear_whatever_the_control_does():
+    audit = synthetic.audit()
+    low = audit["role"] == "low_bit"
+    audit.loc[low, "gap_pct"] = np.linspace(5, 18, low.sum())
+    figure = figure_audit.draw(audit, synthetic.phases(), suite=synthetic.MINI)
+    assert audit.loc[audit["role"] == "high_bit", "gap_pct"].median() < 18 / 100
+    assert figure.axes[0].get_yscale() == "linear"
+    assert "log" not in figure.axes[0].get_ylabel()
+
+
 def test_phases_without_onset_are_two_and_say_so():
     names = [text.get_text() for text in draw("audit", onset=False).axes[0].texts]
     assert "2 plateau (no onset detected)" in names
