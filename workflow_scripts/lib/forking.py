@@ -84,7 +84,7 @@ class Fork:
             if update.step in self.probed_steps:
                 scores = prober(model, update.step)
                 scores.to_parquet(workspace.folder / f"step{update.step}.parquet")
-                bar.set_postfix_str(f"loss {update.loss_nats:.3f} nats")
+                bar.set_postfix_str(f"loss {update.loss_nats:.3f} nats", refresh=False)
             workspace.save(model, optimizer, update.step, losses)
         files = [workspace.folder / f"step{step}.parquet" for step in self.probed_steps]
         return pd.concat(map(pd.read_parquet, files), ignore_index=True), losses

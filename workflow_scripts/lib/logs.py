@@ -59,5 +59,5 @@ def progress(items: Iterable[Item], name: str, total: int | None = None) -> tqdm
         mininterval=5.0,
         maxinterval=5.0,
         delay=3.0,
-        bar_format="{desc}: {n_fmt}/{total_fmt} done, {elapsed} gone, {remaining} left {postfix}",
+        bar_format="{desc}: {n_fmt}/{total_fmt} done, {elapsed} gone, {remaining} left{postfix}",
     )

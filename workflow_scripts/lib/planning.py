@@ -213,6 +213,16 @@ class SuitePlan:
         facts = {key: value for key, value in self.facts.items() if key != "training"}
         return facts | {key: self.training[key] for key in numbers}
 
+    @property
+    def search_settings(self) -> dict:
+        """What the search for the embedded suite's free numbers holds fixed."""
+        return {
+            "architecture": dict(self.section["architecture"]),
+            "vocab_size": self.vocab_size,
+            "training": self.training,
+            "grid": dict(self.section["grid"]),
+        }
+
     # Training jobs
 
     @property

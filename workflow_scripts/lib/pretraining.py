@@ -77,7 +77,7 @@ def pretrain(
         losses.append(update.loss_nats)
         if update.step in staged:
             save_model(model, staged[update.step])
-            bar.set_postfix_str(f"loss {update.loss_nats:.3f} nats")
+            bar.set_postfix_str(f"loss {update.loss_nats:.3f} nats", refresh=False)
         workspace.save(model, optimizer, update.step, losses)
     save_state(
         Path(final_state), model, optimizer, step=stop, fingerprint=workspace.fingerprint, losses=[]

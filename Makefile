@@ -1,0 +1,38 @@
+# make            everything of the suite that config.yaml names
+# make test       the whole test suite
+# make lint       the checks of style and structure alone
+# make lock       write envs/requirements.lock anew (needs uv)
+
+PYTHON ?= python3
+CORES ?= all
+SUITE ?=
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: all test lint lock clean
+.DEFAULT_GOAL := all
+
+# The environment is whole when the lock file has been installed to the end.
+$(READY): envs/requirements.lock
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11, 5) or sys.exit("Python 3.11.5 or newer is needed, this is " + sys.version.split()[0] + "; name another one with make PYTHON=…")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement envs/requirements.lock
+	touch $(READY)
+
+all: $(READY)
+	$(BIN)/snakemake --cores $(CORES) $(if $(SUITE),--config suite=$(SUITE))
+
+test: $(READY)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/snakefmt --check Snakefile rules
+	$(BIN)/snakemake --lint
+
+lock:
+	envs/lock.sh
+
+clean:
+	rm -rf results logs benchmarks .snakemake
