@@ -7,6 +7,7 @@ import runpy
 from types import SimpleNamespace
 
 import nbformat
+import psutil
 import pytest
 from nbclient.exceptions import CellExecutionError
 
@@ -82,9 +83,20 @@ def test_notebooks_import_nothing_that_trains_or_downloads(name):
     assert not re.search(r"^ *!|open\(.*[\"']w|to_csv|savefig|plotting\.save", code, flags=re.M)
 
 
+def another_kernel_named_python3(folder):
+    """A kernel that a user has installed for an interpreter that cannot run the notebooks."""
+    spec = folder / "kernels" / "python3" / "kernel.json"
+    spec.parent.mkdir(parents=True)
+    argv = {"argv": ["false", "{connection_file}"], "display_name": "other", "language": "python"}
+    spec.write_text(json.dumps(argv))
+    return folder
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_notebooks_render_from_any_directory(name, results, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JUPYTER_PATH", str(another_kernel_named_python3(tmp_path / "jupyter")))
+    before = psutil.Process().children(recursive=True)
     html = tmp_path / "out" / f"{name}.html"
     job = SimpleNamespace(
         input=SimpleNamespace(notebook=FOLDER / f"{name}.ipynb"),
@@ -103,6 +115,7 @@ def test_notebooks_render_from_any_directory(name, results, tmp_path, monkeypatc
     assert [path.name for path in html.parent.iterdir()] == [html.name]
     assert f"{name}: cell" in (tmp_path / f"{name}.log").read_text(encoding="utf-8")
     assert not (tmp_path / f"{name}.ipynb").exists()
+    assert psutil.Process().children(recursive=True) == before
 
 
 def test_the_papers_own_suite_without_an_onset(results, tmp_path):

@@ -149,6 +149,8 @@ def test_scale_follows_the_range():
     assert words == "log scale, linear within ±0.1"
     bounded, _ = axis_of([0.02, 1.0, 100.0], bounds=[-0.01])
     assert bounded.get_yscale() == "symlog"
+    noise, words = axis_of([-1.5, 0.001, 1.4])
+    assert (noise.get_yscale(), words) == ("linear", "")
     negative, words = axis_of([-3.0, -2.0, -1.0])
     assert (negative.get_yscale(), words) == ("linear", "")
 

@@ -29,7 +29,7 @@ def draw(forks: pd.DataFrame, audit: pd.DataFrame, *, suite: dict) -> Figure:
         figure = Figure(figsize=(PAGE_IN, 6.2))
         grid = figure.add_gridspec(
             3, 2, height_ratios=(1.6, 1.2, 0.7), hspace=0.3, wspace=0.34,
-            left=0.085, right=0.925, bottom=0.065, top=0.90,
+            left=0.095, right=0.93, bottom=0.065, top=0.90,
         )  # fmt: skip
         gap = figure.add_subplot(grid[0, :])
         low_ppl = figure.add_subplot(grid[1, 0], sharex=gap)
@@ -63,7 +63,7 @@ def draw(forks: pd.DataFrame, audit: pd.DataFrame, *, suite: dict) -> Figure:
         figure.suptitle(
             f"{suite['label']}: forks from step {start:,} under {len(looks)} "
             "learning-rate schedules",
-            x=0.085, ha="left", y=0.985,
+            x=0.095, ha="left", y=0.985,
         )  # fmt: skip
         figure.align_ylabels([gap, low_ppl, rate])
     return figure
@@ -124,6 +124,6 @@ def _explain(figure: Figure, forks: pd.DataFrame) -> None:
         Line2D([], [], mfc="white", **probe, label="OLI, last update a bump"),
     ]
     figure.legend(
-        handles=handles, loc="upper left", bbox_to_anchor=(0.075, 0.965), ncols=len(handles),
+        handles=handles, loc="upper left", bbox_to_anchor=(0.085, 0.965), ncols=len(handles),
         frameon=False, handlelength=1.6, columnspacing=1.6,
     )  # fmt: skip

@@ -15,6 +15,17 @@ ROOT = Path(__file__).resolve().parents[2]
 CELL_TIMEOUT_S = 600
 
 
+class _OwnKernel(AsyncKernelManager):
+    """Starts the kernel of this very interpreter.
+
+    Without kernel directories, a kernel named python3 that a user has installed for
+    another Python cannot take its place.
+    """
+
+    def _kernel_spec_manager_default(self) -> KernelSpecManager:
+        return KernelSpecManager(parent=self, kernel_dirs=[])
+
+
 def strip(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Remove outputs, execution counts and cell metadata in place: the form that is committed."""
     for cell in notebook.cells:
@@ -34,13 +45,11 @@ def execute(notebook: nbformat.NotebookNode, *, name: str, environment: dict[str
     cell that fails; the cells before it, and its traceback, are then in ``notebook``.
     """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    # No kernel directories: a kernel named python3 that a user has installed for another
-    # Python would win over the one of this environment.
-    specs = KernelSpecManager(kernel_dirs=[])
     total = len(notebook.cells)
     client = NotebookClient(
         notebook,
-        km=AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs),
+        kernel_manager_class=_OwnKernel,
+        kernel_name="python3",
         timeout=CELL_TIMEOUT_S,
         record_timing=False,
         resources={"metadata": {"path": str(ROOT / "notebooks")}},

@@ -126,17 +126,14 @@ def choose_scale(
     """
     values = np.asarray(values, dtype=np.float64)
     judged = values if decisive is None else np.asarray(decisive, dtype=np.float64)
-    if not (judged > 0).any() or np.abs(judged).max() <= span * (unit or _smallest(judged)):
+    if not (judged > 0).any() or judged.max() <= span * _linear_part(judged, unit):
         return ""
-    smallest = unit or _smallest(values)
     set_scale = axis.axes.set_yscale if axis.axis_name == "y" else axis.axes.set_xscale
     if min([values.min(), *bounds]) > 0 and unit is None:
         set_scale("log")
         words = "log scale"
     else:
-        # The linear part holds everything that lies below zero.
-        edge = max(smallest, -values.min())
-        threshold = 10.0 ** np.ceil(np.log10(edge) - 1e-9)
+        threshold = 10.0 ** np.ceil(np.log10(_linear_part(values, unit)) - 1e-9)
         set_scale("symlog", linthresh=threshold, linscale=0.6)
         words = f"log scale, linear within ±{threshold:g}"
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
@@ -144,9 +141,10 @@ def choose_scale(
     return words
 
 
-def _smallest(values: np.ndarray) -> float:
-    """The 5 % quantile of the positive values: their smallest but for stray ones."""
-    return float(np.quantile(values[values > 0], 0.05, method="lower"))
+def _linear_part(values: np.ndarray, unit: float | None) -> float:
+    """How far from zero an axis must be linear: over all that is negative or small."""
+    smallest = unit or float(np.quantile(values[values > 0], 0.05, method="lower"))
+    return max(smallest, -float(values.min()))
 
 
 def step_axis(axes: Axes, *, tokens_per_step: float | None = None) -> None:
