@@ -205,10 +205,21 @@ def _markdown(table: Table) -> str:
 
 def _latex(table: Table) -> str:
     text = _printed(table)
-    return text.to_latex(
+    # Headings of three short lines keep the columns narrow enough for a page.
+    parts = [(group, *_heading_lines(heading)) for group, heading in text.columns]
+    latex = text.set_axis(pd.MultiIndex.from_tuples(parts), axis=1).to_latex(
         index=False, escape=True, column_format="r" * text.shape[1], multicolumn_format="c",
         caption=_escape(table.caption), label=table.label, position="htbp",
     )  # fmt: skip
+    small = r"\footnotesize\setlength{\tabcolsep}{2.5pt}"
+    return latex.replace(r"\begin{tabular}", small + "\n" + r"\begin{tabular}")
+
+
+def _heading_lines(heading: str) -> tuple[str, str, str]:
+    """First word, other words and unit: ``INT4``, ``gap``, ``(%)``."""
+    name, bracket, unit = heading.partition(" (")
+    first, _, others = name.partition(" ")
+    return first, others, f"({unit}" if bracket else ""
 
 
 def _escape(text: str) -> str:
