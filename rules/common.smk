@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import yaml
-from snakemake.exceptions import WorkflowError
 
 from workflow_scripts.lib.code_hash import code_hash
 from workflow_scripts.lib.config import ConfigError, check_config, find_suite
@@ -20,12 +19,13 @@ NOTEBOOKS = {
     "kurtosis": ["kurtosis.csv", "audit.csv", "phases.json", "statistics.csv"],
     "forks": ["forks.csv", "audit.csv", "statistics.csv", "tables/table2.md"],
 }
+LEDGER = "resources/paper/claims.yaml"
 SCHEMA = yaml.safe_load(Path(workflow.basedir, "rules/schemas/config.schema.yaml").read_text())
 
 try:
     check_config(config, SCHEMA)
 except ConfigError as error:
-    raise WorkflowError(str(error))
+    sys.exit(f"Error: {error}")
 
 
 def plan_of(name):
@@ -48,6 +48,20 @@ def planned(what, *names):
             sys.exit(f"Error: {error}")
 
     return value
+
+
+def facts_of_claim(wildcards):
+    """The ledger's facts of a suite; one line where the ledger has no such claim."""
+    ledger = yaml.safe_load(Path(workflow.basedir, LEDGER).read_text())
+    known = [row["id"] for row in ledger["claims"]]
+    if wildcards.claim not in known:
+        sys.exit(f"Error: {LEDGER} has no claim {wildcards.claim!r}; valid: {', '.join(known)}")
+    return planned("ledger_facts")(wildcards)
+
+
+def results_folder(wildcards, input):
+    """The folder of all suites' results, from a file of one of them."""
+    return Path(input.results[0]).parts[0]
 
 
 def printed_facts():

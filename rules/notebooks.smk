@@ -23,7 +23,7 @@ for notebook, needed in NOTEBOOKS.items():
             "../envs/notebook.yaml"
         params:
             suite=planned("facts"),
-            results="results",
+            results=results_folder,
             code=code_hash("workflow_scripts/render_notebook.py", f"notebooks/{notebook}.ipynb"),
         message:
             f"Notebook {notebook} of {{wildcards.suite}}"

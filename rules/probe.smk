@@ -51,7 +51,7 @@ rule gather_audit:
     conda:
         "../envs/analysis.yaml"
     params:
-        training=planned("training"),
+        schedule=planned("schedule"),
         total_steps=planned("last"),
         tokens_per_step=planned("tokens_per_step"),
         code=code_hash("workflow_scripts/gather_audit.py"),

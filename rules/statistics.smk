@@ -95,6 +95,9 @@ use rule judge_claims as judge_claims_one with:
         "logs/{suite}/judge_claims/{claim}.log",
     benchmark:
         "benchmarks/{suite}/judge_claims/{claim}.tsv"
+    params:
+        suite=facts_of_claim,
+        code=code_hash("workflow_scripts/judge_claims.py"),
     message:
         "Judging claim {wildcards.claim} on {wildcards.suite}"
 

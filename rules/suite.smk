@@ -56,7 +56,7 @@ rule fetch_checkpoint:
     conda:
         "../envs/torch.yaml"
     params:
-        repo=planned("repo"),
+        repo=planned("repo", "step"),
         code=code_hash("workflow_scripts/fetch_checkpoint.py"),
     message:
         "Fetching {wildcards.suite} step {wildcards.step}"

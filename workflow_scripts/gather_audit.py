@@ -12,7 +12,7 @@ def main(
     tables: list[str],
     sequences: list[str],
     suite: str,
-    training: dict,
+    schedule: dict,
     total_steps: int,
     tokens_per_step: int,
     audit: str,
@@ -20,9 +20,12 @@ def main(
 ) -> None:
     """Write ``audit.csv`` and the per-sequence scores of the whole suite."""
     probes = pd.concat(map(pd.read_csv, tables), ignore_index=True)
-    schedule = read_schedule(training, total_steps)
     gathered = gather_audit(
-        probes, schedule, suite=suite, lr_max=training["lr_max"], tokens_per_step=tokens_per_step
+        probes,
+        read_schedule(schedule, total_steps),
+        suite=suite,
+        lr_max=schedule["lr_max"],
+        tokens_per_step=tokens_per_step,
     )
     gathered.to_csv(audit, index=False)
     pd.concat(map(pd.read_parquet, sequences)).to_parquet(all_sequences, index=False)
@@ -38,7 +41,7 @@ if __name__ == "__main__":
             suite=snakemake.wildcards.suite,
             audit=snakemake.output.audit,
             all_sequences=snakemake.output.sequences,
-            training=snakemake.params.training,
+            schedule=snakemake.params.schedule,
             total_steps=snakemake.params.total_steps,
             tokens_per_step=snakemake.params.tokens_per_step,
         )

@@ -5,6 +5,7 @@ import torch
 from workflow_scripts.lib.logs import logged
 from workflow_scripts.lib.numerics import prepare_backend
 from workflow_scripts.lib.pretraining import pretrain
+from workflow_scripts.lib.provenance import describe_run
 from workflow_scripts.lib.tokens import file_sha256, read_tokens
 from workflow_scripts.lib.workspace import Workspace, fingerprint
 
@@ -16,7 +17,8 @@ def main(*, train: str, initial_state: str | None, checkpoints: dict, final_stat
     torch.set_num_threads(threads)
     prepare_backend()
     inputs = [file_sha256(path) for path in (train, initial_state) if path]
-    identity = fingerprint(inputs=inputs, settings=settings, code=code, threads=threads)
+    made_by = {**describe_run(threads=threads), **settings, "due": list(checkpoints)}
+    identity = fingerprint(**made_by, inputs=inputs, code=code)
     unfinished = Workspace(workspace, identity, save_every)
     table = pretrain(
         read_tokens(train),

@@ -12,7 +12,8 @@ from workflow_scripts.lib.workspace import Workspace, fingerprint
 
 
 def main(*, suite: str, schedule: str, seed: int, inputs: dict, outputs: dict, settings: dict,
-         probe: dict, threads: int, workspace: str, save_every: int, code: str) -> None:  # fmt: skip
+         probe: dict, threads: int, workspace: str, save_every: int,
+         code: str) -> None:  # fmt: skip
     """Write a row per probe and quantizer, the scores of each sequence, and what made them."""
     fork, prober = Fork(seed=seed, **settings), Prober(inputs["validation"], probe, threads)
     hashes = {name: file_sha256(path) for name, path in inputs.items()}

@@ -4,77 +4,24 @@
 to each other. Every error names the key, the value and what would be valid.
 """
 
-import difflib
-import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import ValidationError
-
+from workflow_scripts.lib.config_schema import schema_errors, suggest
+from workflow_scripts.lib.corpus import package_root, package_versions
+from workflow_scripts.lib.roles import FP32
 from workflow_scripts.lib.suite import nearest, revision_steps
+
+MOST_REVISIONS = 100_000
+PRINTED_SUITE = "paper"  # results/paper holds the verdicts on the paper's own tables
 
 
 class ConfigError(ValueError):
     """A mistake in the configuration, said in one line."""
 
 
-def _suggest(name: str, valid: list[str]) -> str:
-    close = difflib.get_close_matches(name, valid, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    return f"{hint}valid: {', '.join(valid)}"
-
-
-def _key(error: ValidationError) -> str:
-    return ".".join(str(part) for part in error.absolute_path) or "(top level)"
-
-
-def _unknown_keys(error: ValidationError) -> list[str]:
-    known = set(error.schema.get("properties", {}))
-    return sorted(str(name) for name in error.instance if name not in known)
-
-
-def _schema_line(error: ValidationError) -> str:
-    """One line for one schema error."""
-    key, value, rule = _key(error), error.instance, error.validator
-    if rule == "additionalProperties":
-        unknown = _unknown_keys(error)[0]
-        prefix = "" if key == "(top level)" else f"{key}."
-        valid = _suggest(unknown, sorted(error.schema.get("properties", {})))
-        return f"config key {prefix}{unknown} is not known; {valid}"
-    if rule == "required":
-        missing = [name for name in error.validator_value if name not in value]
-        return f"config key {key} lacks {', '.join(missing)}"
-    if rule in ("enum", "const"):
-        valid = error.validator_value if rule == "enum" else [error.validator_value]
-        hint = _suggest(str(value), [str(choice) for choice in valid])
-        return f"config key {key}: {value!r} is not valid; {hint}"
-    if rule == "not":
-        return f"config key {key}: group_size goes with granularity group only"
-    if rule == "pattern":
-        return f"config key {key}: {value!r} does not match {error.validator_value}"
-    return f"config key {key}: {error.message}"
-
-
-def _deepest(error: ValidationError) -> ValidationError:
-    """The most specific error below ``error``: what a branch of the schema complained about."""
-    while error.context:
-        error = max(error.context, key=lambda nested: len(nested.absolute_path))
-    return error
-
-
-def _schema_errors(config: Mapping, schema: Mapping) -> Iterator[str]:
-    # A mistaken kind (enum) explains what follows from it, so it comes first.
-    errors = sorted(
-        Draft202012Validator(schema).iter_errors(config),
-        key=lambda error: (error.validator != "enum", list(map(str, error.absolute_path))),
-    )
-    for error in errors:
-        yield _schema_line(_deepest(error))
-
-
 def _check_name(key: str, name: str, known: Mapping) -> None:
     if name not in known:
-        raise ConfigError(f"config key {key}: {name!r} is not known; {_suggest(name, list(known))}")
+        raise ConfigError(f"config key {key}: {name!r} is not known; {suggest(name, list(known))}")
 
 
 def suite_steps(suite: Mapping) -> list[int]:
@@ -126,8 +73,17 @@ def _check_quantizers(name: str, suite: Mapping, quantizers: Mapping) -> None:
                 f"config key {key}: {suite['probe'][role]!r} has group_size {size}, larger than "
                 f"the suite's smallest layer ({width} inputs); valid: 1 to {width}"
             )
-    if suite["probe"]["low_bit"] == suite["probe"]["high_bit"]:
-        raise ConfigError(f"config key suites.{name}.probe: low_bit and high_bit are the same")
+    low, high = suite["probe"]["low_bit"], suite["probe"]["high_bit"]
+    if low == high:
+        raise ConfigError(
+            f"config key suites.{name}.probe: low_bit and high_bit are both {low!r}; "
+            "they must be two quantizers"
+        )
+    if quantizers[low]["bits"] > quantizers[high]["bits"]:
+        raise ConfigError(
+            f"config key suites.{name}.probe: low_bit {low!r} has {quantizers[low]['bits']} bits, "
+            f"high_bit {high!r} {quantizers[high]['bits']}; low_bit must not have more"
+        )
 
 
 def _check_fork(name: str, suite: Mapping, steps: list[int]) -> None:
@@ -138,9 +94,15 @@ def _check_fork(name: str, suite: Mapping, steps: list[int]) -> None:
             f"config key {key}.probe_every: {fork['probe_every']} does not divide "
             f"fork.steps {fork['steps']}"
         )
-    if "cosine" not in fork["schedules"]:
+    control = fork["schedules"].get("cosine")
+    if control is None:
         raise ConfigError(
             f"config key {key}.schedules lacks cosine, the control that others are held against"
+        )
+    if control["kind"] != "cosine":
+        raise ConfigError(
+            f"config key {key}.schedules.cosine.kind: {control['kind']!r} is not valid for the "
+            "control that others are held against; valid: cosine"
         )
     states = suite["training"].get("jobs_end_at", [])
     if fork["optimizer_state"] == "restored" and fork["start"] not in states:
@@ -162,20 +124,41 @@ def _check_batches(name: str, suite: Mapping) -> None:
 
 def _check_packages(name: str, suite: Mapping) -> None:
     for package in suite["text"].get("packages", []):
-        if importlib.util.find_spec(package) is None:
-            raise ConfigError(
-                f"config key suites.{name}.text.packages: {package!r} is not installed in this "
-                "environment; install it or take it from the list"
-            )
+        try:
+            package_root(package)
+            package_versions([package])
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"config key suites.{name}.text.packages: {error}") from error
+
+
+def _check_source(name: str, suite: Mapping) -> None:
+    source, tokenizer = suite["source"], suite["tokenizer"]
+    if (source == "hub") != ("repo" in suite):
+        raise ConfigError(
+            f"config key suites.{name}.repo goes with source hub, and only with it; "
+            f"source is {source}"
+        )
+    wanted = "vocab_size" if source == "pretrain" else "repo"
+    if list(tokenizer) != [wanted]:
+        raise ConfigError(
+            f"config key suites.{name}.tokenizer: has {', '.join(tokenizer) or 'no key'}; "
+            f"valid with source {source}: {wanted}"
+        )
 
 
 def _check_suite(name: str, suite: Mapping, quantizers: Mapping) -> None:
+    if name == PRINTED_SUITE:
+        raise ConfigError(f"config key suites.{name}: this name is taken by the printed tables")
+    revisions = suite["grid"]["last"] // suite["grid"]["spacing"]
+    if revisions > MOST_REVISIONS:
+        raise ConfigError(
+            f"config key suites.{name}.grid: {revisions} revisions; at most {MOST_REVISIONS}"
+        )
     try:
         steps = suite_steps(suite)
     except ValueError as error:
         raise ConfigError(f"config key suites.{name}.grid: {error}") from error
-    if (suite["source"] == "hub") != ("repo" in suite):
-        raise ConfigError(f"config key suites.{name}.repo goes with source hub, and only with it")
+    _check_source(name, suite)
     shape = suite["architecture"]
     if shape["hidden_size"] % shape["num_heads"]:
         raise ConfigError(
@@ -191,9 +174,11 @@ def _check_suite(name: str, suite: Mapping, quantizers: Mapping) -> None:
 
 def check_config(config: Mapping, schema: Mapping) -> None:
     """Raise ``ConfigError`` with one line for the first mistake found."""
-    for line in _schema_errors(config, schema):
+    for line in schema_errors(config, schema):
         raise ConfigError(line)
     _check_name("suite", config["suite"], config["suites"])
+    if FP32 in config["quantizers"]:
+        raise ConfigError(f"config key quantizers.{FP32}: this name is taken by full precision")
     for name, suite in config["suites"].items():
         _check_suite(name, suite, config["quantizers"])
 

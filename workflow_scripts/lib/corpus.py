@@ -42,17 +42,23 @@ class Source:
 def package_root(package: str) -> Path:
     """Folder of an installed package, found without importing it.
 
-    Raises ``ModuleNotFoundError`` where it is not installed.
+    Raises ``ModuleNotFoundError`` where it is not installed or a single file.
     """
-    spec = importlib.util.find_spec(package)
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # a module that was not made from a file, such as __main__
+        spec = None
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(f"package {package!r} is not installed in this environment")
     return Path(spec.submodule_search_locations[0])
 
 
 def package_versions(packages: Sequence[str]) -> dict[str, str]:
-    """Installed version of each package."""
-    return {package: metadata.version(package) for package in packages}
+    """Installed version of each package.
+
+    Raises ``ModuleNotFoundError`` where one has none, such as a folder of Python's own.
+    """
+    return {package: _version(package) for package in packages}
 
 
 def _docstrings(tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -99,7 +105,10 @@ def _version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return metadata.version(metadata.packages_distributions()[package][0])
+        distributions = metadata.packages_distributions().get(package)
+    if not distributions:
+        raise ModuleNotFoundError(f"package {package!r} belongs to no installed distribution")
+    return metadata.version(distributions[0])
 
 
 def describe(package: str, documents: Sequence[Document]) -> Source:
@@ -117,12 +126,17 @@ def describe(package: str, documents: Sequence[Document]) -> Source:
     )
 
 
+def words(text: str) -> str:
+    """What makes two documents the same: the text with every white space a single blank."""
+    return " ".join(text.split())
+
+
 def deduplicate(documents: Sequence[Document]) -> list[Document]:
     """The first of each group of documents that are equal but for white space."""
     seen: set[str] = set()
     kept = []
     for document in documents:
-        key = " ".join(document.text.split())
+        key = words(document.text)
         if key not in seen:
             seen.add(key)
             kept.append(document)

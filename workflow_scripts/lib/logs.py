@@ -13,7 +13,10 @@ Item = TypeVar("Item")
 
 
 class _Tee:
-    """Writes to the terminal and to a log; bars become plain lines in both."""
+    """Writes to the terminal and to a log; bars become plain lines in both.
+
+    Whatever else a library asks of standard error, the terminal answers.
+    """
 
     def __init__(self, *streams: TextIO) -> None:
         self.streams = streams
@@ -27,6 +30,9 @@ class _Tee:
     def flush(self) -> None:
         for stream in self.streams:
             stream.flush()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.streams[0], name)
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from workflow_scripts.lib.config import ConfigError, find_schedule, suite_steps
 from workflow_scripts.lib.corpus import package_versions
 from workflow_scripts.lib.suite import CHECKPOINT_FILES, chunk_names, parse_range
 
+SCHEDULE_KEYS = ("schedule", "lr_max", "lr_min", "warmup_steps")
+
 
 @dataclass(frozen=True)
 class PretrainingJob:
@@ -149,9 +151,9 @@ class SuitePlan:
         """Hub model whose tokenizer the suite takes."""
         return self.section["tokenizer"]["repo"]
 
-    @property
-    def repo(self) -> str:
-        """Hub model whose revisions are the suite."""
+    def repo(self, step: str) -> str:
+        """Hub model that the revision of ``step`` is in; one line if the step is off the grid."""
+        self.steps_in(f"step{step}")
         return self.section["repo"]
 
     @property
@@ -169,6 +171,11 @@ class SuitePlan:
         """How the suite is trained, without how its training is cut into jobs."""
         unread = ("jobs_end_at", "save_every")
         return {k: v for k, v in self.section["training"].items() if k not in unread}
+
+    @property
+    def schedule(self) -> dict:
+        """What decides the learning rate of the suite's own run."""
+        return {k: self.section["training"][k] for k in SCHEDULE_KEYS}
 
     @property
     def save_every(self) -> int:
@@ -195,23 +202,24 @@ class SuitePlan:
 
     @property
     def facts(self) -> dict:
-        """What tables, figures and claims need to know of the suite."""
+        """What tables, figures and notebooks need to know of the suite."""
         return {
             "name": self.name,
             "label": self.section["label"],
             "is_paper_model": self.section["is_paper_model"],
-            "tokens_per_step": self.tokens_per_step,
-            "training": self.training,
-            "fork": {k: v for k, v in self.section["fork"].items() if k != "optimizer_state"},
-            **self.section["grid"],
+            "spacing": self.spacing,
         }
 
     @property
     def ledger_facts(self) -> dict:
         """What the ledger of claims needs to know of the suite."""
-        numbers = ("lr_max", "lr_min", "warmup_steps", "schedule")
-        facts = {key: value for key, value in self.facts.items() if key != "training"}
-        return facts | {key: self.training[key] for key in numbers}
+        return {
+            **self.facts,
+            **self.section["grid"],
+            **self.schedule,
+            "tokens_per_step": self.tokens_per_step,
+            "fork": {k: v for k, v in self.section["fork"].items() if k != "optimizer_state"},
+        }
 
     @property
     def search_settings(self) -> dict:
@@ -283,11 +291,12 @@ class SuitePlan:
 
     def fork_settings(self, schedule: str) -> dict:
         """What one fork's trajectory depends on besides its seed and its inputs."""
-        unread = ("seeds", "schedules")
+        fork = {k: v for k, v in self.section["fork"].items() if k not in ("seeds", "schedules")}
+        training = {k: v for k, v in self.training.items() if k not in ("seed", "batch_size")}
         return {
             "definition": dict(find_schedule(self.section, schedule)),
-            "fork": {k: v for k, v in self.section["fork"].items() if k not in unread},
-            "training": self.training,
+            "fork": fork,
+            "training": training,
             "total_steps": self.last,
         }
 

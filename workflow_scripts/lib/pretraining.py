@@ -24,8 +24,8 @@ from workflow_scripts.lib.workspace import Workspace
 
 def read_recipe(training: Mapping, batch_size: int | None = None) -> Recipe:
     """The recipe in a ``training`` section, with another batch size for forks."""
-    values = {field.name: training[field.name] for field in fields(Recipe)}
-    return Recipe(**values | ({} if batch_size is None else {"batch_size": batch_size}))
+    values = {**training} if batch_size is None else {**training, "batch_size": batch_size}
+    return Recipe(**{field.name: values[field.name] for field in fields(Recipe)})
 
 
 def read_schedule(training: Mapping, total_steps: int) -> Cosine | CosineNeoxV1:

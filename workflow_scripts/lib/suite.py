@@ -9,10 +9,10 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 
-# No leading zeros: one name for one revision.
 # A checkpoint in Hugging Face format, as this project writes and reads it.
 CHECKPOINT_FILES = ("model.safetensors", "config.json")
 
+# No leading zeros: one name for one revision.
 _RANGE = re.compile(r"step(0|[1-9][0-9]*)(?:-step(0|[1-9][0-9]*))?")
 
 
@@ -24,9 +24,9 @@ def revision_steps(*, powers_of_two: int, spacing: int, last: int) -> list[int]:
     """
     if last % spacing:
         raise ValueError(f"last {last}: must be a multiple of spacing {spacing}")
-    powers = [2**i for i in range(powers_of_two)]
-    if powers and powers[-1] > last:
+    if powers_of_two > last.bit_length():
         raise ValueError(f"powers_of_two {powers_of_two}: 2^{powers_of_two - 1} is past {last}")
+    powers = [2**i for i in range(powers_of_two)]
     return sorted({0, *powers, *range(spacing, last + 1, spacing)})
 
 

@@ -39,9 +39,10 @@ def up_to(texts: Iterable[str], characters: int) -> Iterator[str]:
             return
 
 
-def without(texts: Iterable[str], excluded: set[str]) -> Iterator[str]:
-    """Texts that are not in ``excluded``."""
-    return (text for text in texts if text not in excluded)
+def without(texts: Iterable[str], excluded: Iterable[str]) -> Iterator[str]:
+    """Texts that are not in ``excluded``, white space aside."""
+    known = set(map(corpus.words, excluded))
+    return (text for text in texts if corpus.words(text) not in known)
 
 
 def collect(source: Mapping, train: str, validation: str) -> dict:
@@ -82,7 +83,7 @@ def collect_hub(text: Mapping, train: str, validation: str, tokens: Mapping[str,
     """
     wanted = {split: count * CHARACTERS_PER_TOKEN for split, count in tokens.items()}
     held_out = list(up_to(stream_documents(**text["validation"]), wanted["validation"]))
-    training = without(stream_documents(**text["train"]), set(held_out))
+    training = without(stream_documents(**text["train"]), held_out)
     return {
         "source": "Hugging Face hub",
         "validation": dict(text["validation"]),
@@ -94,5 +95,5 @@ def collect_hub(text: Mapping, train: str, validation: str, tokens: Mapping[str,
 
 def shared_documents(first: Iterable[str], second: Iterable[str]) -> int:
     """How many documents of ``second`` occur in ``first``, white space aside."""
-    known = {" ".join(text.split()) for text in first}
-    return sum(" ".join(text.split()) in known for text in second)
+    known = set(map(corpus.words, first))
+    return sum(corpus.words(text) in known for text in second)

@@ -7,6 +7,7 @@ what another fingerprint left behind is thrown away.
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from workflow_scripts.lib.checkpoints import atomic_path
 from workflow_scripts.lib.training import load_state, save_state, state_fingerprint
 
 
@@ -53,10 +55,17 @@ class Workspace:
             )  # fmt: skip
 
     def publish(self, files: Mapping[Path, Path]) -> None:
-        """Move finished files (source to target) to where the rule declares them."""
+        """Put finished files (source to target) where the rule declares them.
+
+        They stay in the workspace as well: a kill in between may leave some of them out,
+        and the next run then finds them all. Linked where the file system can.
+        """
         for source, target in files.items():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            source.replace(target)
+            with atomic_path(target) as temporary:
+                try:
+                    os.link(source, temporary)
+                except OSError:
+                    shutil.copyfile(source, temporary)
 
     def remove(self) -> None:
         """Delete the folder once the job's outputs are all in place."""
