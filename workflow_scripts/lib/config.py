@@ -112,6 +112,20 @@ def _check_fork(name: str, suite: Mapping, steps: list[int]) -> None:
         )
 
 
+def _check_phase_resolved(key: str, fork: Mapping) -> None:
+    resolved = fork["phase_resolved"]
+    for name, definition in fork["schedules"].items():
+        if definition["kind"] != "oli":
+            continue
+        span = resolved["cycles"] * (definition["bump_steps"] + definition["cool_steps"])
+        if span > fork["steps"] or span % resolved["probe_every"]:
+            raise ConfigError(
+                f"config key {key}.phase_resolved: {resolved['cycles']} cycles of "
+                f"schedules.{name} are {span} steps; that must be at most fork.steps "
+                f"{fork['steps']} and a multiple of probe_every {resolved['probe_every']}"
+            )
+
+
 def _check_batches(name: str, suite: Mapping) -> None:
     longest = suite["architecture"]["max_length"]
     for split, batches in suite["batches"].items():

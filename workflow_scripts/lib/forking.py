@@ -44,9 +44,13 @@ class Fork:
 
     @property
     def probed_steps(self) -> range:
-        """Steps at which the fork is probed."""
+        """Steps at which the fork is probed, counted back from its end.
+
+        All of the fork, or where ``fork`` has ``probe_last`` that many steps of its end.
+        """
         every = self.fork["probe_every"]
-        return range(self.start + every, self.stop + 1, every)
+        span = self.fork.get("probe_last", self.fork["steps"])
+        return range(self.stop - span + every, self.stop + 1, every)
 
     @property
     def schedule(self) -> Schedule:

@@ -289,9 +289,39 @@ class SuitePlan:
             inputs["state"] = f"{self.root}/training/step{fork['start']}.safetensors"
         return inputs
 
+    @property
+    def cycles(self) -> list[str]:
+        """Phase-resolved probes of every OLI schedule, both orders and all seeds."""
+        fork = self.section["fork"]
+        return [
+            f"{self.root}/cycles/{schedule}-{order}first-seed{seed}.csv"
+            for schedule, definition in fork["schedules"].items()
+            if definition["kind"] == "oli"
+            for order in ("bump", "cool")
+            for seed in fork["seeds"]
+        ]
+
+    def cycle_settings(self, schedule: str, order: str) -> dict:
+        """A fork of OLI with one order of its phases, probed densely through its last cycles.
+
+        Raises ``ConfigError`` for a schedule without phases.
+        """
+        settings = self.fork_settings(schedule)
+        definition = settings["definition"]
+        if definition["kind"] != "oli":
+            raise ConfigError(f"fork.schedules: {schedule!r} has no phases; only kind oli has")
+        period = definition["bump_steps"] + definition["cool_steps"]
+        resolved = self.section["fork"]["phase_resolved"]
+        fork = settings["fork"] | {
+            "probe_every": resolved["probe_every"],
+            "probe_last": resolved["cycles"] * period,
+        }
+        return settings | {"definition": definition | {"first": order}, "fork": fork}
+
     def fork_settings(self, schedule: str) -> dict:
         """What one fork's trajectory depends on besides its seed and its inputs."""
-        fork = {k: v for k, v in self.section["fork"].items() if k not in ("seeds", "schedules")}
+        unread = ("seeds", "schedules", "phase_resolved")
+        fork = {k: v for k, v in self.section["fork"].items() if k not in unread}
         training = {k: v for k, v in self.training.items() if k not in ("seed", "batch_size")}
         return {
             "definition": dict(find_schedule(self.section, schedule)),
