@@ -44,6 +44,38 @@ def schedule(suite: dict) -> CosineNeoxV1:
     return CosineNeoxV1(0.01, 0.001, max(1, last // 100), last)
 
 
+def fork_schedules(suite: dict) -> dict[str, dict]:
+    """Definitions of the three forks on the suite's grid."""
+    k = suite["spacing"]
+    cycle = {"bump_steps": 3 * k // 40, "cool_steps": 12 * k // 40}
+    return {
+        "cosine": {"kind": "cosine"},
+        "sgdr": {"kind": "sgdr", "period": 10 * k},
+        "oli": {"kind": "oli", **cycle, "amplitude": 5.0, "first": "cool"},
+    }
+
+
+def facts(suite: dict) -> dict:
+    """``suite`` with what its plan says of training and forks; fits ``audit`` and ``forks``."""
+    k, lr = suite["spacing"], schedule(suite)
+    training = {
+        "schedule": "cosine_neox_v1",
+        "lr_max": lr.lr_max,
+        "lr_min": lr.lr_min,
+        "warmup_steps": lr.warmup_steps,
+    }
+    fork = {
+        "start": 70 * k,
+        "steps": 30 * k,
+        "probe_every": k,
+        "batch_size": 16,
+        "seeds": [0, 1, 2],
+        "schedules": fork_schedules(suite),
+    }
+    more = {"tokens_per_step": 16 * LENGTH, "powers_of_two": 10, "last": 143 * k}
+    return {**suite, **more, "training": training, "fork": fork}
+
+
 def _curve(suite: dict, steps: list[int], column: str, at_zero: float) -> np.ndarray:
     """Table 1's column over ``steps``, log-interpolated from ``at_zero`` at step 0."""
     known = np.r_[1.0, PAPER_TABLE1["step"] * suite["spacing"] / 1000.0]
@@ -188,20 +220,9 @@ def forks(suite: dict = MINI, *, seeds: tuple[int, ...] = (0, 1, 2)) -> pd.DataF
     """forks.csv: three schedules, ``seeds``, thirty probes each."""
     k = suite["spacing"]
     baseline, start = schedule(suite), 70 * k
-    definitions = {
-        "cosine": {"kind": "cosine"},
-        "sgdr": {"kind": "sgdr", "period": 10 * k},
-        "oli": {
-            "kind": "oli",
-            "bump_steps": 3 * k // 40,
-            "cool_steps": 12 * k // 40,
-            "amplitude": 5.0,
-            "first": "cool",
-        },
-    }
     rng = np.random.default_rng(3)
     rows = []
-    for name, definition in definitions.items():
+    for name, definition in fork_schedules(suite).items():
         lr = fork_schedule(definition, baseline=baseline, start=start)
         for seed in seeds:
             for probe in range(1, 31):

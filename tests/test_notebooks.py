@@ -9,11 +9,13 @@ from types import SimpleNamespace
 import nbformat
 import psutil
 import pytest
+import yaml
 from nbclient.exceptions import CellExecutionError
 
 from tests import synthetic
 from workflow_scripts import render_notebook, tabulate_audit, tabulate_forks
 from workflow_scripts.lib.notebooks import strip
+from workflow_scripts.lib.planning import SuitePlan
 from workflow_scripts.lib.results import open_results
 
 FOLDER = synthetic.ROOT / "notebooks"
@@ -180,7 +182,13 @@ def test_the_environment_chooses_the_suite():
     own = {"name": "own", "label": "own run", "is_paper_model": False, "spacing": 10}
     chosen = open_results({"SUITE": "own", "RESULTS": "there", "SUITE_SETTINGS": json.dumps(own)})
     assert (chosen.suite, chosen.folder.as_posix()) == (own, "there/own")
-    assert open_results({}).suite == synthetic.MINI
-    assert open_results({"SUITE": "pythia-160m"}).suite == synthetic.PYTHIA
+    config = yaml.safe_load((synthetic.ROOT / "config.yaml").read_text(encoding="utf-8"))
+    for name, known in [("mini", synthetic.MINI), ("pythia-160m", synthetic.PYTHIA)]:
+        suite = open_results({"SUITE": name}).suite
+        plan = SuitePlan(name, config["suites"][name], config["quantizers"])
+        assert suite == plan.facts
+        assert suite == json.loads(json.dumps(suite))
+        assert known.items() <= suite.items()
+    assert open_results({}).suite["name"] == "mini"
     with pytest.raises(ValueError, match="SUITE pythia: config.yaml defines mini, pythia-160m"):
         open_results({"SUITE": "pythia"})

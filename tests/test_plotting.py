@@ -15,6 +15,7 @@ from workflow_scripts import plot_audit
 from workflow_scripts.lib import figure_audit, figure_forks, figure_kurtosis, plotting
 from workflow_scripts.lib.labels import quantizer_label, role_labels
 from workflow_scripts.lib.placement import end_labels
+from workflow_scripts.lib.schedules import fork_schedule
 
 CASES = {
     "mini": {},
@@ -39,7 +40,7 @@ def draw(name, suite=synthetic.MINI, *, onset=True, short=False, negative_int8=F
     if name == "kurtosis":
         kurtosis = synthetic.kurtosis(suite, short=short)
         return figure_kurtosis.draw(kurtosis, audit, phases, suite=suite)
-    return figure_forks.draw(synthetic.forks(suite), audit, suite=suite)
+    return figure_forks.draw(synthetic.forks(suite), audit, suite=synthetic.facts(suite))
 
 
 def texts(figure):
@@ -215,6 +216,45 @@ def test_bump_probes_are_hollow_and_cool_ones_filled():
     assert markers["white"] == set(oli.loc[oli["update_phase"] == "bump", "step"])
     assert markers[color] == set(oli.loc[oli["update_phase"] == "cool", "step"])
     assert len(markers["white"]) == 10
+
+
+def test_learning_rate_is_drawn_at_every_update():
+    suite, forks = synthetic.facts(synthetic.MINI), synthetic.forks()
+    panel = draw("forks").axes[3]
+    lines = {line.get_color(): line for line in panel.get_lines() if line.get_linestyle() == "-"}
+    baseline, steps = synthetic.schedule(suite), np.arange(2800, 4000)
+    for name, definition in suite["fork"]["schedules"].items():
+        rate = fork_schedule(definition, baseline=baseline, start=2800)
+        line = lines[plotting.LOOKS[name].color]
+        assert line.get_drawstyle() == "steps-post"
+        assert np.array_equal(line.get_xdata(), np.arange(2800, 4001))
+        expected = [100 * rate(step) / baseline.lr_max for step in steps]
+        assert np.allclose(line.get_ydata()[:-1], expected, rtol=1e-12)
+    oli = lines[plotting.LOOKS["oli"].color].get_ydata()[:-1]
+    cosine = lines[plotting.LOOKS["cosine"].color].get_ydata()[:-1]
+    bumps = (oli > 2 * cosine).astype(int)
+    assert (np.diff(bumps) == 1).sum() == 80
+    fp32 = forks[forks["role"] == "fp32"].drop_duplicates(["schedule", "step"])
+    marked = [line for line in panel.get_lines() if line.get_linestyle() == "None"]
+    drawn = {(x, round(y, 9)) for line in marked for x, y in line.get_xydata()}
+    probes = zip(fp32["step"], 100 * fp32["lr_fraction_last_update"], strict=True)
+    assert drawn == {(x, round(y, 9)) for x, y in probes}
+    assert "the 15-step cycle at 5, 10 and 15" in panel.get_title(loc="left")
+
+
+def test_without_the_facts_the_rate_is_markers_only():
+    figure = figure_forks.draw(synthetic.forks(), synthetic.audit(), suite=synthetic.MINI)
+    panel = figure.axes[3]
+    assert len(panel.get_lines()) == 6
+    assert all(line.get_linestyle() == "None" for line in panel.get_lines())
+    assert panel.get_title(loc="left") == "markers: the last update before each probe"
+
+
+def test_many_visible_steps_of_a_cycle_are_counted():
+    suite = synthetic.facts(synthetic.MINI)
+    suite["fork"]["probe_every"] = 4
+    figure = figure_forks.draw(synthetic.forks(), synthetic.audit(), suite=suite)
+    assert "probes meet 15 of the 15 steps of a cycle" in figure.axes[3].get_title(loc="left")
 
 
 def test_other_schedules_get_looks_and_names_of_their_own():

@@ -9,13 +9,14 @@ import pandas as pd
 import yaml
 
 from workflow_scripts.lib.labels import role_labels
+from workflow_scripts.lib.planning import SuitePlan
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
 class Results:
-    """The folder of one suite's results; ``suite`` has name, label, is_paper_model, spacing."""
+    """The folder of one suite's results; ``suite`` is ``SuitePlan.facts``."""
 
     folder: Path
     suite: dict
@@ -62,16 +63,15 @@ def open_results(environment: Mapping[str, str]) -> Results:
     """The results meant by ``environment``.
 
     ``SUITE`` is the suite's name (default: mini), ``RESULTS`` the folder of all results
-    (default: results in the repository), ``SUITE_SETTINGS`` the suite as JSON (default:
-    its entry in config.yaml). Raises ``ValueError`` for a suite config.yaml lacks.
+    (default: results in the repository), ``SUITE_SETTINGS`` the facts of the suite as JSON
+    (default: from its entry in config.yaml). Raises ``ValueError`` for a suite config.yaml lacks.
     """
     name = environment.get("SUITE", "mini")
     folder = Path(environment.get("RESULTS", ROOT / "results")) / name
     if "SUITE_SETTINGS" in environment:
         return Results(folder, json.loads(environment["SUITE_SETTINGS"]))
-    suites = yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))["suites"]
+    config = yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))
+    suites = config["suites"]
     if name not in suites:
         raise ValueError(f"SUITE {name}: config.yaml defines {', '.join(suites)}")
-    entry = suites[name]
-    settings = {key: entry[key] for key in ("label", "is_paper_model")}
-    return Results(folder, {"name": name, "spacing": entry["grid"]["spacing"], **settings})
+    return Results(folder, SuitePlan(name, suites[name], config["quantizers"]).facts)
