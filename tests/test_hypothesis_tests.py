@@ -1,10 +1,8 @@
 """Tests against scipy and statsmodels, the paper's printed numbers, and degenerate input."""
 
-import json
 import runpy
 import warnings
 from itertools import permutations
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,17 +12,11 @@ from scipy import stats
 from statsmodels.stats.weightstats import ttest_ind
 
 from tests import synthetic
-from workflow_scripts.lib.hypothesis_tests import (
-    COLUMNS,
-    all_statistics,
-    bit_width_rows,
-    correlations,
-    exact_tests,
-    fork_rows,
-    kurtosis_rows,
-    smallest_p,
-    t_tests,
-)
+from workflow_scripts.lib.checkpoint_tests import bit_width_rows, kurtosis_rows
+from workflow_scripts.lib.correlations import correlations
+from workflow_scripts.lib.fork_tests import fork_rows
+from workflow_scripts.lib.statistics_rows import COLUMNS
+from workflow_scripts.lib.two_sample_tests import exact_tests, smallest_p, t_tests
 
 WHERE = {"comparison": "x v y", "unit": "seed", "measure": "gap_pct"}
 
@@ -342,12 +334,13 @@ def test_a_tiny_suite_that_converges_at_its_end_gives_rows():
 
 
 def test_script_writes_one_table_with_the_same_bytes_twice(tmp_path):
-    paths = synthetic.write(tmp_path / "results")
+    folder = synthetic.write(tmp_path / "results")
     written = []
     for name in ("a.csv", "b.csv"):
+        inputs = {name: folder / f"{name}.csv" for name in ("forks", "audit", "kurtosis")}
         job = SimpleNamespace(
-            input=SimpleNamespace(**paths),
-            output=[tmp_path / name], log=[tmp_path / "log"],
+            input=SimpleNamespace(**inputs, phases=folder / "phases.json"),
+            output=SimpleNamespace(statistics=tmp_path / name), log=[tmp_path / "log"],
             params=SimpleNamespace(spacing=40, baseline="cosine"),
         )  # fmt: skip
         runpy.run_path(
@@ -360,7 +353,4 @@ def test_script_writes_one_table_with_the_same_bytes_twice(tmp_path):
     table = pd.read_csv(tmp_path / "a.csv")
     assert list(table.columns) == COLUMNS
     assert not table.duplicated(["test", "comparison", "unit", "measure"]).any()
-    tables = {name: pd.read_csv(paths[name]) for name in ("forks", "audit", "kurtosis")}
-    phases = json.loads(Path(paths["phases"]).read_text(encoding="utf-8"))
-    direct = all_statistics(**tables, phases=phases, spacing=40, baseline="cosine")
-    assert len(direct) == len(table)
+    assert len(table) == len(synthetic.statistics())

@@ -10,15 +10,10 @@ import pytest
 import ruptures
 from scipy.interpolate import make_lsq_spline
 
+from workflow_scripts.lib.broken_lines import fit_broken_line
 from workflow_scripts.lib.intervals import summarise
-from workflow_scripts.lib.phases import (
-    RULE,
-    describe_phases,
-    find_onset,
-    find_phases,
-    fit_broken_line,
-    rapid_learning_end,
-)
+from workflow_scripts.lib.onset import find_onset
+from workflow_scripts.lib.phases import RULE, describe_phases, find_phases, rapid_learning_end
 
 STEPS = np.arange(1, 144) * 1000
 
@@ -280,7 +275,7 @@ def test_script_writes_the_same_bytes_twice(tmp_path):
         job = SimpleNamespace(
             input=SimpleNamespace(sequences=tmp_path / "sequences.parquet",
                                   audit=tmp_path / "audit.csv"),
-            output=[tmp_path / name], log=[tmp_path / "log"],
+            output=SimpleNamespace(phases=tmp_path / name), log=[tmp_path / "log"],
             params=SimpleNamespace(spacing=100, resamples=10, seed=1),
         )  # fmt: skip
         runpy.run_path(

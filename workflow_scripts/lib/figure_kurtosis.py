@@ -1,14 +1,19 @@
 """Figure 2: weight excess kurtosis along training, and against the low-bit gap."""
 
+from collections.abc import Sequence
+
 import pandas as pd
+from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from workflow_scripts.lib import plotting
-from workflow_scripts.lib.hypothesis_tests import Row, kurtosis_rows
+from workflow_scripts.lib.checkpoint_tests import kurtosis_rows
 from workflow_scripts.lib.labels import role_labels
 from workflow_scripts.lib.placement import end_labels, place_label
 from workflow_scripts.lib.plotting import GREY, PAGE_IN, Look
+from workflow_scripts.lib.statistics_rows import Row
+from workflow_scripts.lib.statistics_rows import Row
 
 SUMMARIES = {"mean_over_tensors": "mean over\ntensors", "pooled": "pooled\nweights"}
 _LOOKS = {
@@ -21,21 +26,22 @@ def draw(kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, *, suite: di
     """Excess kurtosis over steps, and beside it the gap against it in phase 3.
 
     The tables are kurtosis.csv, audit.csv and phases.json of ``suite`` (keys label and
-    spacing). Where no onset was found the second panel shows the checkpoints after FP32
-    convergence and says so. Its r, n and p are those of statistics.csv. The paper's
-    figure 2, section 4.5.
+    spacing). The gap stands against each definition of kurtosis in a panel of its own.
+    Where no onset was found these panels show the checkpoints after FP32 convergence and
+    say so. Their r, n and p are those of statistics.csv. The paper's figure 2, section 4.5.
     """
     with plotting.style():
         figure = Figure(figsize=(PAGE_IN, 3.1))
         grid = figure.add_gridspec(
-            1, 2, width_ratios=(1.5, 1), wspace=0.55,
+            1, 2, width_ratios=(1.3, 1), wspace=0.5,
             left=0.075, right=0.985, bottom=0.135, top=0.79,
         )  # fmt: skip
-        course, relation = grid.subplots()
+        course = figure.add_subplot(grid[0])
         course.set_xlim(0, kurtosis["step"].max())
-        plotting.draw_phases([course], phases["segments"])
+        plotting.draw_phases([course], plotting.named_segments(phases))
         _draw_course(course, kurtosis)
-        _draw_relation(relation, kurtosis, audit, phases, suite["spacing"])
+        relations = grid[1].subgridspec(1, len(SUMMARIES), wspace=0.12).subplots(sharey=True)
+        _draw_relations(relations, kurtosis, audit, phases, suite["spacing"])
         figure.suptitle(
             f"{suite['label']}: excess kurtosis of the weights", x=0.075, ha="left", y=0.975
         )
@@ -66,22 +72,21 @@ def _draw_course(axes: Axes, kurtosis: pd.DataFrame) -> None:
     plotting.step_axis(axes)
 
 
-def _draw_relation(
-    axes: Axes, kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, spacing: int
+def _draw_relations(
+    panels: Sequence[Axes], kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, spacing: int
 ) -> None:
     # The selection of kurtosis_rows, whose correlations are printed.
     onset, title = phases["onset"]["step"], "phase 3"
     start, label = onset, title
     if onset is None:
         start, label = phases["convergence"]["step"], "after convergence"
-        title = "after FP32 convergence (no onset)"
+        title = "after FP32 convergence (no onset found)"
     low = audit[(audit["role"] == "low_bit") & (audit["step"] % spacing == 0)]
     low = low[low["step"] >= start]
     rows = kurtosis_rows(kurtosis, audit, phases, spacing)
     found = {row.comparison: row for row in rows if row.test == "Pearson r"}
-    words = plotting.choose_scale(axes.yaxis, low["gap_pct"])
-    lines = []
-    for statistic, name in SUMMARIES.items():
+    words = plotting.choose_scale(panels[0].yaxis, low["gap_pct"])
+    for axes, (statistic, name) in zip(panels, SUMMARIES.items(), strict=True):
         part = kurtosis[kurtosis["statistic"] == statistic].merge(low, on="step")
         look = _LOOKS[statistic]
         face = look.color if statistic == "mean_over_tensors" else "none"
@@ -89,21 +94,23 @@ def _draw_relation(
             part["excess_kurtosis"], part["gap_pct"], ls="", marker=look.marker, ms=3,
             mec=look.color, mfc=face, mew=0.8,
         )  # fmt: skip
+        axes.margins(x=0.12)
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(2))
         row = found[f"kurtosis {statistic} v low_bit gap ({label})"]
-        lines.append(f"{name.replace(chr(10), ' ')}: {_correlation(row)}")
-    axes.set_title(f"{title}, n = {row.n_a}", loc="left", pad=24, color=GREY)
-    for row, text in enumerate(reversed(lines)):
         axes.annotate(
-            text, (0, 1), (0, 4 + 9 * row), xycoords="axes fraction", textcoords="offset points"
-        )
+            f"{name.replace(chr(10), ' ')}\n{_correlation(row)}", (0, 1), (0, 4),
+            xycoords="axes fraction", textcoords="offset points", linespacing=1.35,
+        )  # fmt: skip
+        axes.label_outer()
+    panels[0].set_title(title, loc="left", pad=35, color=GREY)
     name = role_labels(audit)["low_bit"]
-    axes.set_ylabel(f"{name} gap (% of FP32)" + (f"\n{words}" if words else ""))
-    axes.set_xlabel("excess kurtosis")
+    panels[0].set_ylabel(f"{name} gap (% of FP32)" + (f"\n{words}" if words else ""))
+    panels[0].set_xlabel("excess kurtosis", loc="left")
 
 
 def _correlation(row: Row) -> str:
-    """What is printed of one correlation."""
+    """What is printed of one correlation, on two lines."""
     if pd.isna(row.value):
-        return "no r"
+        return f"no r\nn = {row.n_a}"
     chance = f"p = {row.p_value:.3f}" if row.p_value >= 0.001 else "p < 0.001"
-    return f"r = {row.value:.2f}, {chance}".replace("-", "−")
+    return f"r = {row.value:.2f}\nn = {row.n_a}, {chance}".replace("-", "−")
