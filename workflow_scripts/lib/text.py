@@ -7,6 +7,7 @@ from pathlib import Path
 
 from workflow_scripts.lib import corpus
 from workflow_scripts.lib.hub import stream_documents
+from workflow_scripts.lib.logs import progress
 
 # A subword token of English or code stands for three to five characters; eight leave room.
 CHARACTERS_PER_TOKEN = 8
@@ -60,7 +61,8 @@ def collect(source: Mapping, train: str, validation: str) -> dict:
 def collect_packages(text: Mapping, train: str, validation: str) -> dict:
     """Write the documents of installed packages and return the manifest."""
     found = {
-        name: corpus.package_documents(name, text["min_characters"]) for name in text["packages"]
+        name: corpus.package_documents(name, text["min_characters"])
+        for name in progress(text["packages"], "packages")
     }
     documents = corpus.deduplicate([document for group in found.values() for document in group])
     training, held_out = corpus.split(
