@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.lib.broken_lines import fit_broken_line
+from workflow_scripts.lib.changepoint_check import library_check
 from workflow_scripts.lib.intervals import CONFIDENCE, resampled_curves
-from workflow_scripts.lib.onset import SPARE, Onset, find_onset
+from workflow_scripts.lib.onset import SPARE, Onset, find_onset, growth, shortest_piece
 from workflow_scripts.lib.roles import FP32
 
 RULE = (
@@ -36,9 +37,14 @@ RULE = (
     "increase); otherwise there is none and two segments remain. An onset says that "
     "relative growth sped up, not that it did so abruptly. Intervals (95 %, percentile) repeat "
     "the whole rule on resampled validation sequences: they hold the uncertainty of the "
-    "validation text, not of another training run. Segments share their boundary steps."
+    "validation text, not of another training run. Segments share their boundary steps. The "
+    "package ruptures, asked for as many straight lines that need not meet, is the check beside "
+    "it (library_check); the continuous fit decides, because the course sought has a kink and no "
+    "jump, and lines that must meet place a kink with about half the error."
 )
 PHASE_NAMES = ("rapid learning", "plateau", "divergence")
+# Without an onset nothing says that the gap stands still after rapid learning.
+NAMES_WITHOUT_ONSET = ("rapid learning", "after rapid learning")
 
 
 def rapid_learning_end(steps: np.ndarray, nll: np.ndarray, convergence: int) -> int:
@@ -88,18 +94,28 @@ def _curve(audit: pd.DataFrame, role: str, steps: np.ndarray) -> pd.DataFrame:
 def _segments(phases: Phases, steps: np.ndarray, ppl: np.ndarray, gap: np.ndarray) -> list[dict]:
     bounds = [steps[0], phases.rapid_learning_end, phases.onset.step, steps[-1]]
     bounds = [int(bound) for bound in bounds if bound is not None]
+    names = NAMES_WITHOUT_ONSET if phases.onset.step is None else PHASE_NAMES
     segments = []
     for number, (first, last) in enumerate(pairwise(bounds), start=1):
         inside = (steps >= first) & (steps <= last)
         g, p = gap[inside].astype(float), ppl[inside].astype(float)
         segments.append({
-            "phase": number, "name": PHASE_NAMES[number - 1],
+            "phase": number, "name": names[number - 1],
             "first_step": first, "last_step": last,
             "gap_first_pct": g[0], "gap_last_pct": g[-1],
             "gap_min_pct": g.min(), "gap_max_pct": g.max(),
             "ppl_first": p[0], "ppl_last": p[-1], "n": int(inside.sum()),
         })  # fmt: skip
     return segments
+
+
+def _check(phases: Phases, steps: np.ndarray, nll: np.ndarray, delta: np.ndarray) -> dict:
+    until = steps <= phases.convergence
+    x, y, _ = growth(steps, delta, phases.rapid_learning_end)
+    return library_check(
+        (steps[until], nll[until]), (x, y),
+        breaks=len(phases.onset.breaks), shortest=shortest_piece(len(x)),
+    )  # fmt: skip
 
 
 def describe_phases(
@@ -118,8 +134,9 @@ def describe_phases(
         raise ValueError(f"spacing {spacing}: the audit has no step that is a multiple of it")
     fp32, low_bit = _curve(audit, FP32, steps), _curve(audit, "low_bit", steps)
     ppl = fp32["ppl"].to_numpy()
+    nll = fp32["nll_nats_per_token"].to_numpy()
     delta = low_bit["delta_nll_nats_per_token"].to_numpy()
-    phases = find_phases(steps, fp32["nll_nats_per_token"].to_numpy(), delta)
+    phases = find_phases(steps, nll, delta)
     repeats = [
         find_phases(steps, curve[FP32], curve["low_bit"] - curve[FP32])
         for curve in resampled_curves(sequences, steps, resamples=resamples, seed=seed)
@@ -152,4 +169,5 @@ def describe_phases(
         },
         "lag_steps": lag, "lag_low": lag_range[0], "lag_high": lag_range[1],
         "segments": _segments(phases, steps, ppl, low_bit["gap_pct"].to_numpy()),
+        "library_check": _check(phases, steps, nll, delta),
     }  # fmt: skip
