@@ -140,7 +140,7 @@ def phases(suite: dict = MINI, *, onset: bool = True) -> dict:
     edges = [(1, "rapid learning", k, 7 * k), (2, "plateau", 7 * k, 80 * k)]
     edges += [(3, "divergence", 80 * k, 143 * k)] if onset else []
     if not onset:
-        edges[1] = (2, "plateau", 7 * k, 143 * k)
+        edges[1] = (2, "after rapid learning", 7 * k, 143 * k)
     segments = []
     for phase, name, first, last in edges:
         part = table[table["step"].between(first, last)]

@@ -1,7 +1,7 @@
 """Figures: three formats, the same bytes twice, readable labels, nothing hidden."""
 
 import runpy
-from itertools import combinations
+from itertools import combinations, pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -152,6 +152,10 @@ def test_scale_follows_the_range():
     assert bounded.get_yscale() == "symlog"
     noise, words = axis_of([-1.5, 0.001, 1.4])
     assert (noise.get_yscale(), words) == ("linear", "")
+    short, _ = axis_of([12.0, 500.0])
+    low, high = short.get_ylim()
+    marks = [at for at in short.yaxis.get_majorticklocs() if low <= at <= high]
+    assert np.allclose(marks, [10, 20, 50, 100, 200, 500])
     negative, words = axis_of([-3.0, -2.0, -1.0])
     assert (negative.get_yscale(), words) == ("linear", "")
 
@@ -168,11 +172,45 @@ def test_a_small_low_bit_range_stays_linear_whatever_the_control_does():
 
 def test_phases_without_onset_are_two_and_say_so():
     names = [text.get_text() for text in draw("audit", onset=False).axes[0].texts]
-    assert "2 plateau (no onset detected)" in names
+    assert "2 after rapid learning (no onset found)" in names
     assert not any(name.startswith("3 ") for name in names)
     assert not any("onset: step" in name for name in names)
-    title = draw("kurtosis", onset=False).axes[1]._left_title.get_text()
-    assert title.startswith("after FP32 convergence (no onset)")
+    figure = draw("kurtosis", onset=False)
+    assert figure.axes[1]._left_title.get_text() == "after FP32 convergence (no onset found)"
+    names = [text.get_text() for text in figure.axes[0].texts]
+    assert "2 after rapid learning (no onset found)" in names
+
+
+@pytest.mark.parametrize(
+    ("edges", "raised"),
+    [
+        ([0, 30, 60, 100], []),
+        ([0, 3, 70, 100], []),  # the first name reaches over the second band
+        ([0, 3, 35, 100], []),  # whose own name then moves aside
+        ([0, 3, 6, 100], ["2 plateau"]),
+        ([0, 60, 97, 100], []),
+    ],
+)
+def test_phase_names_share_a_line_where_they_fit(edges, raised):
+    with plotting.style():
+        axes = Figure(figsize=(plotting.PAGE_IN, 2)).subplots()
+        axes.set_xlim(0, 100)
+        segments = [
+            {"phase": i + 1, "name": name, "first_step": first, "last_step": last}
+            for i, (name, (first, last)) in enumerate(
+                zip(["rapid learning", "plateau", "divergence"], pairwise(edges), strict=True)
+            )
+        ]
+        plotting.draw_phases([axes], segments)
+        FigureCanvasAgg(axes.figure).draw()
+        assert [text.get_text() for text in axes.texts if text.xyann[1] > 3] == raised
+        boxes = [Text.get_window_extent(text) for text in axes.texts]
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+    assert all(box.x0 >= axes.bbox.x0 - 1 and box.x1 <= axes.bbox.x1 + 1 for box in boxes)
+    for text, box, segment in zip(axes.texts, boxes, segments, strict=True):
+        if text.get_text() not in raised:
+            ends = axes.transData.transform([(segment[k], 0) for k in ("first_step", "last_step")])
+            assert box.x0 < ends[1, 0] and box.x1 > ends[0, 0]
 
 
 def test_the_paper_points_are_drawn_over_its_own_model_only(results, tmp_path, monkeypatch):
@@ -191,16 +229,26 @@ def test_the_paper_points_are_drawn_over_its_own_model_only(results, tmp_path, m
     assert "open markers: the paper's Table 1" in papers
 
 
-def test_printed_correlation_is_that_of_the_statistics():
-    rows = synthetic.statistics()
-    comparison = "kurtosis pooled v low_bit gap (phase 3)"
-    chosen = rows[(rows["comparison"] == comparison) & (rows["test"] == "Pearson r")].iloc[0]
-    panel = draw("kurtosis").axes[1]
-    assert panel._left_title.get_text() == f"phase 3, n = {chosen['n_a']}"
-    expected = f"r = {chosen['value']:.2f}".replace("-", "−")
-    assert any(expected in text.get_text() for text in panel.texts)
-    points = [line for line in panel.get_lines() if line.get_marker() == "s"]
-    assert len(points[0].get_xdata()) == chosen["n_a"]
+@pytest.mark.parametrize("onset", [True, False])
+def test_each_definition_has_a_panel_with_the_correlation_of_the_statistics(onset):
+    rows, figure = synthetic.statistics(onset=onset), draw("kurtosis", onset=onset)
+    rows = rows[rows["test"] == "Pearson r"].set_index("comparison")
+    when = "phase 3" if onset else "after convergence"
+    panels = dict(zip(["mean_over_tensors", "pooled"], figure.axes[1:], strict=True))
+    assert panels["pooled"].get_shared_y_axes().joined(*panels.values())
+    kurtosis = synthetic.kurtosis().set_index(["statistic", "step"])["excess_kurtosis"]
+    gap = synthetic.audit().set_index(["role", "step"])["gap_pct"]["low_bit"]
+    for statistic, panel in panels.items():
+        row = rows.loc[f"kurtosis {statistic} v low_bit gap ({when})"]
+        printed = [text.get_text() for text in panel.texts]
+        assert f"r = {row['value']:.2f}".replace("-", "−") in printed
+        assert f"n = {row['n_a']}, p < 0.001" in printed
+        assert statistic.replace("_", " ").split()[0] in printed[-1]
+        (line,) = panel.get_lines()
+        steps = range(3200 if onset else 3080, 5721, 40)
+        assert np.array_equal(line.get_xdata(), kurtosis[statistic].loc[list(steps)])
+        assert np.array_equal(line.get_ydata(), gap.loc[list(steps)])
+        assert len(steps) == row["n_a"]
 
 
 def test_bump_probes_are_hollow_and_cool_ones_filled():

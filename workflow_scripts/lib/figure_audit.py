@@ -36,7 +36,7 @@ def draw(
         )  # fmt: skip
         panels = list(grid.subplots(sharex=True))
         panels[0].set_xlim(0, steps.max())
-        plotting.draw_phases(panels, _segments(phases))
+        plotting.draw_phases(panels, plotting.named_segments(phases))
         _draw_gaps(panels[0], audit, phases, names)
         _draw_perplexity(panels[1], audit, phases)
         _draw_learning_rate(panels[2], audit)
@@ -53,14 +53,6 @@ def draw(
         )  # fmt: skip
         figure.align_ylabels(panels)
     return figure
-
-
-def _segments(phases: dict) -> list[dict]:
-    """Segments to be named; the last one says so where no onset was found."""
-    if phases["onset"]["step"] is not None:
-        return phases["segments"]
-    *before, last = phases["segments"]
-    return [*before, last | {"name": f"{last['name']} (no onset detected)"}]
 
 
 def _dots(audit: pd.DataFrame) -> str | None:

@@ -13,7 +13,6 @@ from workflow_scripts.lib.labels import role_labels
 from workflow_scripts.lib.placement import end_labels, place_label
 from workflow_scripts.lib.plotting import GREY, PAGE_IN, Look
 from workflow_scripts.lib.statistics_rows import Row
-from workflow_scripts.lib.statistics_rows import Row
 
 SUMMARIES = {"mean_over_tensors": "mean over\ntensors", "pooled": "pooled\nweights"}
 _LOOKS = {
@@ -97,20 +96,21 @@ def _draw_relations(
         axes.margins(x=0.12)
         axes.xaxis.set_major_locator(ticker.MaxNLocator(2))
         row = found[f"kurtosis {statistic} v low_bit gap ({label})"]
-        axes.annotate(
-            f"{name.replace(chr(10), ' ')}\n{_correlation(row)}", (0, 1), (0, 4),
-            xycoords="axes fraction", textcoords="offset points", linespacing=1.35,
-        )  # fmt: skip
-        axes.label_outer()
-    panels[0].set_title(title, loc="left", pad=35, color=GREY)
+        # Line by line, so that both panels have them at the same heights.
+        for line, text in enumerate([*_correlation(row)[::-1], name.replace("\n", " ")]):
+            axes.annotate(
+                text, (0, 1), (0, 4 + 9.5 * line), xycoords="axes fraction",
+                textcoords="offset points",
+            )  # fmt: skip
+        axes.set_xlabel("excess kurtosis")
+    panels[0].set_title(title, loc="left", pad=34, color=GREY)
     name = role_labels(audit)["low_bit"]
     panels[0].set_ylabel(f"{name} gap (% of FP32)" + (f"\n{words}" if words else ""))
-    panels[0].set_xlabel("excess kurtosis", loc="left")
 
 
-def _correlation(row: Row) -> str:
-    """What is printed of one correlation, on two lines."""
+def _correlation(row: Row) -> tuple[str, str]:
+    """What is printed of one correlation: r, and below it n and p."""
     if pd.isna(row.value):
-        return f"no r\nn = {row.n_a}"
+        return "no r", f"n = {row.n_a}"
     chance = f"p = {row.p_value:.3f}" if row.p_value >= 0.001 else "p < 0.001"
-    return f"r = {row.value:.2f}\nn = {row.n_a}, {chance}".replace("-", "−")
+    return f"r = {row.value:.2f}".replace("-", "−"), f"n = {row.n_a}, {chance}"

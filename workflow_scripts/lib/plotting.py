@@ -131,6 +131,8 @@ def choose_scale(
     set_scale = axis.axes.set_yscale if axis.axis_name == "y" else axis.axes.set_xscale
     if min([values.min(), *bounds]) > 0 and unit is None:
         set_scale("log")
+        if judged.max() < 100 * judged.min():
+            axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
         words = "log scale"
     else:
         threshold = 10.0 ** np.ceil(np.log10(_linear_part(values, unit)) - 1e-9)
@@ -154,31 +156,52 @@ def step_axis(axes: Axes, *, tokens_per_step: float | None = None) -> None:
     axes.set_xlabel(f"training step{each}")
 
 
+def named_segments(phases: dict) -> list[dict]:
+    """Segments of phases.json; the name of the last one says so where no onset was found."""
+    if phases["onset"]["step"] is not None:
+        return phases["segments"]
+    *before, last = phases["segments"]
+    return [*before, last | {"name": f"{last['name']} (no onset found)"}]
+
+
 def draw_phases(panels: Sequence[Axes], segments: Sequence[dict]) -> None:
     """Shade the phases behind ``panels`` and name them above the first of them.
 
-    ``segments`` are those of phases.json. A phase too narrow for its name gets the
-    name one line higher, with a thin line down to its band.
+    ``segments`` are those of phases.json. A name wider than its phase reaches over the
+    next one, whose name then moves aside. Where its phase is too short for that, it
+    stands a line higher, with a thin line down to its band.
     """
     left, right = panels[0].get_xlim()
+    taken = -np.inf
     for segment in segments:
         # The steps before the first evenly spaced one belong to the first phase.
         first = left if segment is segments[0] else segment["first_step"]
         last = min(segment["last_step"], right)
         for axes in panels:
             axes.axvspan(first, last, color=BANDS[segment["phase"] % 2], lw=0, zorder=-10)
-        _name_phase(panels[0], first, last, f"{segment['phase']} {segment['name']}")
+        taken = _name_phase(panels[0], first, last, f"{segment['phase']} {segment['name']}", taken)
 
 
-def _name_phase(axes: Axes, first: float, last: float, name: str) -> None:
-    at, centre = axes.get_xaxis_transform(), (first + last) / 2
-    words = {"xycoords": at, "textcoords": "offset points", "color": GREY, "va": "bottom"}
-    words["annotation_clip"] = False
-    label = axes.annotate(name, (centre, 1), (0, 3), ha="center", **words)
-    ends = axes.transData.transform([(first, 0), (last, 0)])[:, 0]
-    if label.get_window_extent().width > ends[1] - ends[0]:
-        label.remove()
-        side = "left" if centre < np.mean(axes.get_xlim()) else "right"
-        line = {"arrowstyle": "-", "color": GREY, "lw": 0.5, "shrinkA": 0, "shrinkB": 0}
-        line["relpos"] = (0, 0) if side == "left" else (1, 0)
-        axes.annotate(name, (centre, 1), (0, 13), ha=side, arrowprops=line, **words)
+def _name_phase(axes: Axes, first: float, last: float, name: str, taken: float) -> float:
+    """Write a name over its band; ``taken`` is where the name before it ends, in pixels.
+
+    Returns where the names on the line next to the axes end now.
+    """
+    options = {
+        "xycoords": axes.get_xaxis_transform(), "textcoords": "offset points", "color": GREY,
+        "va": "bottom", "ha": "center", "annotation_clip": False,
+    }  # fmt: skip
+    centre, points = ((first + last) / 2, 1), 72 / axes.figure.dpi
+    label = axes.annotate(name, centre, (0, 3), **options)
+    box, room = label.get_window_extent(), axes.bbox
+    moved = max(room.x0 - box.x0, 0) - max(box.x1 - room.x1, 0)
+    aside = max(moved, taken + 6 / points - box.x0)
+    if aside == moved or box.x1 + aside <= axes.transData.transform((last, 0))[0]:
+        label.xyann = (aside * points, 3)
+        return box.x1 + aside
+    label.remove()
+    line = {"arrowstyle": "-", "color": GREY, "lw": 0.5, "shrinkA": 0, "shrinkB": 0}
+    # The line leaves the name straight above the middle of the band.
+    line["relpos"] = (0.5 - moved / box.width, 0)
+    axes.annotate(name, centre, (moved * points, 13), arrowprops=line, **options)
+    return taken
