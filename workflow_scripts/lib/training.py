@@ -7,6 +7,7 @@ weights, Adam's two moments and two counters, and a run that was stopped and
 resumed ends bit-identical to one that was not.
 """
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 
 from workflow_scripts.lib.checkpoints import load_tensors, save_tensors
 from workflow_scripts.lib.schedules import Schedule
+
+_COUNTERS = "state"
 
 
 @dataclass(frozen=True)
@@ -187,7 +190,9 @@ def save_state(
             tensors[f"exp_avg.{name}"] = state["exp_avg"]
             tensors[f"exp_avg_sq.{name}"] = state["exp_avg_sq"]
             tensors[f"updates.{name}"] = state["step"]
-    save_tensors(path, tensors, {"step": str(step), "fingerprint": fingerprint})
+    # Under one key: safetensors writes several in an order that differs from run to run.
+    counters = json.dumps({"step": step, "fingerprint": fingerprint})
+    save_tensors(path, tensors, {_COUNTERS: counters})
 
 
 def load_state(
@@ -204,7 +209,7 @@ def load_state(
                     "exp_avg": tensors[f"exp_avg.{name}"].to(parameter.device),
                     "exp_avg_sq": tensors[f"exp_avg_sq.{name}"].to(parameter.device),
                 }
-    return int(metadata["step"]), tensors["losses"].tolist()
+    return json.loads(metadata[_COUNTERS])["step"], tensors["losses"].tolist()
 
 
 def state_fingerprint(path: Path) -> str | None:
@@ -212,4 +217,5 @@ def state_fingerprint(path: Path) -> str | None:
     if not path.exists():
         return None
     with safe_open(path, framework="pt") as stored:
-        return (stored.metadata() or {}).get("fingerprint")
+        counters = (stored.metadata() or {}).get(_COUNTERS)
+    return json.loads(counters)["fingerprint"] if counters else None
