@@ -94,6 +94,7 @@ def _check_fork(name: str, suite: Mapping, steps: list[int]) -> None:
             f"config key {key}.probe_every: {fork['probe_every']} does not divide "
             f"fork.steps {fork['steps']}"
         )
+    _check_phase_resolved(key, fork)
     control = fork["schedules"].get("cosine")
     if control is None:
         raise ConfigError(
