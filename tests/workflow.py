@@ -1,5 +1,9 @@
-"""Running the workflow in a subprocess, in a checkout of its own."""
+"""Running the workflow in a subprocess, in a checkout of its own.
 
+Run as a program it prints what every rule of the workflow declares, as JSON.
+"""
+
+import json
 import os
 import re
 import shutil
@@ -50,3 +54,51 @@ def planned(*arguments: str, folder: Path = ROOT) -> dict[str, int]:
     jobs = dict(re.findall(r"^(\w[\w-]*) +(\d+)$", table, flags=re.MULTILINE))
     jobs.pop("total")
     return {rule: int(count) for rule, count in jobs.items()}
+
+
+def base_name(rule: str) -> str:
+    """Name of the script of a generated rule: ``render_notebook`` of ``render_notebook_tour``."""
+    for base in ("pretrain_suite", "render_notebook"):
+        if rule.startswith(f"{base}_"):
+            return base
+    return rule
+
+
+def declared_rules(*configfiles: str) -> list[dict]:
+    """What each rule declares, as Snakemake itself understood it."""
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.workflow", *configfiles],
+        cwd=ROOT, text=True, capture_output=True, timeout=300, check=True,
+    )  # fmt: skip
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def _declarations(configfiles: list[Path]) -> list[dict]:
+    from snakemake.api import SnakemakeApi
+    from snakemake.settings.types import ConfigSettings, OutputSettings, Quietness, ResourceSettings
+
+    with SnakemakeApi(OutputSettings(quiet={Quietness.ALL})) as api:
+        workflow = api.workflow(
+            resource_settings=ResourceSettings(cores=1),
+            config_settings=ConfigSettings(configfiles=configfiles),
+            snakefile=ROOT / "Snakefile",
+        )._workflow
+        return [
+            {
+                "name": rule.name,
+                "docstring": rule.docstring,
+                "message": rule.message,
+                "script": rule.script,
+                "conda": rule.conda_env,
+                "log": [str(path) for path in rule.log],
+                "benchmark": rule.benchmark and str(rule.benchmark),
+                "code": dict(rule.params.items()).get("code"),
+                "inputs": [str(path) for path in rule.input if not callable(path)],
+                "outputs": [path.regex().pattern for path in rule.output],
+            }
+            for rule in workflow.rules
+        ]
+
+
+if __name__ == "__main__":
+    print(json.dumps(_declarations([Path(name) for name in sys.argv[1:]])))
