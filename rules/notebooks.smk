@@ -8,6 +8,7 @@ OUTPUTS          results/{suite}/notebooks/{notebook}.html
 for notebook, needed in NOTEBOOKS.items():
 
     rule:
+        """A notebook executed on the suite's results; a failing cell fails the rule."""
         name:
             f"render_notebook_{notebook}"
         input:

@@ -21,6 +21,9 @@ rule try_candidate:
         "benchmarks/{suite}/try_candidate/tokens{tokens}-lr{lr}-wd{decay}.tsv"
     wildcard_constraints:
         suite=suites_from("pretrain"),
+        tokens=r"\d+",
+        lr=r"\d+\.\d+",
+        decay=r"\d+\.\d+",
     conda:
         "../envs/torch.yaml"
     params:

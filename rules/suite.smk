@@ -12,6 +12,7 @@ OUTPUTS          results/{suite}/checkpoints/step{step}/model.safetensors, confi
 for job in PRETRAINING_JOBS:
 
     rule:
+        """Training from the step before to this one, with all checkpoints due on the way."""
         name:
             f"pretrain_suite_{job.suite}_step{job.stop}"
         input:

@@ -1,28 +1,37 @@
 """A mistake in the configuration is one line that names the key, the value and what is valid."""
 
 import copy
-from pathlib import Path
+import math
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.workflow import ROOT
 from workflow_scripts.lib.config import ConfigError, check_config, find_suite
+from workflow_scripts.lib.planning import SuitePlan, final_outputs
 
-ROOT = Path(__file__).resolve().parents[1]
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
 SCHEMA = yaml.safe_load((ROOT / "rules/schemas/config.schema.yaml").read_text())
 TINY = yaml.safe_load((ROOT / "tests/config/tiny.yaml").read_text())
 
 
+DELETE = object()
+
+
 def changed(path: str, value) -> dict:
+    """The committed configuration with one key set to ``value``, or deleted."""
+    return changed_at(path.split("."), value)
+
+
+def changed_at(path, value) -> dict:
     config = copy.deepcopy(CONFIG)
-    *parents, last = path.split(".")
+    *parents, last = path
     section = config
     for part in parents:
         section = section[part]
-    if value is None:
+    if value is DELETE:
         del section[last]
     else:
         section[last] = value
@@ -49,7 +58,8 @@ MISTAKES = [
     ("suites.mini.fork.start", 2801, "step 2801 is not on the grid; nearest: 2800 and 2840"),
     ("suites.mini.fork.start", -1, "suites.mini.fork.start: -1 is less than the minimum of 0"),
     ("suites.mini.fork.probe_every", 41, "41 does not divide"),
-    ("suites.mini.fork.schedules.cosine", None, "lacks cosine"),
+    ("suites.mini.fork.schedules.cosine", DELETE, "lacks cosine"),
+    ("suites.mini.fork.schedules.cosine", {"kind": "sgdr", "period": 400}, "'sgdr' is not valid"),
     ("suites.mini.fork.phase_resolved.cycles", 81, "at most fork.steps 1200"),
     ("suites.mini.text.packages", ["numpy", "nosuchpackage"], "'nosuchpackage' is not installed"),
     ("suites.mini.training.jobs_end_at", [2800], "must rise and end at the last step 5720"),
@@ -61,11 +71,54 @@ MISTAKES = [
     ("suites.mini.repo", "some/model", "repo goes with source hub"),
     ("suites.mini.architecture.num_heads", 5, "5 does not divide hidden_size 64"),
     ("suites.mini.batches.train.length", 65, "65 is longer than architecture.max_length 64"),
-    ("suites.pythia-160m.repo", None, "repo goes with source hub"),
+    ("suites.pythia-160m.repo", DELETE, "repo goes with source hub"),
     ("quantizers.int4_g64.bits", 1, "1 is less than the minimum of 2"),
     ("quantizers.int4_g64.granularity", "grup", "did you mean group?"),
-    ("quantizers.int8_channel.group_size", 64, "goes with granularity group only"),
-]
+    ("quantizers.int8_channel.group_size", 64, "group_size 64 goes with granularity group only"),
+    ("quantizers.int4_g64.group_size", DELETE, "int4_g64 lacks group_size"),
+    ("quantizers.fp32", {"bits": 8, "granularity": "tensor", "symmetric": True}, "taken by full"),
+    ("suites.paper", CONFIG["suites"]["mini"], "taken by the printed tables"),
+    ("suites.no/slash", CONFIG["suites"]["mini"], "'no/slash' does not match"),
+    ("suites.mini.probe.high_bit", "int4_g64", "low_bit and high_bit are both 'int4_g64'"),
+    ("suites.mini.probe", {**CONFIG["suites"]["mini"]["probe"], "low_bit": "int8_channel",
+                           "high_bit": "int4_g64"}, "has 8 bits, high_bit 'int4_g64' 4"),
+    ("suites.mini.source", "hubb", "'hubb' is not valid; did you mean hub? valid: pretrain, hub"),
+    ("suites.mini.tokenizer", {"repo": "a/b"}, "has repo; valid with source pretrain: vocab_size"),
+    ("suites.mini.tokenizer", {}, "has no key; valid with source pretrain: vocab_size"),
+    ("suites.mini.tokenizer.repo", "a/b", "has vocab_size, repo; valid with source pretrain"),
+    ("suites.mini.tokenizer.vocab_size", 256, "256 is less than the minimum of 257"),
+    ("suites.pythia-160m.tokenizer", {"vocab_size": 512}, "valid with source hub: repo"),
+    ("suites.pythia-160m.training.jobs_end_at", [143000], "goes with source pretrain only"),
+    ("suites.mini.training.jobs_end_at", DELETE, "lacks jobs_end_at, needed with source pretrain"),
+    ("suites.mini.training.jobs_end_at", [5720, 2800], "[5720, 2800] must rise"),
+    ("suites.mini.training.jobs_end_at", [2800, 2800, 5720], "[2800, 2800, 5720] has non-unique"),
+    ("suites.mini.training.schedule", "cosin", "did you mean cosine? valid: cosine, cosine_neox"),
+    ("suites.mini.text.packages", ["os"], "'os' is not installed"),  # a single file
+    ("suites.mini.text.packages", ["json"], "'json' belongs to no installed distribution"),
+    ("suites.mini.text.packages", ["__main__"], "'__main__' is not installed"),
+    ("suites.mini.text.packages", ["tests"], "'tests' belongs to no installed distribution"),
+    ("suites.mini.text.packages", ["../numpy"], "does not match"),
+    ("suites.mini.text.source", "package", "'package' is not valid; did you mean packages?"),
+    ("suites.mini.fork.seeds", [0, 0], "[0, 0] has non-unique elements"),
+    ("suites.mini.fork.seeds", [-1], "fork.seeds.0: -1 is less than the minimum of 0"),
+    ("suites.mini.fork.seeds", [True], "fork.seeds.0: True is not a whole number"),
+    ("suites.mini.fork.schedules.oli.period", 400, "oli.period is not known"),
+    ("suites.mini.fork.schedules.oli.kind", DELETE, "oli lacks kind"),
+    ("suites.mini.fork.schedules.sgdr.period", 0, "0 is less than the minimum of 1"),
+    ("suites.mini.grid.powers_of_two", 10.0, "10.0 is not a whole number"),
+    ("suites.mini.grid.powers_of_two", 10**9, "is past 5720"),
+    ("suites.mini.grid.last", 10**15, "25000000000000 revisions; at most 100000"),
+    ("suites.mini.training.lr_max", math.nan, "nan is not a finite number"),
+    ("suites.mini.training.lr_max", math.inf, "inf is not a finite number"),
+    ("suites.mini.training.lr_max", 10**400, "is not a finite number"),
+    ("suites.mini.training.eps", "1e-8", "'1e-8' is not a finite number"),  # YAML needs 1.0e-8
+    ("suites.mini.text.validation_fraction", 1, "1 is greater than or equal to the maximum of 1"),
+    ("suites.mini.label", "", "'' should be non-empty"),
+    ("suites.mini.is_paper_model", "no", "'no' is not true or false"),
+    ("suites.mini.threads", 0, "0 is less than the minimum of 1"),
+    ("suites.mini.device", "gpu", "'gpu' is not valid; "),
+    ("suites.mini", None, "suites.mini: None is not a mapping"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("path", "value", "line"), MISTAKES)
@@ -97,7 +150,50 @@ def paths(section, prefix=()):
             yield from paths(value, (*prefix, key))
 
 
+def changed_at_value(path):
+    value = CONFIG
+    for part in path:
+        value = value[part]
+    return value
+
+
 PATHS = sorted(paths(CONFIG))
+MAPPINGS = [(), *(p for p in PATHS if isinstance(changed_at_value(p), dict))]
+LEAVES = [p for p in PATHS if not isinstance(changed_at_value(p), dict)]
+
+
+@pytest.mark.parametrize("path", MAPPINGS, ids=".".join)
+def test_a_key_that_is_not_known_is_refused_at_every_level(path):
+    key = ".".join((*path, "nonsense"))
+    with pytest.raises(ConfigError) as error:
+        check_config(changed(key, 1), SCHEMA)
+    line = str(error.value)
+    # Where keys are names, the value is what is wrong.
+    assert line.startswith((f"config key {key} is not known; ", f"config key {key}: 1 is not a"))
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=".".join)
+def test_a_value_of_another_kind_is_refused_and_named(path):
+    with pytest.raises(ConfigError) as error:
+        check_config(changed_at(path, {"a": [1]}), SCHEMA)
+    line = str(error.value)
+    assert line.startswith(f"config key {'.'.join(path)}: {{'a': [1]}} is not ")
+
+
+OPTIONAL = {"quantizers.int4_g128.layers", "quantizers.int4_g64.layers",
+            "quantizers.int8_channel.layers"}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [p for p in PATHS if len(p) > 3 or p[0] != "suites"], ids=".".join)
+def test_a_missing_key_is_named(path):
+    config = changed_at(path, DELETE)
+    if ".".join(path) in OPTIONAL or path[-2:] in [("schedules", "sgdr"), ("schedules", "oli")]:
+        return check_config(config, SCHEMA)
+    with pytest.raises(ConfigError) as error:
+        check_config(config, SCHEMA)
+    assert path[-1] in str(error.value) and "\n" not in str(error.value)
+
+
 ODD = st.one_of(
     st.none(),
     st.booleans(),
@@ -109,22 +205,67 @@ ODD = st.one_of(
 )
 
 
-@settings(max_examples=400)
-@given(st.sampled_from(PATHS), st.sampled_from(["delete", "replace", "rename"]), ODD)
-def test_whatever_is_changed_is_accepted_or_refused_in_one_line(path, action, odd):
+def plan_everything(config) -> None:
+    """What the rules ask of every suite: nothing of it may fail once the check has passed."""
+    for name, section in config["suites"].items():
+        plan = SuitePlan(name, section, config["quantizers"])
+        final_outputs(plan, tables=["t"], figures=["f"], notebooks=["n"])
+        assert plan.pretraining_jobs or section["source"] == "hub"
+        ranges = f"step{plan.steps[0]}-step{plan.steps[-1]}"
+        for what in ("steps_in", "checkpoint_files", "weights", "commits", "folders"):
+            getattr(plan, what)(ranges)
+        for schedule, definition in section["fork"]["schedules"].items():
+            plan.fork_inputs(schedule)
+            plan.fork_settings(schedule)
+            if definition["kind"] == "oli":
+                plan.cycle_settings(schedule, "bump")
+        for what in ("probe", "text", "batches", "ledger_facts", "forks", "cycles", "schedule",
+                     "probe_tables", "probe_sequences", "kurtosis_tables", "revision_tables",
+                     "kurtosis_layers", "phase_resamples", "gpus", "threads"):  # fmt: skip
+            getattr(plan, what)
+        if section["source"] == "hub":
+            assert plan.repo("0") and plan.tokenizer_repo
+        else:
+            assert plan.vocab_size
+
+
+KEYS = st.one_of(
+    st.integers(), st.none(), st.text(max_size=6), st.sampled_from([p[-1] for p in PATHS])
+)
+ACTIONS = ["delete", "set", "rename", "add"]
+CHANGES = st.lists(
+    st.tuples(st.sampled_from(PATHS), st.sampled_from(ACTIONS), KEYS, ODD), min_size=1, max_size=3
+)
+
+
+@settings(max_examples=600)
+@given(CHANGES)
+def test_whatever_is_changed_is_accepted_or_refused_in_one_line(changes):
+    """Accepted means that everything can be planned; refused means a line and no traceback."""
     config = copy.deepcopy(CONFIG)
-    section = config
-    for part in path[:-1]:
-        section = section[part]
-    value = section.pop(path[-1])
-    if action == "replace":
-        section[path[-1]] = odd
-    elif action == "rename":
-        section[f"{path[-1]}x"] = value
+    for path, action, key, odd in changes:
+        section = config
+        for part in path[:-1]:
+            section = section.get(part) if isinstance(section, dict) else None
+        if not isinstance(section, dict) or path[-1] not in section:
+            continue
+        if action in ("delete", "rename"):
+            value = section.pop(path[-1])
+        if action in ("set", "add"):
+            section[path[-1] if action == "set" else key] = odd
+        if action == "rename":
+            section[key] = value
     try:
         check_config(config, SCHEMA)
     except ConfigError as error:
         assert "\n" not in str(error) and str(error).startswith("config key")
+        assert len(str(error)) < 1000
+    else:
+        plan_everything(config)
+
+
+def test_the_committed_suites_can_be_planned():
+    plan_everything(CONFIG)
 
 
 def closed(schema, where="top"):
