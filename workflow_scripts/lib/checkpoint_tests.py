@@ -7,6 +7,7 @@ import pandas as pd
 from scipy import stats
 
 from workflow_scripts.lib.correlations import correlations
+from workflow_scripts.lib.intervals import CONFIDENCE
 from workflow_scripts.lib.statistics_rows import CHECKPOINTS_DEPEND, NAN, Row, join_notes
 from workflow_scripts.lib.two_sample_tests import is_constant
 
@@ -77,7 +78,11 @@ def bit_width_rows(audit: pd.DataFrame, spacing: int) -> Iterator[Row]:
         found, why = {}, "three or more differing checkpoints are needed"
         if len(x) > 2 and not is_constant(x):
             fit = stats.linregress(x, y)
-            found = {"value": float(fit.slope), "p_value": float(fit.pvalue), "dof": len(x) - 2}
+            half = fit.stderr * stats.t.ppf((1.0 + CONFIDENCE) / 2.0, len(x) - 2)
+            found = {
+                "value": float(fit.slope), "p_value": float(fit.pvalue), "dof": len(x) - 2,
+                "interval_low": float(fit.slope - half), "interval_high": float(fit.slope + half),
+            }  # fmt: skip
             why = f"standard error {fit.stderr:.3g}; p is against slope 0; {CHECKPOINTS_DEPEND}"
         yield Row(
             "log-log regression", **logs, statistic="slope", **found, n_a=len(x), n_b=len(x),

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 import numpy as np
 from scipy import stats
 
+from workflow_scripts.lib.intervals import CONFIDENCE
 from workflow_scripts.lib.statistics_rows import Row, join_notes
 from workflow_scripts.lib.two_sample_tests import describe, is_constant
 
 SMALL_SAMPLE = 20
+NOT_OF_PAIRS = ("difference", "cohens_d", "cliffs_delta")
 
 
 def _rank_permutation_p(x: np.ndarray, y: np.ndarray) -> float:
@@ -21,8 +23,8 @@ def _rank_permutation_p(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def correlations(x: np.ndarray, y: np.ndarray, where: dict, note: str = "") -> Iterator[Row]:
-    """Pearson's and Spearman's correlation of paired observations ``[n]``."""
-    described = {k: v for k, v in describe(x, y).items() if k not in ("difference", "effect_size")}
+    """Pearson's (with Fisher's interval) and Spearman's correlation of observations ``[n]``."""
+    described = {k: v for k, v in describe(x, y).items() if k not in NOT_OF_PAIRS}
     why = ""
     if len(x) < 3:
         why = f"a correlation takes three or more observations, not {len(x)}"
@@ -38,6 +40,9 @@ def correlations(x: np.ndarray, y: np.ndarray, where: dict, note: str = "") -> I
             if function is stats.spearmanr and len(x) < SMALL_SAMPLE:
                 p, how = float(_rank_permutation_p(x, y)), "p: permutation of ranks"
             found = {"value": float(result.statistic), "p_value": p, "dof": len(x) - 2}
+            if function is stats.pearsonr and len(x) > 3:
+                low, high = result.confidence_interval(CONFIDENCE)
+                found |= {"interval_low": float(low), "interval_high": float(high)}
         yield Row(
             test,
             **where,

@@ -130,6 +130,23 @@ def gap_pct(nll: np.ndarray, nll_fp32: np.ndarray) -> np.ndarray:
     return 100.0 * np.expm1(nll - nll_fp32)
 
 
+def percentile_interval(draws: np.ndarray) -> tuple[float, float]:
+    """95 % percentile interval of resampled values ``[resamples]``."""
+    tail = (1.0 - CONFIDENCE) / 2.0
+    low, high = np.quantile(draws, [tail, 1.0 - tail])
+    return float(low), float(high)
+
+
+def two_sided_p(draws: np.ndarray) -> float:
+    """Twice the smaller share of resampled differences on one side of zero.
+
+    It is the p that goes with the percentile interval. The value itself counts as one
+    resample, so that it is never below 2 / (resamples + 1).
+    """
+    fewer = min(int((draws <= 0.0).sum()), int((draws >= 0.0).sum()))
+    return min(1.0, 2.0 * (fewer + 1) / (len(draws) + 1))
+
+
 def gap_intervals(
     sequences: pd.DataFrame, keys: list[str], *, resamples: int, seed: int
 ) -> pd.DataFrame:

@@ -9,7 +9,10 @@ from math import comb
 import numpy as np
 from scipy import stats
 
+from workflow_scripts.lib.intervals import CONFIDENCE
 from workflow_scripts.lib.statistics_rows import NAN, Row, join_notes
+
+_PERMUTATIONS = 9_999
 
 
 def mean(sample: np.ndarray) -> float:
@@ -28,22 +31,24 @@ def is_constant(sample: np.ndarray) -> bool:
 
 
 def describe(a: np.ndarray, b: np.ndarray) -> dict:
-    """Sizes, means, sample standard deviations, difference and Cohen's d of two samples."""
+    """Sizes, means, standard deviations, difference, Cohen's d and Cliff's delta of two samples."""
     described = {
         "n_a": len(a), "n_b": len(b), "mean_a": mean(a), "sd_a": standard_deviation(a),
         "mean_b": mean(b), "sd_b": standard_deviation(b), "difference": mean(a) - mean(b),
     }  # fmt: skip
+    if len(a) and len(b):
+        described["cliffs_delta"] = float(np.sign(a[:, None] - b).mean())
     if len(a) > 1 and len(b) > 1 and not (is_constant(a) and is_constant(b)):
         pooled = ((len(a) - 1) * np.var(a, ddof=1) + (len(b) - 1) * np.var(b, ddof=1)) / (
             len(a) + len(b) - 2
         )
-        described["effect_size"] = float(described["difference"] / np.sqrt(pooled))
+        described["cohens_d"] = float(described["difference"] / np.sqrt(pooled))
     return described
 
 
 def smallest_p(n_a: int, n_b: int) -> float:
     """Smallest two-sided p of an exact rank or permutation test of ``n_a`` and ``n_b`` units."""
-    return min(1.0, 2.0 / comb(n_a + n_b, n_a))
+    return min(1.0, 2 / comb(n_a + n_b, n_a))  # of integers: the number may exceed a float
 
 
 def t_tests(a: np.ndarray, b: np.ndarray, where: dict, note: str = "") -> Iterator[Row]:
@@ -61,6 +66,8 @@ def t_tests(a: np.ndarray, b: np.ndarray, where: dict, note: str = "") -> Iterat
                 "dof": float(result.df),
                 "p_value": float(result.pvalue),
             }
+            low, high = result.confidence_interval(CONFIDENCE)
+            found |= {"interval_low": float(low), "interval_high": float(high)}
         yield Row(
             test, **where, statistic="t", **found, **describe(a, b), note=join_notes(note, why)
         )
@@ -73,7 +80,8 @@ def exact_tests(a: np.ndarray, b: np.ndarray, where: dict, note: str = "") -> It
     two-sided; with more than 9,999 permutations a seeded sample of them is used.
     """
     described = describe(a, b)
-    floor = f"smallest two-sided p of {len(a)} v {len(b)} units: {smallest_p(len(a), len(b)):.3g}"
+    smallest = smallest_p(len(a), len(b))
+    floor = f"smallest two-sided p of {len(a)} v {len(b)} units: {smallest:.3g}"
     wins, p, why = NAN, NAN, "no pairs"
     if len(a) and len(b):
         wins = int((a[:, None] < b).sum())
@@ -85,12 +93,14 @@ def exact_tests(a: np.ndarray, b: np.ndarray, where: dict, note: str = "") -> It
         "pairwise wins", **where, statistic="wins", value=wins, p_value=p, **described,
         note=join_notes(note, pairs, why, floor),
     )  # fmt: skip
+    if smallest < 2 / (_PERMUTATIONS + 1):
+        floor = f"smallest p of {_PERMUTATIONS:,} permutations: {2 / (_PERMUTATIONS + 1):g}"
     p, why = NAN, "takes two or more units on each side"
     if min(len(a), len(b)) > 1:
         why = ""
         p = stats.permutation_test(
             (a, b), lambda x, y, axis: x.mean(axis=axis) - y.mean(axis=axis), vectorized=True,
-            rng=np.random.default_rng(0),
+            n_resamples=_PERMUTATIONS, rng=np.random.default_rng(0),
         ).pvalue  # fmt: skip
     yield Row(
         "permutation", **where, statistic="difference of means", value=described["difference"],

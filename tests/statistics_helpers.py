@@ -1,0 +1,24 @@
+"""What tests of ``statistics.csv`` share."""
+
+import pandas as pd
+import pytest
+
+WHERE = {"comparison": "x v y", "unit": "seed", "measure": "gap_pct"}
+
+
+def rows_of(generated) -> pd.DataFrame:
+    """Rows as a table."""
+    return pd.DataFrame([vars(row) for row in generated])
+
+
+def select(table: pd.DataFrame, **columns):
+    """The one row with these values."""
+    for name, value in columns.items():
+        table = table[table[name] == value]
+    assert len(table) == 1, f"{columns}: {len(table)} rows"
+    return table.iloc[0]
+
+
+def close(ours, theirs) -> bool:
+    """Equal to rounding."""
+    return ours == pytest.approx(theirs, rel=1e-12, abs=1e-14)
