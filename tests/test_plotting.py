@@ -93,12 +93,7 @@ def test_scripts_write_three_formats_with_the_same_bytes_twice(name, results, tm
         assert one.read_bytes() == other.read_bytes()
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", INPUTS)
-def test_title_carries_the_label_and_no_texts_overlap(name, case):
-    figure = draw(name, **CASES[case])
-    label = CASES[case].get("suite", synthetic.MINI)["label"]
-    assert figure.get_suptitle().startswith(f"{label}: ")
+def no_text_overlaps_or_leaves_the_page(figure):
     boxes = texts(figure)
     assert len(boxes) > 10
     page = figure.bbox
@@ -107,6 +102,15 @@ def test_title_carries_the_label_and_no_texts_overlap(name, case):
         assert inside, f"{text!r} leaves the page"
     for (text, box), (other_text, other) in combinations(boxes, 2):
         assert not box.padded(-0.5).overlaps(other.padded(-0.5)), f"{text!r} over {other_text!r}"
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", INPUTS)
+def test_title_carries_the_label_and_no_texts_overlap(name, case):
+    figure = draw(name, **CASES[case])
+    label = CASES[case].get("suite", synthetic.MINI)["label"]
+    assert figure.get_suptitle().startswith(f"{label}: ")
+    no_text_overlaps_or_leaves_the_page(figure)
 
 
 def test_curves_are_the_table():

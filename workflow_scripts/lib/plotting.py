@@ -75,7 +75,9 @@ _STYLE = (
         "ytick.major.width": 0.6,
         "xtick.major.size": 2.5,
         "ytick.major.size": 2.5,
+        "xtick.minor.size": 1.5,
         "ytick.minor.size": 1.5,
+        "xtick.minor.width": 0.4,
         "ytick.minor.width": 0.4,
         "axes.formatter.useoffset": False,
         # The same drawing gives the same bytes: SVG ids come from this salt.
@@ -128,19 +130,36 @@ def choose_scale(
     judged = values if decisive is None else np.asarray(decisive, dtype=np.float64)
     if not (judged > 0).any() or judged.max() <= span * _linear_part(judged, unit):
         return ""
-    set_scale = axis.axes.set_yscale if axis.axis_name == "y" else axis.axes.set_xscale
     if min([values.min(), *bounds]) > 0 and unit is None:
-        set_scale("log")
-        if judged.max() < 100 * judged.min():
-            axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        log_axis(axis)
         words = "log scale"
     else:
         threshold = 10.0 ** np.ceil(np.log10(_linear_part(values, unit)) - 1e-9)
+        set_scale = axis.axes.set_yscale if axis.axis_name == "y" else axis.axes.set_xscale
         set_scale("symlog", linthresh=threshold, linscale=0.6)
         words = f"log scale, linear within ±{threshold:g}"
-    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(ticker.NullFormatter())
+    _plain_numbers(axis)
     return words
+
+
+def log_axis(axis: Axis) -> None:
+    """Make ``axis`` logarithmic; where it spans little it is labelled at 1, 2 and 5 of a decade."""
+    set_scale = axis.axes.set_yscale if axis.axis_name == "y" else axis.axes.set_xscale
+    set_scale("log")
+    low, high = axis.get_view_interval()
+    if high < 200 * low:
+        axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    _plain_numbers(axis)
+
+
+def _plain_numbers(axis: Axis) -> None:
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: _plain(value)))
+    axis.set_minor_formatter(ticker.NullFormatter())
+
+
+def _plain(value: float) -> str:
+    """A tick's value without an exponent."""
+    return np.format_float_positional(float(f"{value:g}"), trim="-")
 
 
 def _linear_part(values: np.ndarray, unit: float | None) -> float:

@@ -1,0 +1,25 @@
+"""Draw figure 5: the high-bit quantizer's cost against the low-bit one's."""
+
+import pandas as pd
+
+from workflow_scripts.lib import figure_bit_widths, plotting
+from workflow_scripts.lib.logs import logged
+
+
+def main(*, audit: str, paper_table: str, figures: list[str], suite: dict) -> None:
+    """Write ``figures`` (pdf, svg, png); the printed Table 1 has a panel of its own.
+
+    ``suite`` has the keys label, is_paper_model and spacing.
+    """
+    drawing = figure_bit_widths.draw(pd.read_csv(audit), pd.read_csv(paper_table), suite=suite)
+    plotting.save(drawing, figures)
+
+
+if __name__ == "__main__":
+    with logged(snakemake.log[0]):
+        main(
+            audit=snakemake.input.audit,
+            paper_table=snakemake.input.paper_table,
+            figures=list(snakemake.output),
+            suite=snakemake.params.suite,
+        )

@@ -1,0 +1,16 @@
+"""Draw figure 4: LAMBADA perplexities that the Pythia authors published."""
+
+import pandas as pd
+
+from workflow_scripts.lib import figure_lambada, plotting
+from workflow_scripts.lib.logs import logged
+
+
+def main(*, lambada: str, figures: list[str]) -> None:
+    """Write ``figures`` (pdf, svg, png) from resources/paper/pythia_lambada.csv."""
+    plotting.save(figure_lambada.draw(pd.read_csv(lambada)), figures)
+
+
+if __name__ == "__main__":
+    with logged(snakemake.log[0]):
+        main(lambada=snakemake.input.lambada, figures=list(snakemake.output))
