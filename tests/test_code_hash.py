@@ -1,13 +1,14 @@
 """The hash that decides what runs again covers the code and nothing but the code."""
 
 import ast
+import json
 from pathlib import Path
 
 import pytest
 
+from tests.workflow import ROOT, copy_checkout
 from workflow_scripts.lib import code_hash
 
-ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted(path.stem for path in (ROOT / "workflow_scripts").glob("[a-z]*.py"))
 
 
@@ -44,18 +45,75 @@ def test_the_hash_covers_every_import(script):
     assert imports_of(path) <= set(code_hash.code_files(path))
 
 
-def covers(script: str, module: str) -> bool:
-    files = code_hash.code_files(ROOT / "workflow_scripts" / f"{script}.py")
-    return ROOT / "workflow_scripts" / "lib" / f"{module}.py" in files
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory):
+    """A checkout whose files may be edited."""
+    return copy_checkout(tmp_path_factory.mktemp("checkout"))
 
 
-def test_what_each_stage_depends_on():
-    assert covers("probe_checkpoints", "quantizers") and covers("train_fork", "quantizers")
-    assert not covers("pretrain_suite", "quantizers")
-    assert not covers("pretrain_suite", "config") and not covers("pretrain_suite", "planning")
-    assert not covers("probe_checkpoints", "training")
-    assert not covers("measure_kurtosis", "quantizers")
-    assert not covers("tabulate_audit", "figure_audit")
+@pytest.fixture
+def checkout(copied, monkeypatch):
+    monkeypatch.setattr(code_hash, "ROOT", copied)
+    yield copied
+    code_hash._parse.cache_clear()
+
+
+def hashes() -> dict[str, str]:
+    code_hash._parse.cache_clear()
+    return {name: code_hash.code_hash(f"workflow_scripts/{name}.py") for name in SCRIPTS}
+
+
+def users_of(module: str) -> set[str]:
+    """Scripts that import a module, by the independent walk."""
+    file = ROOT / "workflow_scripts" / f"{module}.py"
+    return {s for s in SCRIPTS if file in imports_of(ROOT / "workflow_scripts" / f"{s}.py")}
+
+
+MODULES = ["lib/quantizers", "lib/suite", "lib/claims/model", "probe_checkpoints"]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_an_edit_changes_the_hash_of_the_scripts_that_run_it_and_no_other(checkout, module):
+    before, users = hashes(), users_of(module)
+    assert users
+    file = checkout / "workflow_scripts" / f"{module}.py"
+    text = file.read_text()
+    try:
+        docstring = ast.get_docstring(ast.parse(text), clean=False)
+        assert docstring
+        file.write_text(text.replace(docstring, "Another docstring.") + "\n# A comment.\n")
+        assert hashes() == before
+        file.write_text(text + "\nANOTHER_NAME = 1\n")
+        after = hashes()
+        assert {name for name in SCRIPTS if after[name] != before[name]} == users
+    finally:
+        file.write_text(text)
+
+
+def test_the_quantizer_is_part_of_probes_and_forks_and_not_of_training():
+    users = users_of("lib/quantizers")
+    assert {"probe_checkpoints", "train_fork"} <= users
+    others = {"pretrain_suite", "collect_text", "train_tokenizer", "fix_batches",
+              "fetch_checkpoint", "describe_checkpoints", "measure_kurtosis", "plot_audit",
+              "judge_claims", "detect_phases"}  # fmt: skip
+    assert others <= set(SCRIPTS)
+    assert not users & others
+
+
+def test_what_each_stage_does_not_depend_on():
+    assert not {"pretrain_suite", "probe_checkpoints"} & users_of("lib/planning")
+    assert not {"pretrain_suite", "probe_checkpoints"} & users_of("lib/config")
+    assert "probe_checkpoints" not in users_of("lib/training")
+    assert "tabulate_audit" not in users_of("lib/figure_audit")
+
+
+def test_nothing_is_imported_by_a_name_made_at_run_time():
+    """Such an import would be invisible to the hash."""
+    for path in (ROOT / "workflow_scripts").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = getattr(node, "func", None)
+            name = getattr(called, "attr", getattr(called, "id", None))
+            assert name not in ("import_module", "__import__", "exec", "run_path"), path
 
 
 def hash_of(folder: Path, text: str, name: str = "module.py") -> str:
@@ -109,14 +167,46 @@ def test_an_imported_module_counts(root):
     assert hash_of(root, user) != before
 
 
-def test_cells_of_a_notebook_count(root):
-    def notebook(code: str) -> str:
-        return (
-            '{"cells": [{"cell_type": "code", "source": ["%matplotlib inline\\n", "'
-            + code
-            + '"]}, {"cell_type": "markdown", "source": ["text"]}]}'
-        )
+def test_a_module_of_a_package_and_the_package_itself_count(root):
+    deep = root / "workflow_scripts" / "lib" / "deep"
+    deep.mkdir(parents=True)
+    for name in ("__init__", "inner", "other"):
+        (deep / f"{name}.py").write_text("X = 1\n")
+    user = "def later():\n    import workflow_scripts.lib.deep.inner\n"
+    seen = {hash_of(root, user)}
+    for name in ("__init__", "inner"):
+        (deep / f"{name}.py").write_text("X = 2\n")
+        seen.add(hash_of(root, user))
+    assert len(seen) == 3
+    (deep / "other.py").write_text("X = 2\n")
+    assert hash_of(root, user) in seen
+
+
+def test_modules_that_import_each_other_end(root):
+    library = root / "workflow_scripts" / "lib"
+    library.mkdir(parents=True)
+    (library / "one.py").write_text("import workflow_scripts.lib.two\n")
+    (library / "two.py").write_text("import workflow_scripts.lib.one\nX = 1\n")
+    before = hash_of(root, "from workflow_scripts.lib import one\n")
+    (library / "two.py").write_text("import workflow_scripts.lib.one\nX = 2\n")
+    assert hash_of(root, "from workflow_scripts.lib import one\n") != before
+
+
+def test_cells_of_a_notebook_and_what_they_import_count(root):
+    def notebook(code: str, text: str = "text") -> str:
+        cells = [
+            {"cell_type": "code", "source": ["%matplotlib inline\n", "!ls\n", code]},
+            {"cell_type": "markdown", "source": [text]},
+        ]
+        return json.dumps({"cells": cells})
 
     first = hash_of(root, notebook("x = 1"), "tour.ipynb")
-    assert hash_of(root, notebook("x = 1").replace("text", "prose"), "tour.ipynb") == first
+    assert hash_of(root, notebook("x = 1  # one", "prose"), "tour.ipynb") == first
     assert hash_of(root, notebook("x = 2"), "tour.ipynb") != first
+    library = root / "workflow_scripts" / "lib"
+    library.mkdir(parents=True)
+    user = notebook("from workflow_scripts.lib.deep import X")
+    (library / "deep.py").write_text("X = 1\n")
+    first = hash_of(root, user, "tour.ipynb")
+    (library / "deep.py").write_text("X = 2\n")
+    assert hash_of(root, user, "tour.ipynb") != first

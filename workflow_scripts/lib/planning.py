@@ -213,12 +213,13 @@ class SuitePlan:
     @property
     def ledger_facts(self) -> dict:
         """What the ledger of claims needs to know of the suite."""
+        unread = ("optimizer_state", "phase_resolved")
         return {
             **self.facts,
             **self.section["grid"],
             **self.schedule,
             "tokens_per_step": self.tokens_per_step,
-            "fork": {k: v for k, v in self.section["fork"].items() if k != "optimizer_state"},
+            "fork": {k: v for k, v in self.section["fork"].items() if k not in unread},
         }
 
     @property
