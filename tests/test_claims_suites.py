@@ -9,7 +9,7 @@ import pytest
 from tests.test_claims import LEDGER, SUITE, printed_only
 from workflow_scripts.lib.claims import verdicts
 from workflow_scripts.lib.claims.model import Finding, Measurements
-from workflow_scripts.lib.claims.trends import alarms, slope, spread_around_line
+from workflow_scripts.lib.claims.trends import slope, spread_around_line
 from workflow_scripts.lib.schedules import CosineNeoxV1
 
 PYTHIA = {**SUITE, "name": "pythia-160m", "label": "Pythia-160m"}
@@ -261,6 +261,8 @@ def test_early_warning_needs_an_onset_after_the_alarm(pythia):
     late = with_phases(pythia, "onset", step=100000)
     assert verdict(late, "C42") == verdicts.REPRODUCED
     assert verdict(pythia, "C42") == verdicts.DIFFERS
+    early = with_phases(pythia, "convergence", step=120000)
+    assert verdict(early, "C42") == verdicts.DIFFERS
 
 
 def test_one_missing_file_is_not_run_with_its_command(pythia, mini):
@@ -373,13 +375,6 @@ def test_slope_is_that_of_least_squares_with_an_interval_around_it():
     assert value == pytest.approx(np.polyfit(steps / 1000, curve, 1)[0], abs=1e-12)
     assert low < 0.5 < high
     assert 0.5 < spread_around_line(curve) < 1.5
-
-
-def test_alarms_look_at_the_past_only():
-    nll = pd.Series(np.r_[np.linspace(4, 3, 20), np.linspace(3, 3.5, 20)], index=range(40))
-    rings = alarms(nll)
-    assert rings[0] > 19 and rings == list(range(rings[0], 40))
-    assert alarms(nll[:30]) == [step for step in rings if step < 30]
 
 
 def test_steps_of_a_suite_lie_as_far_along(mini, pythia):

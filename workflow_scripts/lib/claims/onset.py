@@ -13,7 +13,8 @@ from workflow_scripts.lib.claims.model import (
     printed,
     within,
 )
-from workflow_scripts.lib.claims.trends import alarms, between, boundary, slope
+from workflow_scripts.lib.claims.trends import between, boundary, slope
+from workflow_scripts.lib.early_warning import PAPER_WINDOW, judge, slope_not_negative
 
 
 @measured("C36")
@@ -105,17 +106,23 @@ def printed_alarm(m: Measurements, claim: Claim) -> Finding:
 
 @measured("C42")
 def early_warning(m: Measurements, claim: Claim) -> Finding:
-    """Lead time and false alarms of the paper's rule."""
-    best, onset = m.phases["convergence"]["step"], m.phases["onset"]["step"]
-    start = m.phases["rapid_learning_end"]["step"]
-    rings = [s for s in alarms(m.even("fp32", "nll_nats_per_token")) if s > start]
-    false = [s for s in rings if s < best]
-    first = f"first alarm at step {rings[0]:,}" if rings else "no alarm"
-    lead = f", {onset - rings[0]:,} steps before the onset" if rings and onset is not None else ""
-    none = "" if onset is not None else ", no onset to warn of"
+    """Lead time and false alarms of the paper's rule, as in ``early_warning.csv``."""
+    found = judge(slope_not_negative(m.even("fp32", "ppl"), PAPER_WINDOW), m.phases)
+    first = found.first_alarm_step
+    parts = [f"first alarm at step {first:,}" if first is not None else "no alarm"]
+    if found.lead_steps is not None:
+        word = "before" if found.lead_steps >= 0 else "after"
+        parts.append(
+            f"first that is not false at {found.warning_step:,}, {abs(found.lead_steps):,} steps "
+            f"{word} the onset"
+        )
+    if found.onset_step is None:
+        parts.append("no onset to warn of")
     return Finding(
-        f"{first}{lead}{none}; alarms before the best step {best:,}: {len(false)}",
-        bool(rings and onset is not None and rings[0] < onset and not false),
+        f"{', '.join(parts)}; alarms before the best step {found.best_step:,}: "
+        f"{found.alarms_before_best}",
+        bool((found.lead_steps or 0) > 0 and not found.alarms_before_best),
+        f"slope over {PAPER_WINDOW} revisions; other windows and rules: early_warning.csv",
     )
 
 

@@ -1,4 +1,4 @@
-"""Slopes, ranges and alarms along an audit: the small statistics several claims share."""
+"""Slopes and ranges along an audit: the small statistics several claims share."""
 
 from collections.abc import Mapping
 
@@ -40,16 +40,6 @@ def between(curve: pd.Series, first: float, last: float) -> pd.Series:
     if part.empty:
         raise NotMeasured(f"revisions between steps {first:,} and {last:,}")
     return part
-
-
-def alarms(nll: pd.Series, window: int = 5) -> list[int]:
-    """Steps at which the loss, averaged over the last ``window`` revisions, does not fall.
-
-    The paper's rule for practitioners (section 4.3, d PPL / dt >= 0), with the smoothing
-    it needs to be used at all; only the past is looked at.
-    """
-    change = nll.rolling(window).mean().diff().dropna()
-    return [int(step) for step in change.index[change >= 0]]
 
 
 def boundary(phases: Mapping) -> tuple[int, str]:
