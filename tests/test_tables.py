@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from tests import synthetic
-from workflow_scripts.lib import tables
+from workflow_scripts.lib import table_formats, tables
 
 NOT_COMPARABLE = "paper (Pythia-160m; not comparable)"
 INPUTS = {"audit": ("audit", "phases"), "forks": ("statistics", "forks")}
@@ -26,7 +26,7 @@ def table(name, suite=synthetic.MINI, *, short=False, onset=True):
 
 def written(one, folder):
     paths = {suffix: folder / f"table.{suffix}" for suffix in ("csv", "md", "tex")}
-    tables.write(one, paths.values())
+    table_formats.write(one, paths.values())
     return {suffix: path.read_text(encoding="utf-8") for suffix, path in paths.items()}
 
 
@@ -34,10 +34,13 @@ def read(text):
     return pd.read_csv(StringIO(text))
 
 
-def markdown_rows(text):
-    """Cells of a Markdown table, without its heading."""
-    lines = [line for line in text.splitlines() if line.startswith("|")][2:]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+def markdown_columns(text):
+    """The Markdown table turned: a list of cells for each step or condition, by heading."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    del rows[1]  # the line of dashes
+    headings, *columns = zip(*rows, strict=True)
+    return [dict(zip(headings, column, strict=True)) for column in columns]
 
 
 def test_table1_holds_the_audit_at_the_scaled_steps(tmp_path):
@@ -122,43 +125,81 @@ def test_table2_is_the_forks_with_the_seed_as_the_unit(tmp_path):
 @pytest.mark.parametrize("name", INPUTS)
 def test_markdown_and_latex_print_the_same_cells(name, tmp_path):
     files = written(table(name), tmp_path)
-    rows = markdown_rows(files["md"])
+    columns = markdown_columns(files["md"])
     body = files["tex"].split(r"\midrule")[1].split(r"\bottomrule")[0].strip()
     latex = [line.removesuffix(r"\\").split("&") for line in body.splitlines()]
-    assert len(rows) == len(read(files["csv"]))
-    assert [[c.replace("\u00a0", " ") for c in row] for row in rows] == [
-        [cell.strip() for cell in row] for row in latex
-    ]
+    assert len(columns) == len(read(files["csv"]))
+    for cells, row in zip(columns, latex, strict=True):
+        if name == "audit":
+            low, high = (cells.pop(f"INT4 gap 95 % {end} (%)") for end in ("low", "high"))
+            cells["INT4 gap (%)"] += f" [{low}, {high}]"
+        assert sorted(cells.values()) == sorted(cell.strip() for cell in row)
+
+
+@pytest.mark.parametrize(("name", "key"), [("audit", "step"), ("forks", "condition")])
+def test_markdown_is_narrow_and_its_numbers_stand_right(name, key, tmp_path):
+    text = written(table(name), tmp_path)["md"]
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert lines[0].startswith(f"| {key} ")
+    assert len({len(line) for line in lines}) == 1
+    assert len(lines[0]) <= 140
+    first, *others = lines[1].strip("|").split("|")
+    assert first.startswith(":")
+    assert all(cell.endswith(":") and cell.startswith("-") for cell in others)
 
 
 def test_printed_numbers_are_rounded_from_the_frame(tmp_path):
     files = written(table("audit"), tmp_path)
-    frame, rows = read(files["csv"]), markdown_rows(files["md"])
-    last = frame.iloc[-1]
-    interval = "{:.1f} [{:.1f}, {:.1f}]".format(
-        last["INT4 gap (%)"], last["INT4 gap 95 % low (%)"], last["INT4 gap 95 % high (%)"]
+    last, cells = read(files["csv"]).iloc[-1], markdown_columns(files["md"])[-1]
+    assert cells["phase"] == "3"
+    assert cells["step"] == "5,720"
+    assert cells["FP32 PPL"] == f"{last['FP32 PPL']:.2f}"
+    for heading in ("INT4 gap (%)", "INT4 gap 95 % low (%)", "INT4 gap 95 % high (%)"):
+        assert cells[heading] == f"{last[heading]:.1f}"
+    assert cells["INT8 gap (%)"] == f"{last['INT8 gap (%)']:.2f}"
+    printed = {"FP32 PPL": "35.3", "INT4 gap (%)": "517.1", "INT8 gap (%)": "0.79"}
+    for heading, value in printed.items():
+        assert cells[f"paper, not comparable: {heading}"] == value
+
+
+def test_a_gap_that_rounds_to_zero_has_no_sign():
+    audit = synthetic.audit()
+    audit.loc[(audit["step"] == 40) & (audit["role"] == "high_bit"), "gap_pct"] = -0.003
+    one = tables.audit_table(
+        audit, synthetic.phases(), synthetic.PAPER_TABLE1, suite=synthetic.MINI
     )
-    assert rows[-1][:5] == [
-        "3", "5,720", f"{last['FP32 PPL']:.2f}", interval.replace(" ", "\u00a0"),
-        f"{last['INT8 gap (%)']:.2f}",
-    ]  # fmt: skip
-    assert rows[-1][-4:] == ["35.3", "517.1", "0.79", "10.0"]
+    cells = table_formats._printed(one)[synthetic.MINI["label"], "INT8 gap (%)"]
+    assert cells[0] == "0.00"
 
 
 @pytest.mark.parametrize("suite", [synthetic.MINI, synthetic.PYTHIA], ids=lambda s: s["name"])
 @pytest.mark.parametrize("name", INPUTS)
 def test_not_comparable_is_said_exactly_where_it_is_so(name, suite, tmp_path):
     files = written(table(name, suite), tmp_path)
+    own = suite["is_paper_model"]
     for suffix, text in files.items():
-        assert "paper (Pythia-160m" in text
-        assert ("not comparable" in text) is not suite["is_paper_model"], suffix
+        assert ("not comparable" in text) is not own, suffix
     for suffix in ("md", "tex"):
-        assert suite["label"] in files[suffix]
-        assert ("are not comparable with the suite's" in files[suffix]) is not suite[
-            "is_paper_model"
-        ]
-    headings = files["csv"].splitlines()[0]
-    assert headings.count(tables.paper_heading(suite)) >= 4
+        assert files[suffix].count(suite["label"]) >= 1
+        assert ("are not comparable with the suite's" in files[suffix]) is not own
+    heading = "paper (Pythia-160m" + (")" if own else "; not comparable)")
+    assert files["csv"].splitlines()[0].count(heading) >= 4
+    assert (
+        files["tex"].count(rf"\multicolumn{{{6 if name == 'audit' else 4}}}{{c}}{{{heading}}}") == 1
+    )
+    prefix = "paper" if own else "paper, not comparable"
+    headings = [cell for cell in markdown_columns(files["md"])[0] if cell.startswith("paper")]
+    assert len(headings) >= 4
+    assert all(cell.startswith(f"{prefix}: ") for cell in headings)
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_the_warning_is_bold_and_directly_above_the_markdown_table(name, tmp_path):
+    lines = written(table(name), tmp_path)["md"].splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("|"))
+    assert lines[at - 1] == ""
+    assert lines[at - 2].startswith("**Rows headed 'paper, not comparable' are")
+    assert lines[at - 2].endswith("**")
 
 
 @pytest.mark.parametrize("name", INPUTS)
@@ -175,7 +216,9 @@ def test_a_short_suite_leaves_cells_empty(tmp_path):
     frame = read(files["csv"])
     assert frame["FP32 PPL"].notna().sum() == 1
     assert frame[f"{NOT_COMPARABLE}: FP32 PPL"].notna().all()
-    assert markdown_rows(files["md"])[0][2:8] == [""] * 6
+    cells = markdown_columns(files["md"])[0]
+    measured = [text for heading, text in cells.items() if not heading.startswith("paper")]
+    assert measured == ["40", "1", *[""] * 8]
 
 
 def test_steps_after_the_end_of_training_have_no_phase():
@@ -224,4 +267,4 @@ def test_scripts_write_the_same_bytes_twice(name, tmp_path):
 
 def test_another_format_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"t\.xlsx: a table is written as \.csv, \.md, \.tex"):
-        tables.write(table("audit"), [tmp_path / "t.xlsx"])
+        table_formats.write(table("audit"), [tmp_path / "t.xlsx"])

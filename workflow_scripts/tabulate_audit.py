@@ -7,6 +7,7 @@ import pandas as pd
 
 from workflow_scripts.lib import tables
 from workflow_scripts.lib.logs import logged
+from workflow_scripts.lib.table_formats import write
 
 
 def main(*, audit: str, phases: str, paper_table: str, outputs: list[str], suite: dict) -> None:
@@ -16,7 +17,7 @@ def main(*, audit: str, phases: str, paper_table: str, outputs: list[str], suite
     """
     found = json.loads(Path(phases).read_text(encoding="utf-8"))
     table = tables.audit_table(pd.read_csv(audit), found, pd.read_csv(paper_table), suite=suite)
-    tables.write(table, outputs)
+    write(table, outputs)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import pandas as pd
 from workflow_scripts.lib import tables
 from workflow_scripts.lib.labels import role_labels
 from workflow_scripts.lib.logs import logged
+from workflow_scripts.lib.table_formats import write
 
 
 def main(*, statistics: str, forks: str, paper_table: str, outputs: list[str], suite: dict) -> None:
@@ -14,7 +15,7 @@ def main(*, statistics: str, forks: str, paper_table: str, outputs: list[str], s
     """
     low = role_labels(pd.read_csv(forks))["low_bit"]
     found, paper = pd.read_csv(statistics), pd.read_csv(paper_table)
-    tables.write(tables.forks_table(found, paper, suite=suite, low=low), outputs)
+    write(tables.forks_table(found, paper, suite=suite, low=low), outputs)
 
 
 if __name__ == "__main__":

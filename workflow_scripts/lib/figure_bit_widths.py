@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from workflow_scripts.lib import plotting
 from workflow_scripts.lib.checkpoint_tests import bit_width_rows
-from workflow_scripts.lib.labels import role_labels
+from workflow_scripts.lib.labels import PAPER_MODEL, role_labels
 from workflow_scripts.lib.plotting import GREY, PAGE_IN
 from workflow_scripts.lib.statistics_rows import Row
 
@@ -34,7 +34,7 @@ def draw(audit: pd.DataFrame, paper: pd.DataFrame, *, suite: dict) -> Figure:
     warning = "" if suite["is_paper_model"] else "; not comparable"
     sides = [
         (suite["label"], even, names, suite["spacing"], "95 % intervals"),
-        (f"the paper's Table 1 (Pythia-160m{warning})", _printed(paper), PAPER_NAMES,
+        (f"the paper's Table 1 ({PAPER_MODEL}{warning})", _printed(paper), PAPER_NAMES,
          PAPER_SPACING, "rounding in print"),
     ]  # fmt: skip
     with plotting.style():

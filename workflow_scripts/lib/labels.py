@@ -4,6 +4,7 @@ import re
 
 import pandas as pd
 
+PAPER_MODEL = "Pythia-160m"
 SCHEDULES = {"cosine": "cosine", "sgdr": "SGDR", "oli": "OLI"}
 
 
