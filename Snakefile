@@ -31,6 +31,7 @@ localrules:
 rule all:
     input:
         final_outputs(plan_of(config["suite"]), tables=TABLES, figures=FIGURES, notebooks=NOTEBOOKS),
+        [f"results/paper/{name}" for name in PRINTED],
 
 
 include: "rules/data.smk"

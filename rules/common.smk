@@ -10,7 +10,9 @@ from workflow_scripts.lib.code_hash import code_hash
 from workflow_scripts.lib.config import ConfigError, check_config, find_suite
 from workflow_scripts.lib.planning import SuitePlan, final_outputs
 
-FIGURES = ["fig1_audit", "fig2_kurtosis", "fig3_forks"]
+FIGURES = ["fig1_audit", "fig2_kurtosis", "fig3_forks", "fig5_bit_widths"]
+# What the paper's printed numbers and the published ones show without any suite.
+PRINTED = ["claims.csv", "claims.md", "figures/fig4_lambada.pdf", "figures/fig4_lambada.png"]
 TABLES = ["table1", "table2"]
 # Companion notebooks and the results of a suite that each one reads.
 NOTEBOOKS = {

@@ -3,7 +3,8 @@
 REQUIRED INPUTS  results/{suite}/audit.csv, kurtosis.csv, phases.json, forks.csv, statistics.csv
                  resources/paper/table1.csv, table2.csv
 OUTPUTS          results/{suite}/tables/table1.*, table2.*             (csv, md, tex)
-                 results/{suite}/figures/fig1_audit.*, fig2_kurtosis.*, fig3_forks.*  (pdf, svg, png)
+                 results/{suite}/figures/fig1_audit.*, fig2_kurtosis.*, fig3_forks.*, fig5_bit_widths.*
+                 results/paper/figures/fig4_lambada.*              (pdf, svg, png)
 """
 
 
@@ -119,3 +120,45 @@ rule plot_forks:
         "Figure 3 of {wildcards.suite}"
     script:
         "../workflow_scripts/plot_forks.py"
+
+
+rule plot_bit_widths:
+    """Figure 5: what INT8 costs against what INT4 costs, beside the printed Table 1."""
+    input:
+        audit="results/{suite}/audit.csv",
+        paper_table="resources/paper/table1.csv",
+    output:
+        multiext("results/{suite}/figures/fig5_bit_widths", ".pdf", ".svg", ".png"),
+    log:
+        "logs/{suite}/plot_bit_widths.log",
+    benchmark:
+        "benchmarks/{suite}/plot_bit_widths.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        suite=planned("facts"),
+        code=code_hash("workflow_scripts/plot_bit_widths.py"),
+    message:
+        "Figure 5 of {wildcards.suite}"
+    script:
+        "../workflow_scripts/plot_bit_widths.py"
+
+
+rule plot_lambada:
+    """Figure 4: LAMBADA perplexity of Pythia's checkpoints, as its authors published it."""
+    input:
+        lambada="resources/paper/pythia_lambada.csv",
+    output:
+        multiext("results/paper/figures/fig4_lambada", ".pdf", ".svg", ".png"),
+    log:
+        "logs/paper/plot_lambada.log",
+    benchmark:
+        "benchmarks/paper/plot_lambada.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        code=code_hash("workflow_scripts/plot_lambada.py"),
+    message:
+        "Figure 4: published LAMBADA perplexities"
+    script:
+        "../workflow_scripts/plot_lambada.py"

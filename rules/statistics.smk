@@ -4,6 +4,7 @@ REQUIRED INPUTS  results/{suite}/audit.csv, audit_sequences.parquet, kurtosis.cs
                  resources/paper/claims.yaml, table1.csv, table2.csv, pythia_lambada.csv
 OUTPUTS          results/{suite}/phases.json
                  results/{suite}/statistics.csv
+                 results/{suite}/early_warning.csv
                  results/{suite}/claims.csv, claims.md
 """
 
@@ -39,6 +40,7 @@ rule test_hypotheses:
         kurtosis="results/{suite}/kurtosis.csv",
         phases="results/{suite}/phases.json",
         forks="results/{suite}/forks.csv",
+        sequences=planned("fork_sequences"),
     output:
         statistics="results/{suite}/statistics.csv",
     log:
@@ -50,11 +52,36 @@ rule test_hypotheses:
     params:
         spacing=planned("spacing"),
         baseline="cosine",
+        resamples=planned("probe_resamples"),
+        seed=0,
         code=code_hash("workflow_scripts/test_hypotheses.py"),
     message:
         "Testing the hypotheses on {wildcards.suite}"
     script:
         "../workflow_scripts/test_hypotheses.py"
+
+
+rule warn_early:
+    """Rules that are to warn of the onset, held against what happened."""
+    input:
+        audit="results/{suite}/audit.csv",
+        sequences="results/{suite}/audit_sequences.parquet",
+        phases="results/{suite}/phases.json",
+    output:
+        table="results/{suite}/early_warning.csv",
+    log:
+        "logs/{suite}/warn_early.log",
+    benchmark:
+        "benchmarks/{suite}/warn_early.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        spacing=planned("spacing"),
+        code=code_hash("workflow_scripts/warn_early.py"),
+    message:
+        "Early warnings on {wildcards.suite}"
+    script:
+        "../workflow_scripts/warn_early.py"
 
 
 rule judge_claims:

@@ -60,6 +60,11 @@ class SuitePlan:
         return self.section["grid"]["spacing"]
 
     @property
+    def probe_resamples(self) -> int:
+        """Bootstrap resamples of gap intervals."""
+        return self.section["probe"]["resamples"]
+
+    @property
     def phase_resamples(self) -> int:
         """Bootstrap resamples of the steps of convergence and onset."""
         return self.section["phases"]["resamples"]
@@ -291,6 +296,11 @@ class SuitePlan:
         return inputs
 
     @property
+    def fork_sequences(self) -> list[str]:
+        """Per-sequence scores of all forks of the configuration."""
+        return [path.removesuffix(".csv") + ".parquet" for path in self.forks]
+
+    @property
     def cycles(self) -> list[str]:
         """Phase-resolved probes of every OLI schedule, both orders and all seeds."""
         fork = self.section["fork"]
@@ -335,7 +345,7 @@ class SuitePlan:
 def final_outputs(plan: SuitePlan, *, tables: list, figures: list, notebooks: list) -> list[str]:
     """Everything of a suite that a reader looks at."""
     names = ["suite.csv", "audit.csv", "kurtosis.csv", "phases.json", "forks.csv", "statistics.csv"]
-    names += ["claims.csv", "claims.md"]
+    names += ["early_warning.csv", "claims.csv", "claims.md"]
     names += [f"tables/{table}.{suffix}" for table in tables for suffix in ("csv", "md", "tex")]
     names += [
         f"figures/{figure}.{suffix}" for figure in figures for suffix in ("pdf", "svg", "png")
