@@ -1,19 +1,26 @@
-"""The thin scripts, run as Snakemake runs them, with a stand-in for its object."""
+"""The scripts as Snakemake runs them, one after another on a model of a few hundred weights."""
 
+import hashlib
 import json
 import runpy
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from scipy import stats
+from snakemake.iocontainers import Namedlist
 
 from tests.workflow import ROOT
 from workflow_scripts.lib.checkpoints import save_model
-from workflow_scripts.lib.tokens import write_tokens
+from workflow_scripts.lib.text import write_documents
 from workflow_scripts.lib.training import build_model
 
-ARCHITECTURE = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_length": 16}
+STEPS = (0, 1, 2)
+SHAPE = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_length": 16}
 PROBE = {
     "quantizers": {
         "int4": {"bits": 4, "granularity": "group", "group_size": 8, "symmetric": False},
@@ -21,120 +28,403 @@ PROBE = {
     },
     "roles": {"int4": "low_bit", "int8": "high_bit"},
     "batch_size": 4,
-    "resamples": 20,
+    "resamples": 50,
     "device": "cpu",
 }
+SCHEDULE = {"schedule": "cosine_neox_v1", "lr_max": 0.01, "lr_min": 0.001, "warmup_steps": 2}
+AUDIT_COLUMNS = [
+    "suite", "step", "tokens_seen", "lr", "lr_fraction", "quantizer", "role",
+    "nll_nats_per_token", "ppl", "delta_nll_nats_per_token", "gap_pct", "gap_low_pct",
+    "gap_high_pct", "kl_nats_per_token", "top1_changed_pct", "n_sequences", "n_tokens",
+]  # fmt: skip
 
 
-class Named(dict):
-    """Named files or values that can be read as attributes, items or by ``**``."""
-
-    __getattr__ = dict.__getitem__
-
-
-def run(script: str, folder, *, inputs=(), outputs=(), params=(), wildcards=()) -> None:
-    """Run one script with the given named inputs, outputs, params and wildcards."""
-    stand_in = SimpleNamespace(
-        input=Named(inputs), output=Named(outputs), params=Named(params), threads=1,
-        wildcards=Named(wildcards), log=[str(folder / f"{script}.log")],
-    )  # fmt: skip
-    path = ROOT / "workflow_scripts" / f"{script}.py"
-    runpy.run_path(str(path), init_globals={"snakemake": stand_in}, run_name="__main__")
+def run_script(name: str, folder: Path, *, wildcards=(), threads=1, **parts) -> Path:
+    """Run a script as its rule does; ``parts`` are input, output and params. Returns its log."""
+    log = folder / f"{name}.log"
+    job = SimpleNamespace(
+        **{part: Namedlist(fromdict=names) for part, names in parts.items()},
+        wildcards=SimpleNamespace(**{"suite": "tiny", **dict(wildcards)}),
+        threads=threads,
+        log=[str(log)],
+    )
+    script = ROOT / "workflow_scripts" / f"{name}.py"
+    runpy.run_path(str(script), init_globals={"snakemake": job}, run_name="__main__")
+    return log
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory):
-    """Two tiny random checkpoints (step 0 and 1 the same) and validation tokens."""
-    folder = tmp_path_factory.mktemp("suite")
-    for step, seed in [(0, 0), (1, 0), (2, 1)]:
-        save_model(build_model(ARCHITECTURE, 64, seed), folder / f"step{step}")
-    tokens = np.random.default_rng(0).integers(0, 64, (8, 16)).astype(np.int32)
-    write_tokens(folder / "validation.safetensors", tokens)
+def data(tmp_path_factory) -> Path:
+    """Tokenizer and batches, made by the scripts from documents of a few words."""
+    folder = tmp_path_factory.mktemp("data")
+    random = np.random.default_rng(0)
+    vocabulary = [f"word{n}" for n in range(40)]
+    texts = [" ".join(random.choice(vocabulary, 60)) + f" number {n}" for n in range(40)]
+    write_documents(folder / "train.jsonl", texts[:30])
+    write_documents(folder / "validation.jsonl", texts[30:])
+    (folder / "text.json").write_text('{"source": "a test"}')
+    tokenizer = str(folder / "tokenizer.json")
+    run_script(
+        "train_tokenizer", folder,
+        input={"train": str(folder / "train.jsonl")},
+        output={"tokenizer": tokenizer},
+        params={"vocab_size": 300, "code": "abc"},
+    )  # fmt: skip
+    run_script(
+        "fix_batches", folder,
+        input={
+            "train_text": str(folder / "train.jsonl"),
+            "validation_text": str(folder / "validation.jsonl"),
+            "manifest": str(folder / "text.json"),
+            "tokenizer": tokenizer,
+        },
+        output={
+            "validation": str(folder / "validation.safetensors"),
+            "validation_manifest": str(folder / "validation.json"),
+            "train": str(folder / "train.safetensors"),
+            "train_manifest": str(folder / "train.json"),
+        },
+        params={
+            "batches": {"validation": {"sequences": 6, "length": 16},
+                        "train": {"sequences": 20, "length": 16}},
+            "code": "abc",
+        },
+    )  # fmt: skip
     return folder
 
 
-def weights(suite) -> list[str]:
-    return [str(suite / f"step{step}" / "model.safetensors") for step in (0, 1, 2)]
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory) -> dict[int, str]:
+    """Checkpoints of three steps; those of 0 and 1 hold the same weights, as in Pythia."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for step in STEPS:
+        save_model(build_model(SHAPE, 300, seed=step // 2), folder / f"step{step}")
+    return {step: str(folder / f"step{step}") for step in STEPS}
 
 
-def test_probe_and_gather(suite, tmp_path):
-    outputs = {
-        "table": tmp_path / "p.csv", "sequences": tmp_path / "p.parquet",
-        "provenance": tmp_path / "p.json",
-    }  # fmt: skip
-    folders = {step: str(suite / f"step{step}") for step in (0, 1, 2)}
-    run(
-        "probe_checkpoints", tmp_path, outputs=outputs,
-        inputs={"validation": str(suite / "validation.safetensors")},
-        params={"folders": folders, "probe": PROBE, "code": "0" * 16},
+@pytest.fixture(scope="module")
+def weights(checkpoints) -> dict[int, str]:
+    return {step: f"{folder}/model.safetensors" for step, folder in checkpoints.items()}
+
+
+def sha256(path) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def test_batches_know_where_they_come_from(data):
+    tokenizer = json.loads((data / "tokenizer.json").read_text())
+    assert len(tokenizer["model"]["vocab"]) == 300
+    for split, sequences in (("validation", 6), ("train", 20)):
+        record = json.loads((data / f"{split}.json").read_text())
+        assert record["sha256"] == sha256(data / f"{split}.safetensors")
+        assert record["tokenizer_sha256"] == sha256(data / "tokenizer.json")
+        assert record["sequences"] == sequences and record["text"] == {"source": "a test"}
+        assert load_file(data / f"{split}.safetensors")["tokens"].shape == (sequences, 16)
+
+
+# Revisions
+
+
+@pytest.fixture(scope="module")
+def described(weights, tmp_path_factory) -> list[Path]:
+    """Tables of two ranges, one of a single step, the later steps first."""
+    folder = tmp_path_factory.mktemp("revisions")
+    tables = []
+    for steps in ([1, 2], [0]):
+        tables.append(folder / f"step{steps[0]}.csv")
+        run_script(
+            "describe_checkpoints", folder,
+            input={"weights": [weights[step] for step in steps], "commits": []},
+            output={"table": str(tables[-1])},
+            params={"steps": steps, "tokens_per_step": 128, "code": "abc"},
+        )  # fmt: skip
+    return tables
+
+
+def test_the_suite_table_says_what_each_checkpoint_is(described, weights, tmp_path):
+    output = tmp_path / "suite.csv"
+    run_script(
+        "gather_suite", tmp_path, input={"tables": [str(table) for table in described]},
+        output={"table": str(output)}, params={"code": "abc"},
     )  # fmt: skip
-    probes = pd.read_csv(outputs["table"])
-    assert set(probes["role"]) == {"fp32", "low_bit", "high_bit"}
-    assert (probes["n_tokens"] == 8 * 15).all()
-    by_step = probes.set_index(["step", "role"])["nll_nats_per_token"]
-    assert by_step[0].equals(by_step[1])
-    assert json.loads(outputs["provenance"].read_text())["code"] == "0" * 16
+    suite = pd.read_csv(output).set_index("step")
+    assert list(suite.index) == [0, 1, 2]
+    assert list(suite["sha256"]) == [sha256(weights[step]) for step in STEPS]
+    assert list(suite["bytes"]) == [Path(weights[step]).stat().st_size for step in STEPS]
+    assert list(suite["tokens_seen"]) == [0, 128, 256]
+    assert list(suite["revision"]) == ["step0", "step1", "step2"]
+    assert set(suite["dtype"]) == {"F32"}
+    assert suite["duplicate_of"].isna().tolist() == [True, False, True]
+    assert suite.loc[1, "duplicate_of"] == 0
+    # Integers stay integers although most of the column is empty.
+    assert ",0\n" in output.read_text() and ",0.0\n" not in output.read_text()
 
-    schedule = {
-        "schedule": "cosine", "lr_max": 0.1, "lr_min": 0.01, "warmup_steps": 1,
-    }  # fmt: skip
-    audit = tmp_path / "audit.csv"
-    run(
-        "gather_audit", tmp_path,
-        inputs={"tables": [outputs["table"]], "sequences": [outputs["sequences"]]},
-        outputs={"audit": audit, "sequences": tmp_path / "all.parquet"},
-        params={"schedule": schedule, "training": schedule, "total_steps": 2,
-                "tokens_per_step": 100},
-        wildcards={"suite": "toy"},
+
+def test_a_commit_of_the_hub_is_part_of_the_table(weights, tmp_path):
+    record = tmp_path / "step2.json"
+    record.write_text('{"repo": "a/b", "revision": "step2", "commit": "0123abcd"}')
+    run_script(
+        "describe_checkpoints", tmp_path,
+        input={"weights": [weights[2]], "commits": [str(record)]},
+        output={"table": str(tmp_path / "t.csv")},
+        params={"steps": [2], "tokens_per_step": 128, "code": "abc"},
     )  # fmt: skip
-    table = pd.read_csv(audit)
-    assert table["suite"].eq("toy").all()
-    assert table.groupby("step")["tokens_seen"].first().tolist() == [0, 100, 200]
-    assert table["lr_fraction"].max() == 1.0
-    assert (tmp_path / "gather_audit.log").read_text().startswith("final gap: low bit")
+    row = pd.read_csv(tmp_path / "t.csv", dtype=str).iloc[0]
+    assert row["commit"] == "0123abcd" and row["revision"] == "step2"
 
 
-def test_describe_and_gather(suite, tmp_path):
-    run(
-        "describe_checkpoints", tmp_path, inputs={"weights": weights(suite)},
-        outputs={"table": tmp_path / "r.csv"},
-        params={"steps": [0, 1, 2], "tokens_per_step": 10},
-    )  # fmt: skip
-    run(
-        "gather_suite", tmp_path, inputs={"tables": [tmp_path / "r.csv"]},
-        outputs={"table": tmp_path / "suite.csv"},
-    )  # fmt: skip
-    table = pd.read_csv(tmp_path / "suite.csv")
-    assert table["duplicate_of"].tolist()[1] == 0
-    assert table["duplicate_of"].isna().tolist() == [True, False, True]
-    assert table["dtype"].eq("F32").all()
-    assert (tmp_path / "gather_suite.log").read_text() == "3 revisions, 2 of them distinct\n"
+def test_weights_that_match_no_step_are_refused(weights, tmp_path):
+    with pytest.raises(ValueError):
+        run_script(
+            "describe_checkpoints", tmp_path,
+            input={"weights": [weights[2]], "commits": []},
+            output={"table": str(tmp_path / "t.csv")},
+            params={"steps": [1, 2], "tokens_per_step": 128, "code": "abc"},
+        )  # fmt: skip
+    assert not (tmp_path / "t.csv").exists()
+    assert "ValueError" in (tmp_path / "describe_checkpoints.log").read_text()
 
 
-def test_kurtosis_and_gather(suite, tmp_path):
-    run(
-        "measure_kurtosis", tmp_path, inputs={"weights": weights(suite)},
-        outputs={"table": tmp_path / "k.csv"}, params={"steps": [0, 1, 2], "layers": "blocks"},
-    )  # fmt: skip
-    run(
-        "gather_kurtosis", tmp_path, inputs={"tables": [tmp_path / "k.csv"]},
-        outputs={"table": tmp_path / "kurtosis.csv"}, wildcards={"suite": "toy"},
+# Kurtosis
+
+
+def test_kurtosis_of_every_matrix_of_the_blocks(weights, tmp_path):
+    tables = []
+    for steps in ([2], [0, 1]):
+        tables.append(str(tmp_path / f"k{steps[0]}.csv"))
+        run_script(
+            "measure_kurtosis", tmp_path,
+            input={"weights": [weights[step] for step in steps]},
+            output={"table": tables[-1]},
+            params={"steps": steps, "layers": "blocks", "code": "abc"},
+        )  # fmt: skip
+    run_script(
+        "gather_kurtosis", tmp_path, input={"tables": tables},
+        output={"table": str(tmp_path / "kurtosis.csv")}, params={"code": "abc"},
     )  # fmt: skip
     table = pd.read_csv(tmp_path / "kurtosis.csv")
-    per_tensor = table[(table["step"] == 0) & (table["statistic"] == "per_tensor")]
-    assert len(per_tensor) == 8, "four matrices in each of two blocks, no head, no embedding"
-    summary = table[(table["step"] == 0) & (table["tensor"] == "all")].set_index("statistic")
-    mean = summary.loc["mean_over_tensors", "excess_kurtosis"]
-    assert mean == pytest.approx(per_tensor["excess_kurtosis"].mean(), abs=1e-12)
-    assert summary.loc["pooled", "n_weights"] == per_tensor["n_weights"].sum()
+    assert list(table.columns) == ["step", "statistic", "tensor", "n_weights", "excess_kurtosis"]
+    assert list(table["step"].unique()) == [0, 1, 2]
+    for step, rows in table.groupby("step"):
+        stored = {
+            name: tensor.double().numpy()
+            for name, tensor in load_file(weights[step]).items()
+            if tensor.ndim == 2 and "embed" not in name
+        }
+        assert len(stored) == 2 * 4  # query/key/value, dense and two MLP matrices of each block
+        tensors = rows[rows["statistic"] == "per_tensor"].set_index("tensor")["excess_kurtosis"]
+        expected = {name: stats.kurtosis(w, axis=None) for name, w in stored.items()}
+        assert tensors.to_dict() == pytest.approx(expected, abs=1e-12)
+        summary = rows[rows["tensor"] == "all"].set_index("statistic")["excess_kurtosis"]
+        pooled = np.concatenate([w.ravel() for w in stored.values()])
+        assert summary["pooled"] == pytest.approx(stats.kurtosis(pooled), abs=1e-12)
+        assert summary["mean_over_tensors"] == pytest.approx(np.mean(list(expected.values())))
 
 
-def test_a_failing_script_leaves_its_traceback_in_the_log(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        run(
-            "gather_forks", tmp_path, inputs={"tables": [tmp_path / "missing.csv"]},
-            outputs={"table": tmp_path / "forks.csv"},
+# Probes and audit
+
+
+@pytest.fixture(scope="module")
+def probed(data, checkpoints, tmp_path_factory) -> Path:
+    """The audit of three steps, probed in two jobs."""
+    folder = tmp_path_factory.mktemp("probes")
+    for steps in ([2], [0, 1]):
+        stem = folder / f"step{steps[0]}"
+        run_script(
+            "probe_checkpoints", folder,
+            input={"validation": str(data / "validation.safetensors"), "checkpoints": ["unread"]},
+            output={"table": f"{stem}.csv", "sequences": f"{stem}.parquet",
+                    "provenance": f"{stem}.json"},
+            params={"folders": {s: checkpoints[s] for s in steps}, "probe": PROBE, "code": "abc"},
         )  # fmt: skip
-    log = (tmp_path / "gather_forks.log").read_text()
-    assert "Traceback" in log and "missing.csv" in log
-    assert not (tmp_path / "forks.csv").exists()
+    run_script(
+        "gather_audit", folder,
+        input={"tables": [str(folder / f"step{s}.csv") for s in (2, 0)],
+               "sequences": [str(folder / f"step{s}.parquet") for s in (2, 0)]},
+        output={"audit": str(folder / "audit.csv"), "sequences": str(folder / "all.parquet")},
+        params={"schedule": SCHEDULE, "total_steps": 40, "tokens_per_step": 128, "code": "abc"},
+    )  # fmt: skip
+    return folder
+
+
+def test_the_audit_is_tidy_and_in_order(probed):
+    audit = pd.read_csv(probed / "audit.csv")
+    assert list(audit.columns) == AUDIT_COLUMNS
+    assert list(audit["step"]) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert list(audit["role"][:3]) == ["fp32", "low_bit", "high_bit"]
+    assert list(audit["quantizer"][:3]) == ["fp32", "int4", "int8"]
+    assert set(audit["suite"]) == {"tiny"}
+    assert list(audit["tokens_seen"][::3]) == [0, 128, 256]
+    # The rate of the update that leaves the step: a warm-up of two steps, then the maximum.
+    assert list(audit["lr"][::3]) == [0.0, 0.005, 0.01]
+    assert list(audit["lr_fraction"][::3]) == [0.0, 0.5, 1.0]
+    assert set(audit["n_sequences"]) == {6} and set(audit["n_tokens"]) == {6 * 15}
+
+
+def test_the_audit_agrees_with_the_scores_of_single_sequences(probed):
+    audit = pd.read_csv(probed / "audit.csv").set_index(["step", "role"])
+    sequences = pd.read_parquet(probed / "all.parquet")
+    sums = sequences.groupby(["step", "role"])[["nll_nats", "kl_nats", "top1_changed", "scored"]]
+    sums = sums.sum()
+    assert len(sums) == len(audit)
+    per_token = sums.div(sums["scored"], axis=0).reindex(audit.index)
+    reference = per_token["nll_nats"].xs("fp32", level="role").reindex(audit.index, level="step")
+    for column, expected in {
+        "nll_nats_per_token": per_token["nll_nats"],
+        "ppl": np.exp(per_token["nll_nats"]),
+        "delta_nll_nats_per_token": per_token["nll_nats"] - reference,
+        "gap_pct": 100 * np.expm1(per_token["nll_nats"] - reference),
+        "kl_nats_per_token": per_token["kl_nats"],
+        "top1_changed_pct": 100 * per_token["top1_changed"],
+    }.items():
+        np.testing.assert_allclose(audit[column], expected, rtol=1e-9, atol=1e-12, err_msg=column)
+    fp32 = audit.xs("fp32", level="role")
+    zero = ["delta_nll_nats_per_token", "gap_pct", "gap_low_pct", "gap_high_pct",
+            "kl_nats_per_token", "top1_changed_pct"]  # fmt: skip
+    assert (fp32[zero] == 0).all(axis=None)
+    assert (audit["gap_low_pct"] <= audit["gap_high_pct"]).all()
+    assert (audit.drop("fp32", level="role")["kl_nats_per_token"] > 0).all()
+
+
+def test_equal_weights_get_equal_rows_and_a_single_step_the_row_of_a_range(
+    probed, data, checkpoints, tmp_path
+):
+    audit = pd.read_csv(probed / "audit.csv").drop(columns=["step", "tokens_seen"])
+    scores = [c for c in audit if not c.startswith("lr")]
+    first, second = audit[scores][:3], audit[scores][3:6]
+    pd.testing.assert_frame_equal(first, second.reset_index(drop=True), check_exact=True)
+    run_script(
+        "probe_checkpoints", tmp_path,
+        input={"validation": str(data / "validation.safetensors")},
+        output={name: str(tmp_path / name) for name in ("table", "sequences", "provenance")},
+        params={"folders": {1: checkpoints[1]}, "probe": PROBE, "code": "abc"},
+    )  # fmt: skip
+    lines = (probed / "step0.csv").read_text().splitlines()
+    assert (tmp_path / "table").read_text().splitlines() == [lines[0], *lines[4:]]
+
+
+def test_a_probe_says_what_made_it(probed, data):
+    made_by = json.loads((probed / "step0.json").read_text())
+    assert made_by["validation_sha256"] == sha256(data / "validation.safetensors")
+    assert made_by["probe"] == PROBE and made_by["code"] == "abc"
+    assert made_by["threads"] == 1 and made_by["device"] == "cpu"
+    assert made_by["packages"]["torch"] == torch.__version__
+
+
+def test_a_model_that_cannot_be_scored_is_named(data, checkpoints, tmp_path):
+    folder = tmp_path / "step7"
+    folder.mkdir()
+    tensors = load_file(f"{checkpoints[2]}/model.safetensors")
+    name = "gpt_neox.layers.0.mlp.dense_h_to_4h.weight"
+    tensors[name][0, 0] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(Path(f"{checkpoints[2]}/config.json").read_text())
+    with pytest.raises((ValueError, FloatingPointError), match="step 7: "):
+        run_script(
+            "probe_checkpoints", tmp_path,
+            input={"validation": str(data / "validation.safetensors")},
+            output={n: str(tmp_path / n) for n in ("table", "sequences", "provenance")},
+            params={"folders": {7: str(folder)}, "probe": PROBE, "code": "abc"},
+        )  # fmt: skip
+    assert not (tmp_path / "table").exists()
+    assert "step 7: " in (tmp_path / "probe_checkpoints.log").read_text()
+
+
+def test_forks_are_gathered_in_the_order_given(tmp_path):
+    tables = []
+    for name in ("sgdr", "cosine"):
+        tables.append(str(tmp_path / f"{name}.csv"))
+        phase = {"update_phase": ["", "bump"], "gap_pct": [0.1, 1 / 3]}
+        pd.DataFrame({"schedule": name, "step": [2, 1], **phase}).to_csv(tables[-1], index=False)
+    run_script(
+        "gather_forks", tmp_path, input={"tables": tables},
+        output={"table": str(tmp_path / "forks.csv")}, params={"code": "abc"},
+    )  # fmt: skip
+    parts = [Path(table).read_text().splitlines() for table in tables]
+    expected = [parts[0][0], *parts[0][1:], *parts[1][1:]]
+    assert (tmp_path / "forks.csv").read_text().splitlines() == expected, "to the last digit"
+
+
+# The hub, without a network
+
+
+@pytest.fixture
+def hub(monkeypatch, checkpoints, data, tmp_path):
+    """A hub with one repository: what ``huggingface_hub`` would return, from local files."""
+    import huggingface_hub
+
+    files = {"config.json": Path(checkpoints[2]) / "config.json",
+             "tokenizer.json": data / "tokenizer.json"}  # fmt: skip
+    asked = []
+
+    def model_info(repo, revision=None):
+        asked.append((repo, revision))
+        names = [SimpleNamespace(rfilename=name) for name in files]
+        return SimpleNamespace(sha="0123abcd", siblings=names)
+
+    def download(repo, name, revision):
+        assert revision == "0123abcd", "always the commit that was recorded"
+        return str(files[name])
+
+    monkeypatch.setattr(huggingface_hub, "model_info", model_info)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    return SimpleNamespace(files=files, asked=asked)
+
+
+def fetch(folder: Path) -> None:
+    run_script(
+        "fetch_checkpoint", folder, wildcards={"step": "1000"},
+        output={"weights": str(folder / "out" / "model.safetensors"),
+                "config": str(folder / "out" / "config.json"),
+                "record": str(folder / "step1000.json")},
+        params={"repo": "a/b", "code": "abc"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pickle"])
+def test_a_revision_is_fetched_with_the_commit_it_came_from(hub, weights, tmp_path, kind):
+    tensors = {name: tensor.half() for name, tensor in load_file(weights[2]).items()}
+    if kind == "safetensors":
+        hub.files["model.safetensors"] = Path(weights[2])
+    else:
+        hub.files["pytorch_model.bin"] = tmp_path / "pytorch_model.bin"
+        torch.save(tensors, tmp_path / "pytorch_model.bin")
+    fetch(tmp_path)
+    assert hub.asked == [("a/b", "step1000")]
+    record = json.loads((tmp_path / "step1000.json").read_text())
+    assert record == {"repo": "a/b", "revision": "step1000", "commit": "0123abcd"}
+    made = load_file(tmp_path / "out" / "model.safetensors")
+    expected = load_file(weights[2]) if kind == "safetensors" else tensors
+    assert made.keys() == expected.keys()
+    assert all(torch.equal(made[name], expected[name]) for name in made)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.safetensors",
+                                                                    "config.json"}  # fmt: skip
+
+
+class Malicious:
+    def __reduce__(self):
+        return (exec, ("raise SystemExit('code of a stranger was run')",))
+
+
+def test_a_pickle_that_would_run_code_is_refused(hub, tmp_path):
+    hub.files["pytorch_model.bin"] = tmp_path / "pytorch_model.bin"
+    torch.save({"w": Malicious()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(Exception, match="(?i)weights.only"):
+        fetch(tmp_path)
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_a_revision_without_weights_is_named(hub, tmp_path):
+    with pytest.raises(FileNotFoundError, match="a/b at step1000 holds neither"):
+        fetch(tmp_path)
+    assert not (tmp_path / "step1000.json").exists()
+    assert "FileNotFoundError" in (tmp_path / "fetch_checkpoint.log").read_text()
+
+
+def test_the_tokenizer_of_a_hub_model_is_copied(hub, data, tmp_path):
+    run_script(
+        "fetch_tokenizer", tmp_path, output={"tokenizer": str(tmp_path / "tokenizer.json")},
+        params={"repo": "a/b", "code": "abc"},
+    )  # fmt: skip
+    assert (tmp_path / "tokenizer.json").read_bytes() == (data / "tokenizer.json").read_bytes()
+    assert "0123abcd" in (tmp_path / "fetch_tokenizer.log").read_text()
