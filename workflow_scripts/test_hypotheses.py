@@ -12,14 +12,14 @@ from workflow_scripts.lib.sequence_tests import read_fork_sequences
 
 def main(
     *, forks: str, sequences: list[str], audit: str, kurtosis: str, phases: str, output: str,
-    spacing: int, baseline: str, resamples: int,
+    spacing: int, baseline: str, resamples: int, seed: int,
 ) -> None:  # fmt: skip
     """Write ``statistics.csv``; ``baseline`` is the schedule that others are compared with."""
     known = json.loads(Path(phases).read_text(encoding="utf-8"))
     statistics = all_statistics(
         pd.read_csv(forks), pd.read_csv(audit), pd.read_csv(kurtosis), known,
         spacing=spacing, baseline=baseline, sequences=read_fork_sequences(sequences),
-        resamples=resamples,
+        resamples=resamples, seed=seed,
     )  # fmt: skip
     statistics.insert(0, "suite", known["suite"])
     statistics.to_csv(output, index=False)
@@ -37,4 +37,5 @@ if __name__ == "__main__":
             spacing=snakemake.params.spacing,
             baseline=snakemake.params.baseline,
             resamples=snakemake.params.resamples,
+            seed=snakemake.params.seed,
         )
