@@ -203,7 +203,14 @@ def test_kurtosis_of_every_matrix_of_the_blocks(weights, tmp_path):
         output={"table": str(tmp_path / "kurtosis.csv")}, params={"code": "abc"},
     )  # fmt: skip
     table = pd.read_csv(tmp_path / "kurtosis.csv")
-    assert list(table.columns) == ["step", "statistic", "tensor", "n_weights", "excess_kurtosis"]
+    assert list(table.columns) == [
+        "suite",
+        "step",
+        "statistic",
+        "tensor",
+        "n_weights",
+        "excess_kurtosis",
+    ]
     assert list(table["step"].unique()) == [0, 1, 2]
     for step, rows in table.groupby("step"):
         stored = {

@@ -5,12 +5,18 @@ import pandas as pd
 from workflow_scripts.lib.logs import logged
 
 
-def main(*, tables: list[str], output: str) -> None:
+def main(*, tables: list[str], suite: str, output: str) -> None:
     """Write ``kurtosis.csv`` in step order."""
     gathered = pd.concat(map(pd.read_csv, tables), ignore_index=True)
-    gathered.sort_values("step", kind="stable").to_csv(output, index=False)
+    gathered = gathered.sort_values("step", kind="stable")
+    gathered.insert(0, "suite", suite)
+    gathered.to_csv(output, index=False)
 
 
 if __name__ == "__main__":
     with logged(snakemake.log[0]):
-        main(tables=snakemake.input.tables, output=snakemake.output.table)
+        main(
+            tables=snakemake.input.tables,
+            suite=snakemake.wildcards.suite,
+            output=snakemake.output.table,
+        )
