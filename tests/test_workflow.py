@@ -108,7 +108,7 @@ def test_environments_pin_what_the_lock_file_pins():
         for pin in yaml.safe_load(path.read_text())["dependencies"]:
             name, version = pin.split("=")
             if name != "python":
-                name = {"pytorch": "torch"}.get(name, name).replace("_", "-")
+                name = {"pytorch": "torch", "arch-py": "arch"}.get(name, name).replace("_", "-")
                 assert pins[name] == version, f"{path.name}: {pin}"
 
 
