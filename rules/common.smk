@@ -68,8 +68,8 @@ def results_folder(wildcards, input):
 
 def printed_facts():
     """The ledger's facts of the paper's own model, for the suite of its printed tables."""
-    models = [name for name, suite in config["suites"].items() if suite["is_paper_model"]]
-    facts = plan_of(models[0]).ledger_facts if models else {}
+    model = next(name for name, suite in config["suites"].items() if suite["is_paper_model"])
+    facts = plan_of(model).ledger_facts
     return facts | {"name": "paper", "label": "the paper's printed tables"}
 
 

@@ -114,7 +114,7 @@ rule plot_forks:
     conda:
         "../envs/analysis.yaml"
     params:
-        suite=planned("facts"),
+        suite=planned("fork_facts"),
         code=code_hash("workflow_scripts/plot_forks.py"),
     message:
         "Figure 3 of {wildcards.suite}"

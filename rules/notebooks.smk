@@ -23,7 +23,7 @@ for notebook, needed in NOTEBOOKS.items():
         conda:
             "../envs/notebook.yaml"
         params:
-            suite=planned("facts"),
+            suite=planned("fork_facts" if "forks.csv" in needed else "facts"),
             results=results_folder,
             code=code_hash("workflow_scripts/render_notebook.py", f"notebooks/{notebook}.ipynb"),
         message:

@@ -216,6 +216,13 @@ class SuitePlan:
         }
 
     @property
+    def fork_facts(self) -> dict:
+        """What a drawing of the forks needs besides: every schedule, at every update."""
+        read = ("start", "steps", "probe_every", "schedules")
+        fork = {key: self.section["fork"][key] for key in read}
+        return {**self.facts, "training": self.schedule, "fork": fork, "last": self.last}
+
+    @property
     def ledger_facts(self) -> dict:
         """What the ledger of claims needs to know of the suite."""
         unread = ("optimizer_state", "phase_resolved")
