@@ -118,6 +118,8 @@ MISTAKES = [
     ("suites.mini.threads", 0, "0 is less than the minimum of 1"),
     ("suites.mini.device", "gpu", "'gpu' is not valid; "),
     ("suites.mini", None, "suites.mini: None is not a mapping"),
+    ("suites.mini.is_paper_model", True, "is_paper_model is true for mini, pythia-160m; it must"),
+    ("suites.pythia-160m", DELETE, "is_paper_model is true for no suite; it must be true for"),
 ]  # fmt: skip
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.workflow import ROOT, planned, snakemake
+from tests.workflow import ROOT, TINY, base_name, copy_checkout, declared_rules, planned, snakemake
+from workflow_scripts.lib.code_hash import code_hash
 
 pytestmark = pytest.mark.workflow
 
@@ -61,6 +62,65 @@ def test_rule_files_say_what_they_need_and_make(path):
         assert "REQUIRED INPUTS" in text and "OUTPUTS" in text
 
 
+@pytest.fixture(scope="module")
+def rules() -> dict[str, dict]:
+    """What Snakemake itself understood of each rule, with the tiny suite in the configuration."""
+    found = {rule["name"]: rule for rule in declared_rules(TINY)}
+    assert found.pop("all")
+    return found
+
+
+def test_every_rule_declares_everything(rules):
+    assert len(rules) > 30
+    for name, rule in rules.items():
+        for part in ("docstring", "message", "script", "conda", "log", "benchmark", "code"):
+            assert rule[part], f"{name} has no {part}"
+        assert "\n" not in rule["docstring"], name
+        assert (ROOT / "rules" / rule["conda"]).is_file(), name
+
+
+def test_one_name_runs_through_what_snakemake_sees(rules):
+    """A rule made by ``use rule`` keeps the script and the folders of the one it is made from."""
+    scripts = {base_name(name): Path(rule["script"]).stem for name, rule in rules.items()}
+    for name, script in scripts.items():
+        assert name == script or name.startswith(f"{script}_"), (name, script)
+        assert scripts[script] == script
+    for name, rule in rules.items():
+        [log] = rule["log"]
+        script = Path(rule["script"]).stem
+        for path, top in ((log, "logs/"), (rule["benchmark"], "benchmarks/")):
+            assert path.startswith(top), name
+            assert re.search(rf"/{script}[./]", path), (name, path)
+        assert Path(log).stem == Path(rule["benchmark"]).stem, name
+
+
+def test_no_two_rules_share_a_log_or_a_benchmark(rules):
+    for part in (lambda rule: rule["log"][0], lambda rule: rule["benchmark"]):
+        paths = [re.sub(r"\{(\w+),[^/]*?\}", r"{\1}", part(rule)) for rule in rules.values()]
+        assert len(paths) == len(set(paths))
+
+
+def test_the_hash_of_a_rule_is_that_of_its_script_and_its_notebook(rules):
+    for name, rule in rules.items():
+        script = f"workflow_scripts/{Path(rule['script']).name}"
+        notebooks = [path for path in rule["inputs"] if path.endswith(".ipynb")]
+        assert rule["code"] == code_hash(script, *notebooks), name
+    notebooks = [rule for name, rule in rules.items() if name.startswith("render_notebook_")]
+    assert len({rule["code"] for rule in notebooks}) == len(notebooks) == 4
+
+
+def test_every_input_is_made_by_a_rule_or_committed(rules):
+    tracked = set(subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).split("\n"))
+    patterns = [pattern for rule in rules.values() for pattern in rule["outputs"]]
+    inputs = {path for rule in rules.values() for path in rule["inputs"] if "<function" not in path}
+    assert len(inputs) > 20
+    for path in inputs:
+        # Any name will do for a wildcard: what counts is that a rule makes such a file.
+        named = re.sub(r"\{suite[^}]*\}", "mini", path)
+        made = any(re.match(pattern, named) for pattern in patterns)
+        assert made or path in tracked, f"{path} has no rule and is not committed"
+
+
 def test_every_script_belongs_to_a_rule():
     scripts = {path.stem for path in (ROOT / "workflow_scripts").glob("*.py")} - {"__init__"}
     assert scripts == {name for name, _ in BLOCKS}
@@ -71,7 +131,7 @@ def test_every_script_belongs_to_a_rule():
 )
 def test_scripts_are_thin(script):
     lines = [line for line in script.read_text().splitlines() if line.strip()]
-    assert len(lines) <= 42, f"{script.name}: {len(lines)} lines"
+    assert len(lines) <= 40, f"{script.name}: {len(lines)} lines"
     assert 'if __name__ == "__main__":' in script.read_text()
     assert "logged(snakemake.log[0])" in script.read_text()
 
@@ -112,88 +172,124 @@ def test_environments_pin_what_the_lock_file_pins():
                 assert pins[name] == version, f"{path.name}: {pin}"
 
 
-def test_mini_is_planned_whole(tmp_path):
-    jobs = planned("--config", "suite=mini", "--forceall")
+# Plans, in a checkout without any result: there a file that no rule makes is an error
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory) -> Path:
+    return copy_checkout(tmp_path_factory.mktemp("clean"))
+
+
+def test_mini_is_planned_whole(clean):
+    jobs = planned(folder=clean)
     assert jobs["train_fork"] == 9
     assert jobs["pretrain_suite_mini_step2800"] == jobs["pretrain_suite_mini_step5720"] == 1
-    assert jobs["probe_checkpoints"] == 2
-    assert {"judge_claims", "plot_audit", "plot_kurtosis", "plot_forks"} <= set(jobs)
-    assert sum(rule.startswith("render_notebook_") for rule in jobs) == 4
+    for rule in ("probe_checkpoints", "measure_kurtosis", "describe_checkpoints"):
+        assert jobs[rule] == 2
+    once = {"collect_text", "train_tokenizer", "fix_batches", "gather_suite", "gather_audit",
+            "gather_kurtosis", "gather_forks", "detect_phases", "test_hypotheses", "judge_claims",
+            "tabulate_audit", "tabulate_forks", "plot_audit", "plot_kurtosis", "plot_forks",
+            "render_notebook_tour", "render_notebook_audit", "render_notebook_kurtosis",
+            "render_notebook_forks", "judge_claims_paper", "all"}  # fmt: skip
+    assert {rule: jobs.get(rule) for rule in once} == dict.fromkeys(once, 1)
+    assert not any(rule.startswith(("fetch", "try_candidate", "rank")) for rule in jobs)
+    assert not any("pythia" in rule or "tiny" in rule for rule in jobs)
 
 
-def test_the_paper_is_planned_whole():
-    jobs = planned("--config", "suite=pythia-160m")
+def test_the_paper_is_planned_whole(clean):
+    jobs = planned("--config", "suite=pythia-160m", folder=clean)
     assert jobs["fetch_checkpoint"] == 154
     assert jobs["probe_checkpoints"] == jobs["measure_kurtosis"] == 77
+    assert jobs["describe_checkpoints"] == 77
     assert jobs["train_fork"] == 9
-    assert jobs["fetch_tokenizer"] == jobs["all"] == 1
+    once = {"fetch_tokenizer", "collect_text", "fix_batches", "gather_audit", "judge_claims",
+            "plot_audit", "plot_kurtosis", "plot_forks", "render_notebook_tour", "all"}  # fmt: skip
+    assert {rule: jobs.get(rule) for rule in once} == dict.fromkeys(once, 1)
     assert not any(rule.startswith(("pretrain_suite", "train_tokenizer")) for rule in jobs)
 
 
+DATA = {"collect_text": 1, "train_tokenizer": 1, "fix_batches": 1}
+HALF = DATA | {"pretrain_suite_mini_step2800": 1}
+WHOLE = HALF | {"pretrain_suite_mini_step5720": 1}
+AUDIT = WHOLE | {"probe_checkpoints": 2, "gather_audit": 1}
+PHASES = AUDIT | {"detect_phases": 1}
+FORKS = HALF | {"train_fork": 9, "gather_forks": 1}
+# What each target needs, to the job: no more is planned and no less.
 TARGETS = {
-    "tables/table1.csv": (
-        {"tabulate_audit", "probe_checkpoints"}, {"train_fork", "measure_kurtosis"},
-    ),
-    "figures/fig3_forks.pdf": ({"plot_forks", "train_fork"}, {"measure_kurtosis", "judge_claims"}),
-    "probes/step1000.csv": (
-        {"probe_checkpoints", "pretrain_suite_mini_step2800"},
-        {"train_fork", "pretrain_suite_mini_step5720", "gather_audit"},
-    ),
-    "forks/oli-seed0.csv": (
-        {"train_fork", "pretrain_suite_mini_step2800"},
-        {"probe_checkpoints", "pretrain_suite_mini_step5720", "gather_forks"},
-    ),
-    "checkpoints/step40/model.safetensors": (
-        {"pretrain_suite_mini_step2800"}, {"pretrain_suite_mini_step5720", "probe_checkpoints"},
-    ),
-    "claims/C39.json": ({"judge_claims_one"}, {"plot_audit", "render_notebook_tour"}),
-    "cycles.csv": ({"train_fork_cycles"}, {"train_fork", "probe_checkpoints"}),
-}  # fmt: skip
+    "data/validation.safetensors": DATA,
+    "checkpoints/step40/model.safetensors": HALF,
+    "checkpoints/step2840/config.json": WHOLE,
+    "probes/step1000.csv": HALF | {"probe_checkpoints": 1},
+    "probes/step5720.parquet": WHOLE | {"probe_checkpoints": 1},
+    "probes/step2760-step2840.csv": WHOLE | {"probe_checkpoints": 1},
+    "kurtosis/step0-step2800.csv": HALF | {"measure_kurtosis": 1},
+    "revisions/step512.csv": HALF | {"describe_checkpoints": 1},
+    "forks/oli-seed0.csv": HALF | {"train_fork": 1},
+    "forks/cosine-seed12.csv": HALF | {"train_fork": 1},
+    "audit.csv": AUDIT,
+    "phases.json": PHASES,
+    "tables/table1.csv": PHASES | {"tabulate_audit": 1},
+    "figures/fig1_audit.svg": PHASES | {"plot_audit": 1},
+    "figures/fig3_forks.pdf": FORKS | AUDIT | {"plot_forks": 1},
+    "forks.csv": FORKS,
+    "cycles.csv": HALF | {"train_fork_cycles": 6, "gather_forks_cycles": 1},
+}
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_target_needs_only_what_it_needs(target):
-    needed, unneeded = TARGETS[target]
-    jobs = planned(f"results/mini/{target}", "--forceall")
-    assert needed <= set(jobs)
-    assert not unneeded & set(jobs)
-    if target.startswith(("probes", "forks/")):
-        assert jobs.get("train_fork", jobs.get("probe_checkpoints")) == 1
+def test_a_target_needs_only_what_it_needs(target, clean):
+    jobs = planned(f"results/mini/{target}", folder=clean)
+    assert jobs == TARGETS[target]
 
 
-def test_the_printed_tables_need_no_model():
-    assert planned("results/paper/claims.md", "--forceall") == {"judge_claims_paper": 1}
-
-
-def test_inputs_are_made_or_committed():
-    """No rule reads a file that neither another rule makes nor git holds."""
-    summary = snakemake("--quiet", "host", "--dry-run", "--forceall", "all")
-    assert summary.returncode == 0
-    tracked = set(subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).split("\n"))
-    for path in re.findall(r'"((?:resources|notebooks)/[^"{]+)"', "".join(b for _, b in BLOCKS)):
-        assert path in tracked, path
-    produced = "".join(
-        re.findall(r"output:(.*?)\n    \w+:", "".join(b for _, b in BLOCKS), re.DOTALL)
+def test_one_claim_needs_the_measurements_and_neither_figure_nor_notebook(clean):
+    jobs = planned("results/mini/claims/C39.json", folder=clean)
+    assert jobs["judge_claims_one"] == 1 and jobs["train_fork"] == 9
+    assert not any(
+        rule.startswith(("plot", "tabulate", "render", "judge_claims_p")) for rule in jobs
     )
-    for path in re.findall(r'"results/\{suite\}/([\w./]+)"', "".join(b for _, b in BLOCKS)):
-        stem = path.rsplit(".", 1)[0]
-        assert stem in produced, f"{path} has no rule"
 
 
-@pytest.mark.parametrize(
-    ("target", "line"),
-    [
-        ("results/foo/audit.csv", "Error: config key suite: 'foo' is not known; valid: mini"),
-        ("results/mini/probes/step1001.csv", "Error: suite mini: step 1001 is not a revision"),
-        ("results/mini/forks/olli-seed0.csv", "did you mean oli? valid: cosine, sgdr, oli"),
-    ],
-)
-def test_a_mistaken_target_is_one_line(target, line):
-    run = snakemake("--dry-run", target)
-    assert run.returncode != 0
-    assert line in run.stdout
-    assert "Traceback" not in run.stdout
-    assert sum(part.startswith("Error") for part in run.stdout.splitlines()) == 1
+def test_one_revision_of_the_paper_is_fetched_for_its_probe(clean):
+    jobs = planned("results/pythia-160m/probes/step70000.csv", folder=clean)
+    assert jobs == {"fetch_checkpoint": 1, "fetch_tokenizer": 1, "collect_text": 1,
+                    "fix_batches": 1, "probe_checkpoints": 1}  # fmt: skip
+
+
+def test_the_printed_tables_need_no_model(clean):
+    assert planned("results/paper/claims.md", folder=clean) == {"judge_claims_paper": 1}
+
+
+MISTAKEN_TARGETS = {
+    "results/foo/audit.csv": "config key suite: 'foo' is not known; valid: mini, pythia-160m",
+    "results/paper/claims/C01.json": "config key suite: 'paper' is not known; valid: mini",
+    "results/mini/probes/step1001.csv":
+        "suite mini: step 1001 is not a revision of this suite; nearest: 1000 and 1040",
+    "results/mini/probes/step1000-step40.csv": "'step1000-step40' runs backwards",
+    "results/mini/kurtosis/step01000.csv": "'step01000' is no step or range",
+    "results/mini/forks/olli-seed0.csv":
+        "'olli' is not known; did you mean oli? valid: cosine, sgdr, oli",
+    "results/mini/cycles/sgdr-bumpfirst-seed0.csv": "'sgdr' has no phases; only kind oli has",
+    "results/mini/claims/C999.json": "claims.yaml has no claim 'C999'; valid: C01",
+    "results/pythia-160m/checkpoints/step1001/model.safetensors":
+        "suite pythia-160m: step 1001 is not a revision of this suite; nearest: 1000 and 2000",
+}  # fmt: skip
+
+
+def error_line(text: str) -> str:
+    """The one line that says what is wrong."""
+    assert "Traceback" not in text and 'File "' not in text, text[-2000:]
+    lines = [line for line in text.splitlines() if line.startswith("Error")]
+    assert len(lines) == 1 and text.rstrip().endswith(lines[0]), text[-2000:]
+    return lines[0]
+
+
+@pytest.mark.parametrize("target", MISTAKEN_TARGETS)
+def test_a_mistaken_target_is_one_line(target, clean):
+    run = snakemake("--cores", "1", target, folder=clean)
+    assert run.returncode == 1
+    assert MISTAKEN_TARGETS[target] in error_line(run.stdout)
+    assert not (clean / "results").exists() or not list((clean / "results").rglob("*.*"))
 
 
 @pytest.mark.parametrize(
@@ -201,10 +297,29 @@ def test_a_mistaken_target_is_one_line(target, line):
     [
         ("suite=minni", "config key suite: 'minni' is not known; did you mean mini?"),
         ("sute=mini", "config key sute is not known; did you mean suite?"),
+        ("suite=7", "config key suite: 7 is not text"),
     ],
 )
-def test_a_mistaken_key_is_one_line(setting, line):
-    run = snakemake("--dry-run", "--config", setting)
-    assert run.returncode != 0
-    assert line in run.stdout
-    assert "Job stats" not in run.stdout
+def test_a_mistaken_setting_is_one_line(setting, line, clean):
+    run = snakemake("--cores", "1", "--config", setting, folder=clean)
+    assert run.returncode == 1
+    assert line in error_line(run.stdout)
+
+
+MISTAKEN_FILES = {
+    "suites: {mini: {fork: {start: 2801}}}": "step 2801 is not on the grid; nearest: 2800 and 2840",
+    "suites: {mini: {fork: {start: -40}}}": "fork.start: -40 is less than the minimum of 0",
+    "suites: {mini: {probe: {low_bit: int4_g128}}}": "group_size 128, larger than the suite's",
+    "suites: {mini: {text: {packages: [nunpy]}}}": "'nunpy' is not installed in this environment",
+    "suites: {mini: {training: {lr_mx: 1.0}}}": "training.lr_mx is not known; did you mean lr_max?",
+    "suites: {mini: {grid: {powers_of_two: 10.0}}}": "10.0 is not a whole number",
+    "suites: {7: {}}": "config key suites: 7 is not text",
+}
+
+
+@pytest.mark.parametrize("text", MISTAKEN_FILES)
+def test_a_mistaken_file_is_one_line(text, clean, tmp_path):
+    (tmp_path / "mistaken.yaml").write_text(text)
+    run = snakemake("--configfile", str(tmp_path / "mistaken.yaml"), "--cores", "1", folder=clean)
+    assert run.returncode == 1
+    assert MISTAKEN_FILES[text] in error_line(run.stdout)

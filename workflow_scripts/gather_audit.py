@@ -20,13 +20,8 @@ def main(
 ) -> None:
     """Write ``audit.csv`` and the per-sequence scores of the whole suite."""
     probes = pd.concat(map(pd.read_csv, tables), ignore_index=True)
-    gathered = gather_audit(
-        probes,
-        read_schedule(schedule, total_steps),
-        suite=suite,
-        lr_max=schedule["lr_max"],
-        tokens_per_step=tokens_per_step,
-    )
+    lr, lr_max = read_schedule(schedule, total_steps), schedule["lr_max"]
+    gathered = gather_audit(probes, lr, suite=suite, lr_max=lr_max, tokens_per_step=tokens_per_step)
     gathered.to_csv(audit, index=False)
     pd.concat(map(pd.read_parquet, sequences)).to_parquet(all_sequences, index=False)
     last = gathered[gathered["step"] == gathered["step"].max()].set_index("role")["gap_pct"]

@@ -196,6 +196,12 @@ def check_config(config: Mapping, schema: Mapping) -> None:
         raise ConfigError(f"config key quantizers.{FP32}: this name is taken by full precision")
     for name, suite in config["suites"].items():
         _check_suite(name, suite, config["quantizers"])
+    models = [name for name, suite in config["suites"].items() if suite["is_paper_model"]]
+    if len(models) != 1:
+        raise ConfigError(
+            f"config key suites: is_paper_model is true for {', '.join(models) or 'no suite'}; it "
+            "must be true for exactly one, whose settings the paper's printed tables belong to"
+        )
 
 
 def find_suite(config: Mapping, name: str) -> dict:
