@@ -55,11 +55,11 @@ def copied(tmp_path_factory):
 def checkout(copied, monkeypatch):
     monkeypatch.setattr(code_hash, "ROOT", copied)
     yield copied
-    code_hash._parse.cache_clear()
+    code_hash.read_code.cache_clear()
 
 
 def hashes() -> dict[str, str]:
-    code_hash._parse.cache_clear()
+    code_hash.read_code.cache_clear()
     return {name: code_hash.code_hash(f"workflow_scripts/{name}.py") for name in SCRIPTS}
 
 
@@ -118,7 +118,7 @@ def test_nothing_is_imported_by_a_name_made_at_run_time():
 
 def hash_of(folder: Path, text: str, name: str = "module.py") -> str:
     (folder / name).write_text(text)
-    code_hash._parse.cache_clear()
+    code_hash.read_code.cache_clear()
     return code_hash.code_hash(name)
 
 
@@ -129,7 +129,7 @@ CODE = '"""What it does."""\n\n\ndef double(x):\n    """Twice."""\n    return 2 
 def root(tmp_path, monkeypatch):
     monkeypatch.setattr(code_hash, "ROOT", tmp_path)
     yield tmp_path
-    code_hash._parse.cache_clear()
+    code_hash.read_code.cache_clear()
 
 
 @pytest.mark.parametrize(

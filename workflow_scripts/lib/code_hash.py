@@ -27,7 +27,6 @@ def _source(path: Path) -> str:
     return "\n".join(line for line in lines if not line.startswith(("%", "!")))  # IPython's own
 
 
-@cache
 def _parse(path: Path) -> ast.Module:
     tree = ast.parse(_source(path), filename=str(path))
     for node in ast.walk(tree):
@@ -48,20 +47,23 @@ def _module_files(module: str) -> Iterator[Path]:
                 yield candidate
 
 
-def imported_files(path: Path) -> set[Path]:
-    """Files of this project that ``path`` imports itself, anywhere in its code."""
-    found: set[Path] = set()
-    for node in ast.walk(_parse(path)):
+def _imports(tree: ast.Module) -> Iterator[str]:
+    """Dotted names of this project that the code imports, anywhere in it."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         else:
             continue
-        for name in names:
-            if name == PACKAGE or name.startswith(f"{PACKAGE}."):
-                found.update(_module_files(name))
-    return found
+        yield from (n for n in names if n == PACKAGE or n.startswith(f"{PACKAGE}."))
+
+
+@cache
+def read_code(path: Path) -> tuple[str, frozenset[Path]]:
+    """The code of a file in one form for all layouts, and the project's files it imports itself."""
+    tree = _parse(path)
+    return ast.dump(tree), frozenset(f for name in _imports(tree) for f in _module_files(name))
 
 
 def code_files(*paths: Path) -> list[Path]:
@@ -71,7 +73,7 @@ def code_files(*paths: Path) -> list[Path]:
         path = pending.pop()
         if path not in seen:
             seen.add(path)
-            pending.extend(imported_files(path))
+            pending.extend(read_code(path)[1])
     return sorted(seen)
 
 
@@ -80,5 +82,5 @@ def code_hash(*names: str) -> str:
     digest = hashlib.sha256()
     for path in code_files(*(ROOT / name for name in names)):
         digest.update(path.relative_to(ROOT).as_posix().encode())
-        digest.update(ast.dump(_parse(path)).encode())
+        digest.update(read_code(path)[0].encode())
     return digest.hexdigest()[:16]
