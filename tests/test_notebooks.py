@@ -14,13 +14,15 @@ from nbclient.exceptions import CellExecutionError
 
 from tests import synthetic
 from workflow_scripts import render_notebook, tabulate_audit, tabulate_forks
+from workflow_scripts.lib import figure_texts
+from workflow_scripts.lib.notebook_display import brackets, printed
 from workflow_scripts.lib.notebooks import strip
 from workflow_scripts.lib.planning import SuitePlan
 from workflow_scripts.lib.results import open_results
 
 FOLDER = synthetic.ROOT / "notebooks"
 NAMES = ["tour", "audit", "kurtosis", "forks"]
-ALLOWED = {"IPython", "matplotlib", "os", "pandas", "pathlib", "sys", "workflow_scripts"}
+ALLOWED = {"IPython", "os", "pandas", "pathlib", "sys", "workflow_scripts"}
 
 
 def add_tables(results, suite):
@@ -110,7 +112,13 @@ def test_notebooks_render_from_any_directory(name, results, tmp_path, monkeypatc
     runpy.run_path(str(script), init_globals={"snakemake": job}, run_name="__main__")
     page = html.read_text(encoding="utf-8")
     assert "Suite: mini (embedded suite, not Pythia)" in page
-    assert page.count("data:image/png;base64") >= 1
+    images = re.findall(r"<img[^>]*>", page)
+    assert len(images) >= 1
+    for image in images:
+        assert "data:image/png;base64" in image
+        alt = re.search(r'alt="([^"]*)"', image)[1]
+        assert alt.startswith("mini (embedded suite, not Pythia): ")
+        assert len(alt) > 150
     for place in (str(synthetic.ROOT), str(tmp_path), str(results)):
         assert place not in page
     assert not re.search(r"20\d\d-\d\d-\d\dT\d\d:\d\d", page)
@@ -136,6 +144,33 @@ def test_the_papers_own_suite_without_an_onset(results, tmp_path):
     assert "the paper's own model" in pages[0]
     assert "The rule finds no onset" in pages[0]
     assert "not comparable" not in pages[0]
+
+
+def test_numbers_and_intervals_are_empty_where_there_is_none():
+    assert printed([0.0123, float("nan")], ".2g") == ["0.012", ""]
+    assert brackets([-1, float("nan")], [2.346, 1]) == ["[-1.00,\u00a02.35]", ""]
+
+
+def test_figure_texts_hold_the_numbers_of_their_tables():
+    audit, phases, suite = synthetic.audit(), synthetic.phases(), synthetic.MINI
+    last = audit[audit["step"] == 5720].set_index("role")
+    text = figure_texts.audit_text(audit, phases, suite=suite)
+    assert f"to {last.loc['low_bit', 'gap_pct']:.2f} %" in text
+    assert f"at step 3,080 and ends at {last.loc['fp32', 'ppl']:.2f}" in text
+    assert "the onset is at step 3,200" in text
+    text = figure_texts.audit_text(audit, synthetic.phases(onset=False), suite=suite)
+    assert "no onset is found" in text
+    mean = synthetic.kurtosis().query("statistic == 'mean_over_tensors'")["excess_kurtosis"]
+    assert f"largest {mean.max():.2f}" in figure_texts.kurtosis_text(
+        synthetic.kurtosis(), suite=suite
+    )
+    forks = synthetic.forks()
+    end = forks[(forks["step"] == 4000) & (forks["schedule"] == "sgdr")].groupby("role")
+    gap, ppl = end["gap_pct"].mean()["low_bit"], end["ppl"].mean()
+    expected = f"SGDR {gap:.1f} %, {ppl['low_bit']:.2f} and {ppl['fp32']:.2f}"
+    assert expected in figure_texts.forks_text(forks, suite=suite)
+    delta = last.loc["high_bit", "delta_nll_nats_per_token"]
+    assert f"{delta:.5f} and" in figure_texts.bit_widths_text(audit, suite=suite)
 
 
 def failing_notebook(path):

@@ -13,6 +13,8 @@ from workflow_scripts.lib.logs import say
 
 ROOT = Path(__file__).resolve().parents[2]
 CELL_TIMEOUT_S = 600
+# The template centres tables of text cells and not those of results.
+STYLE = "<style>.jp-RenderedHTMLCommon table { margin-left: 0; }</style>"
 
 
 class _OwnKernel(AsyncKernelManager):
@@ -64,7 +66,7 @@ def to_html(notebook: nbformat.NotebookNode, title: str) -> str:
     """The executed notebook as one HTML page that needs no other file."""
     exporter = HTMLExporter(require_js_url="", mathjax_url="", mermaid_js_url="")
     body, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": title}})
-    return body
+    return body.replace("</head>", f"{STYLE}</head>", 1)
 
 
 def render(
