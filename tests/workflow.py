@@ -21,6 +21,7 @@ PARTS = (
 
 def copy_checkout(folder: Path) -> Path:
     """The files that the workflow needs, copied to ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
     for part in PARTS:
         source = ROOT / part
         if source.is_dir():
