@@ -313,7 +313,10 @@ def test_other_schedules_get_looks_and_names_of_their_own():
     looks = plotting.fork_looks(["cosine", "late_restart", "other"])
     assert len({look.color for look in looks.values()}) == 3
     forks = synthetic.forks().replace({"schedule": {"sgdr": "late_restart"}})
-    figure = figure_forks.draw(forks, synthetic.audit(), suite=synthetic.MINI)
+    suite = synthetic.facts(synthetic.MINI)
+    figure = figure_forks.draw(forks, synthetic.audit(), suite=suite)
+    lines = [line for line in figure.axes[3].get_lines() if line.get_linestyle() == "-"]
+    assert len(lines) == 2  # the rate of a schedule that the suite does not define is not known
     assert "late_restart" in [text.get_text() for text in figure.axes[0].texts]
 
 

@@ -114,6 +114,8 @@ def _schedule_of(suite: dict, name: str) -> Schedule | None:
     if not {"training", "fork", "last"} <= suite.keys():
         return None
     training, fork = suite["training"], suite["fork"]
+    if name not in fork["schedules"]:
+        return None
     baseline = pretraining_schedule(
         training["schedule"], lr_max=training["lr_max"], lr_min=training["lr_min"],
         warmup_steps=training["warmup_steps"], total_steps=suite["last"],
