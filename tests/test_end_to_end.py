@@ -1,33 +1,58 @@
-"""The whole of a tiny suite, built for real; and what makes parts of it run again."""
+"""The whole of a tiny suite, built for real: with one core and with two, killed on the way."""
 
 import json
 import os
-import re
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from tests.workflow import TINY, copy_checkout, planned, snakemake
+from tests.workflow import ROOT, TINY, copy_checkout, planned, snakemake, tiny_checkout
 
-# One worker builds the suite once for all tests of this file.
-pytestmark = [pytest.mark.workflow, pytest.mark.xdist_group("tiny")]
+# One worker, and another one than that of the tests of reruns.
+pytestmark = [pytest.mark.workflow, pytest.mark.xdist_group("end to end")]
 SCHEDULES = ("cosine", "sgdr", "oli")
+LABEL = "tiny (test suite, not Pythia)"
 
 
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory):
-    """A checkout in which everything of the tiny suite has been built with two cores."""
-    folder = copy_checkout(tmp_path_factory.mktemp("tiny"))
-    run = snakemake("--cores", "2", "--configfile", TINY, folder=folder)
+def kill_once_a_fork_is_half_done(folder: Path) -> None:
+    """Start to build with one core and take the power away while a fork trains."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "snakemake", "--configfile", TINY, "--cores", "1"],
+        cwd=folder, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    unfinished = folder / "results/tiny/unfinished/train_fork"
+    started = time.monotonic()
+    while not list(unfinished.glob("*/state.safetensors")):
+        assert process.poll() is None and time.monotonic() - started < 600
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    left = list(unfinished.glob("*/state.safetensors"))
+    assert len(left) == 1, "the state of the fork that was at work"
+    assert not list((folder / "results/tiny/forks").glob("*.csv"))
+
+
+@pytest.fixture(scope="module")
+def again(tmp_path_factory) -> Path:
+    """A checkout built from nothing with one core, killed once and continued."""
+    folder = copy_checkout(tmp_path_factory.mktemp("again"))
+    kill_once_a_fork_is_half_done(folder)
+    assert snakemake("--unlock", "--configfile", TINY, folder=folder).returncode == 0
+    run = snakemake("--configfile", TINY, "--cores", "1", folder=folder)
     assert run.returncode == 0, run.stdout[-5000:]
     return folder
 
 
-def plan(folder: Path, *arguments: str) -> dict[str, int]:
-    return planned("--configfile", TINY, *arguments, folder=folder)
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory, again) -> Path:
+    """The checkout built with two cores, after the other: a worker of its own may be at it."""
+    return tiny_checkout(tmp_path_factory)
 
 
 def results(folder: Path) -> Path:
@@ -63,9 +88,8 @@ def test_the_tables_are_whole_and_labelled(tiny):
     suite = pd.read_csv(root / "suite.csv")
     assert suite.loc[suite["step"] == 1, "duplicate_of"].item() == 0
     assert suite["weights_sha256"].nunique() == 15
-    label = "tiny (test suite, not Pythia)"
     for name in ("tables/table1.md", "tables/table2.md", "claims.md", "figures/fig1_audit.svg"):
-        assert label in (root / name).read_text().replace("\n", " "), name
+        assert LABEL in (root / name).read_text().replace("\n", " "), name
     assert "not comparable" in (root / "tables/table1.csv").read_text()
 
 
@@ -79,94 +103,89 @@ def test_provenance_stands_beside_what_was_measured(tiny):
     assert fork["seed"] == 1 and fork["definition"]["kind"] == "oli"
 
 
-def test_one_core_gives_the_same_bytes(tiny, tmp_path):
-    again = copy_checkout(tmp_path / "again")
-    targets = ["results/tiny/statistics.csv", "results/tiny/suite.csv", "results/tiny/claims.csv"]
-    run = snakemake(*targets, "--cores", "1", "--configfile", TINY, folder=again)
-    assert run.returncode == 0, run.stdout[-5000:]
-    compared = 0
-    for path in sorted(results(again).rglob("*.csv")):
-        other = results(tiny) / path.relative_to(results(again))
-        assert path.read_bytes() == other.read_bytes(), path.name
-        compared += 1
-    assert compared >= 20
+def relative_files(folder: Path, pattern: str) -> dict[str, Path]:
+    root = results(folder)
+    return {p.relative_to(root).as_posix(): p for p in root.rglob(pattern) if p.is_file()}
 
 
-def test_asking_again_does_nothing(tiny):
-    run = snakemake("--cores", "2", "--configfile", TINY, folder=tiny)
-    assert "Nothing to be done" in run.stdout
+@pytest.mark.parametrize("pattern", ["*.csv", "*.md", "*.tex", "*.json", "*.parquet",
+                                     "*.safetensors", "*.jsonl"])  # fmt: skip
+def test_one_core_and_a_kill_give_the_same_bytes(tiny, again, pattern):
+    one, two = relative_files(again, pattern), relative_files(tiny, pattern)
+    assert one.keys() == two.keys()
+    assert len(one) >= {"*.csv": 30, "*.safetensors": 20}.get(pattern, 2)
+    different = [name for name in one if one[name].read_bytes() != two[name].read_bytes()]
+    assert different == []
 
 
-def test_touching_everything_reruns_nothing(tiny):
-    time.sleep(1.1)  # newer by more than a file system's time stamps can blur
-    for path in sorted(tiny.rglob("*")):
-        if path.is_file() and ".snakemake" not in path.parts:
-            os.utime(path)
-    assert plan(tiny) == {}
+def test_nothing_unfinished_is_left(again, tiny):
+    for folder in (again, tiny):
+        left = [p for p in (results(folder) / "unfinished").rglob("*") if p.is_file()]
+        assert left == []
+    assert [p for p in results(tiny).rglob("*") if p.name.endswith((".tmp", ".part"))] == []
 
 
-@pytest.fixture
-def edited(tiny):
-    """Edit a file of the checkout for one test: ``edited(path, old, new)``."""
-    saved = {}
-
-    def edit(name: str, change) -> None:
-        path = tiny / name
-        saved.setdefault(path, path.read_text())
-        path.write_text(change(path.read_text()))
-
-    yield edit
-    for path, text in saved.items():
-        path.write_text(text)
+def test_every_job_left_a_log_and_a_benchmark(tiny):
+    logs = {p.relative_to(tiny / "logs").with_suffix("") for p in (tiny / "logs").rglob("*.log")}
+    marks = {
+        p.relative_to(tiny / "benchmarks").with_suffix("")
+        for p in (tiny / "benchmarks").rglob("*.tsv")
+    }
+    assert len(logs) > 30
+    assert logs == marks
+    for path in (tiny / "logs").rglob("*.log"):
+        assert "Traceback" not in path.read_text(), path
 
 
-@pytest.mark.parametrize("module", ["plotting", "quantizers", "training", "suite"])
-def test_a_comment_reruns_nothing(tiny, edited, module):
-    edited(f"workflow_scripts/lib/{module}.py", lambda text: text + "\n# A new comment.\n")
-    assert plan(tiny) == {}
-
-
-def test_a_change_of_the_quantizer_reruns_probes_and_not_training(tiny, edited):
-    edited(
-        "workflow_scripts/lib/quantizers.py",
-        lambda text: text + "\nLARGEST_CODE = 255\n",
+@pytest.mark.parametrize("target", ["probes", "kurtosis", "revisions"])
+def test_a_single_step_is_a_target_with_the_rows_of_the_whole(again, target):
+    path = f"results/tiny/{target}/step40.csv"
+    run = snakemake("--configfile", TINY, "--cores", "1", path, folder=again)
+    assert run.returncode == 0, run.stdout[-3000:]
+    whole = next(
+        p for p in (results(again) / target).glob("step*-step*.csv") if "\n40," in p.read_text()
     )
-    jobs = plan(tiny)
-    assert jobs["probe_checkpoints"] == 2 and jobs["train_fork"] == 6
-    assert {"gather_audit", "plot_audit", "judge_claims", "tabulate_audit"} <= set(jobs)
-    unchanged = {"collect_text", "train_tokenizer", "fix_batches", "describe_checkpoints"}
-    assert not unchanged & set(jobs)
-    assert not any(rule.startswith("pretrain_suite") for rule in jobs)
-    assert "measure_kurtosis" not in jobs
+    rows = [line for line in whole.read_text().splitlines() if line.startswith(("step", "40,"))]
+    assert (again / path).read_text().splitlines() == rows
 
 
-def test_a_change_of_one_schedule_reruns_its_forks_only(tiny, edited):
-    edited(TINY, lambda text: text.replace("period: 16", "period: 20"))
-    run = snakemake("--dry-run", "--configfile", TINY, folder=tiny)
-    forks = set(re.findall(r"Forking tiny: (\w+), seed \d", run.stdout))
-    assert forks == {"sgdr"}
-    jobs = plan(tiny)
-    assert jobs["train_fork"] == 2
-    assert {"gather_forks", "test_hypotheses", "tabulate_forks", "plot_forks"} <= set(jobs)
-    assert not {"probe_checkpoints", "plot_audit", "detect_phases", "measure_kurtosis"} & set(jobs)
+def test_a_claim_is_a_target(again):
+    path = "results/tiny/claims/C39.json"
+    run = snakemake("--configfile", TINY, "--cores", "1", path, folder=again)
+    assert run.returncode == 0, run.stdout[-3000:]
+    claim = json.loads((again / path).read_text())
+    ledger = pd.read_csv(results(again) / "claims.csv", dtype=str).set_index("id")
+    assert claim["id"] == "C39" and claim["verdict"] == ledger.loc["C39", "verdict"]
 
 
-def test_a_failing_cell_fails_the_rule_and_keeps_its_traceback(tiny, edited):
-    def plant(text: str) -> str:
-        notebook = json.loads(text)
-        cell = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
-        cell["source"] = [*cell["source"], "\n1 / 0"]
-        return json.dumps(notebook)
+def test_no_claim_about_the_papers_model_is_settled_by_the_test_suite(tiny):
+    ledger = pd.read_csv(results(tiny) / "claims.csv", dtype=str, keep_default_na=False)
+    printed = pd.read_csv(tiny / "results/paper/claims.csv", dtype=str, keep_default_na=False)
+    assert list(ledger["id"]) == list(printed["id"])
+    # REPRODUCED is only said of what the paper's own numbers settle, without any suite.
+    said = ledger.loc[ledger["verdict"] == "REPRODUCED", "id"]
+    settled = printed.loc[printed["verdict"] == "REPRODUCED", "id"]
+    assert set(said) <= set(settled)
 
-    edited("notebooks/tour.ipynb", plant)
+
+def test_a_failing_cell_fails_the_rule_and_keeps_its_traceback(again):
+    path = again / "notebooks/tour.ipynb"
+    notebook = json.loads(path.read_text())
+    cell = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
+    cell["source"] = [*cell["source"], "\n1 / 0"]
+    path.write_text(json.dumps(notebook))
     target = "results/tiny/notebooks/tour.html"
-    shutil.copy(tiny / target, tiny / "kept.html")
-    try:
-        run = snakemake(target, "--cores", "1", "--configfile", TINY, folder=tiny)
-        assert run.returncode != 0
-        assert "ZeroDivisionError" in run.stdout
-        assert not (tiny / target).exists()
-        left = (tiny / "logs/tiny/render_notebook/tour.ipynb").read_text()
-        assert "ZeroDivisionError" in left
-    finally:
-        (tiny / "kept.html").replace(tiny / target)
+    run = snakemake(target, "--cores", "1", "--configfile", TINY, folder=again)
+    assert run.returncode != 0
+    assert "ZeroDivisionError" in run.stdout
+    assert not (again / target).exists()
+    assert "ZeroDivisionError" in (again / "logs/tiny/render_notebook/tour.log").read_text()
+    left = json.loads((again / "logs/tiny/render_notebook/tour.ipynb").read_text())
+    raised = [o for c in left["cells"] for o in c.get("outputs", []) if o["output_type"] == "error"]
+    assert [o["ename"] for o in raised] == ["ZeroDivisionError"]
+    # Mended, it is rendered again, and nothing is left of the failure.
+    shutil.copy2(ROOT / "notebooks/tour.ipynb", path)
+    run = snakemake(target, "--cores", "1", "--configfile", TINY, folder=again)
+    assert run.returncode == 0 and (again / target).is_file()
+    assert not (again / "logs/tiny/render_notebook/tour.ipynb").exists()
+    assert planned("--configfile", TINY, folder=again) == {}

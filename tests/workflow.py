@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from filelock import FileLock
+
 ROOT = Path(__file__).resolve().parents[1]
 TINY = "tests/config/tiny.yaml"
 PARTS = (
@@ -55,6 +57,23 @@ def planned(*arguments: str, folder: Path = ROOT) -> dict[str, int]:
     jobs = dict(re.findall(r"^(\w[\w-]*) +(\d+)$", table, flags=re.MULTILINE))
     jobs.pop("total")
     return {rule: int(count) for rule, count in jobs.items()}
+
+
+def tiny_checkout(tmp_path_factory) -> Path:
+    """A checkout in which all of the tiny suite was built with two cores; for reading only.
+
+    Built once for all workers of a test run: the first that asks builds it, others wait.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with FileLock(folder / "tiny.lock"):
+        if not (folder / "tiny").exists():
+            copy_checkout(folder / "tiny-unfinished")
+            run = snakemake("--cores", "2", "--configfile", TINY, folder=folder / "tiny-unfinished")
+            assert run.returncode == 0, run.stdout[-5000:]
+            (folder / "tiny-unfinished").rename(folder / "tiny")
+    return folder / "tiny"
 
 
 def base_name(rule: str) -> str:
