@@ -23,7 +23,7 @@ all: $(READY)
 	$(BIN)/snakemake --cores $(CORES) $(if $(SUITE),--config suite=$(SUITE))
 
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -14,8 +14,7 @@ import pytest
 
 from tests.workflow import ROOT, TINY, copy_checkout, planned, snakemake, tiny_checkout
 
-# One worker, and another one than that of the tests of reruns.
-pytestmark = [pytest.mark.workflow, pytest.mark.xdist_group("end to end")]
+pytestmark = pytest.mark.workflow
 SCHEDULES = ("cosine", "sgdr", "oli")
 LABEL = "tiny (test suite, not Pythia)"
 
@@ -113,7 +112,7 @@ def relative_files(folder: Path, pattern: str) -> dict[str, Path]:
 def test_one_core_and_a_kill_give_the_same_bytes(tiny, again, pattern):
     one, two = relative_files(again, pattern), relative_files(tiny, pattern)
     assert one.keys() == two.keys()
-    assert len(one) >= {"*.csv": 30, "*.safetensors": 20}.get(pattern, 2)
+    assert len(one) >= {"*.csv": 20, "*.safetensors": 20}.get(pattern, 2)
     different = [name for name in one if one[name].read_bytes() != two[name].read_bytes()]
     assert different == []
 

@@ -17,8 +17,7 @@ import pytest
 
 from tests.workflow import TINY, base_name, planned, snakemake, tiny_checkout
 
-# One worker, and another one than that of the end-to-end tests.
-pytestmark = [pytest.mark.workflow, pytest.mark.xdist_group("rerun")]
+pytestmark = pytest.mark.workflow
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +112,7 @@ CHANGES = {
         LAST | {"detect_phases": 1, "warn_early": 1, "tabulate_audit": 1, "plot_audit": 1,
                 "plot_kurtosis": 1, "tabulate_forks": 1},
     ),
-    "code of a figure": (code("figure_forks"), {"plot_forks": 1}),
+    "code of a figure": (code("figure_forks"), {"plot_forks": 1, "render_notebook": 2}),
     "period of one schedule": (
         setting("period: 16", "period: 20"), FORKS | LAST | AFTER_FORKS | {"train_fork": 2},
     ),
