@@ -380,3 +380,12 @@ def test_slope_is_that_of_least_squares_with_an_interval_around_it():
 def test_steps_of_a_suite_lie_as_far_along(mini, pythia):
     assert [mini.step(s) for s in (1000, 70000, 77000, 143000)] == [40, 2800, 3080, 5720]
     assert pythia.step(82000) == 82000
+
+
+@pytest.mark.parametrize("lr_min", [0.0, 1e-7])
+def test_a_minimum_that_is_never_reached_is_a_finding(mini, lr_min):
+    m = replace(mini, suite={**mini.suite, "lr_min": lr_min})
+    found = verdicts.judge_claim(m, CLAIMS["C05"])
+    assert f"lr_min {lr_min} is never reached" in found.analogue
+    assert "does not hold" in found.analogue
+    assert len(verdicts.judge(m)) == len(LEDGER.claims)
