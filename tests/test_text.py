@@ -5,6 +5,7 @@ import json
 import pytest
 
 from workflow_scripts import fix_batches, train_tokenizer
+from workflow_scripts.lib import text as lib_text
 from workflow_scripts.lib.text import (
     collect,
     read_documents,
@@ -123,3 +124,76 @@ def test_documents_survive_the_round_trip(tmp_path):
 def test_up_to_and_without():
     assert list(up_to(["aa", "bb", "cc"], 3)) == ["aa", "bb"]
     assert list(without(["a", "b", "a"], {"a"})) == ["b"]
+    assert list(without(["one\n  two", "onetwo", "One two"], ["one two "])) == ["onetwo", "One two"]
+
+
+def test_two_collections_are_the_same_to_the_byte(collected, tmp_path):
+    folder, manifest = collected
+    assert collect(SOURCE, tmp_path / "train.jsonl", tmp_path / "validation.jsonl") == manifest
+    for name in ("train.jsonl", "validation.jsonl"):
+        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_another_seed_divides_the_same_documents_otherwise(collected, tmp_path):
+    folder, _ = collected
+    paths = tmp_path / "train.jsonl", tmp_path / "validation.jsonl"
+    collect({"text": {**SOURCE["text"], "seed": 1}}, *paths)
+    before = [set(read_documents(folder / path.name)) for path in paths]
+    after = [set(read_documents(path)) for path in paths]
+    assert set.union(*before) == set.union(*after) and before[1] != after[1]
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """Files of a hub dataset, by name; training repeats a validation document twice."""
+    files = {
+        "val.jsonl.zst": [f"held out {n}" for n in range(10)],
+        "00.jsonl.zst": [
+            "seen 0",
+            "held out 0",
+            "held\n  out 1 ",
+            *(f"seen {n}" for n in range(1, 9)),
+        ],
+    }
+    monkeypatch.setattr(lib_text, "stream_documents", lambda repo, file: iter(files[file]))
+    return {
+        "text": {
+            "source": "hub",
+            "validation": {"repo": "a/b", "file": "val.jsonl.zst"},
+            "train": {"repo": "a/b", "file": "00.jsonl.zst"},
+        },
+        "tokens": {"validation": 5, "train": 6},
+    }
+
+
+def test_the_hub_gives_enough_documents_and_none_twice(hub, tmp_path):
+    paths = tmp_path / "train.jsonl", tmp_path / "validation.jsonl"
+    manifest = collect(hub, *paths)
+    train, validation = (list(read_documents(path)) for path in paths)
+    # Eight characters for each wanted token: 40 of validation are four of ten, 48 are eight of six.
+    assert validation == [f"held out {n}" for n in range(4)]
+    assert train == [f"seen {n}" for n in range(8)]
+    assert manifest["validation_documents"] == 4 and manifest["train_documents"] == 8
+    assert manifest["validation"] == hub["text"]["validation"]
+    assert shared_documents(train, validation) == 0
+
+
+def test_a_document_that_repeats_in_other_white_space_is_refused(tmp_path, collected):
+    folder, manifest = collected
+    train = list(read_documents(folder / "train.jsonl"))
+    validation = list(read_documents(folder / "validation.jsonl"))
+    for name in ("text.json", "tokenizer.json"):
+        (tmp_path / name).write_text((folder / name).read_text())
+    write_documents(tmp_path / "train.jsonl", [*train, "\n\n" + validation[0].replace(" ", "  ")])
+    write_documents(tmp_path / "validation.jsonl", validation)
+    with pytest.raises(ValueError, match="1 validation documents occur in training"):
+        fix(tmp_path, tmp_path)
+
+
+def test_text_that_is_too_short_for_the_batches_is_refused(tmp_path, collected):
+    folder, _ = collected
+    for name in ("text.json", "tokenizer.json", "validation.jsonl"):
+        (tmp_path / name).write_text((folder / name).read_text())
+    write_documents(tmp_path / "train.jsonl", ["a few words only"])
+    with pytest.raises(ValueError, match="32 sequences of 16 need 512"):
+        fix(tmp_path, tmp_path)
