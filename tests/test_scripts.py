@@ -1,8 +1,11 @@
 """The scripts as Snakemake runs them, one after another on a model of a few hundred weights."""
 
 import hashlib
+import itertools
 import json
+import re
 import runpy
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +19,7 @@ from snakemake.iocontainers import Namedlist
 
 from tests.workflow import ROOT
 from workflow_scripts.lib.checkpoints import save_model
+from workflow_scripts.lib.logs import logged, progress, say
 from workflow_scripts.lib.text import write_documents
 from workflow_scripts.lib.training import build_model
 
@@ -435,3 +439,45 @@ def test_the_tokenizer_of_a_hub_model_is_copied(hub, data, tmp_path):
     )  # fmt: skip
     assert (tmp_path / "tokenizer.json").read_bytes() == (data / "tokenizer.json").read_bytes()
     assert "0123abcd" in (tmp_path / "fetch_tokenizer.log").read_text()
+
+
+# Logs
+
+
+def test_a_log_holds_what_was_said_and_the_traceback(tmp_path, capsys):
+    with pytest.raises(FileNotFoundError):
+        run_script(
+            "gather_forks", tmp_path, input={"tables": [str(tmp_path / "missing.csv")]},
+            output={"table": str(tmp_path / "forks.csv")}, params={"code": "abc"},
+        )  # fmt: skip
+    log = (tmp_path / "gather_forks.log").read_text()
+    assert "Traceback" in log and "missing.csv" in log
+    assert not (tmp_path / "forks.csv").exists()
+
+
+def test_standard_error_stays_usable_and_is_given_back(tmp_path, capsys):
+    terminal = sys.stderr
+    with logged(tmp_path / "job.log"):
+        say("one line")
+        assert sys.stderr.isatty() is terminal.isatty()
+        assert sys.stderr.encoding == terminal.encoding
+        sys.stderr.write("\rhalf\rdone\n")
+    assert sys.stderr is terminal
+    assert (tmp_path / "job.log").read_text().startswith("one line\n")
+    assert "\nhalf\ndone\n" in (tmp_path / "job.log").read_text()
+    assert "one line" in capsys.readouterr().err
+
+
+def test_a_long_job_says_how_much_is_left(tmp_path, monkeypatch):
+    """A clock that jumps: each item takes two seconds."""
+    clock = itertools.count(0.0, 2.0)
+    monkeypatch.setattr("tqdm.std.time", lambda: next(clock))
+    with logged(tmp_path / "job.log"):
+        bar = progress(range(20), "working", total=20)
+        monkeypatch.setattr(bar, "_time", lambda: next(clock))
+        assert list(bar) == list(range(20))
+    lines = [line for line in (tmp_path / "job.log").read_text().splitlines() if line.strip()]
+    assert len(lines) > 3
+    for line in lines:
+        assert re.match(r"working: \d+/20 done, [\d:]+ gone, ([\d:]+|\?) left", line), line
+    assert lines[-1].startswith("working: 20/20 done")
