@@ -22,6 +22,7 @@ $(READY): envs/requirements.lock
 all: $(READY)
 	$(BIN)/snakemake --cores $(CORES) $(if $(SUITE),--config suite=$(SUITE))
 
+# Tests of one file share what they build, so a file stays on one worker.
 test: $(READY)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 

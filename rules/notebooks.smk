@@ -1,6 +1,7 @@
 """Companion notebooks: executed on the suite's results and rendered.
 
-REQUIRED INPUTS  notebooks/{notebook}.ipynb and the suite's results that notebooks read
+REQUIRED INPUTS  notebooks/{notebook}.ipynb, the suite's results that it reads,
+                 resources/paper/table1.csv
 OUTPUTS          results/{suite}/notebooks/{notebook}.html
 """
 
@@ -14,6 +15,7 @@ for notebook, needed in NOTEBOOKS.items():
         input:
             notebook=f"notebooks/{notebook}.ipynb",
             results=[f"results/{{suite}}/{name}" for name in needed],
+            paper_table="resources/paper/table1.csv",
         output:
             html=f"results/{{suite}}/notebooks/{notebook}.html",
         log:
