@@ -30,6 +30,7 @@ rule train_fork:
     resources:
         gpu=planned("gpus"),
     params:
+        schedule="{schedule}",
         workspace="results/{suite}/unfinished/train_fork/{schedule}-seed{seed}",
         settings=planned("fork_settings", "schedule"),
         probe=planned("probe"),
@@ -73,6 +74,7 @@ use rule train_fork as train_fork_cycles with:
     wildcard_constraints:
         order="bump|cool",
     params:
+        schedule="{schedule}-{order}first",
         workspace="results/{suite}/unfinished/train_fork/{schedule}-{order}first-seed{seed}",
         settings=planned("cycle_settings", "schedule", "order"),
         probe=planned("probe"),

@@ -188,3 +188,16 @@ def test_a_failing_cell_fails_the_rule_and_keeps_its_traceback(again):
     assert run.returncode == 0 and (again / target).is_file()
     assert not (again / "logs/tiny/render_notebook/tour.ipynb").exists()
     assert planned("--configfile", TINY, folder=again) == {}
+
+
+def test_every_phase_of_the_last_cycle_is_probed_in_both_orders(again):
+    """Last of this file: it adds to the checkout that the tests above compare."""
+    target = "results/tiny/cycles.csv"
+    run = snakemake(target, "--configfile", TINY, "--cores", "2", folder=again)
+    assert run.returncode == 0, run.stdout[-5000:]
+    cycles = pd.read_csv(again / target)
+    low_bit = cycles[cycles["role"] == "low_bit"]
+    counts = low_bit.groupby(["schedule", "seed", "update_phase"]).size().unstack()
+    assert set(counts.index) == {(f"oli-{o}first", s) for o in ("bump", "cool") for s in (0, 1)}
+    assert counts["bump"].eq(1).all() and counts["cool"].eq(5).all()
+    assert not cycles.duplicated(["schedule", "seed", "step", "quantizer"]).any()

@@ -36,7 +36,6 @@ if __name__ == "__main__":
     with logged(snakemake.log[0]):
         main(
             suite=snakemake.wildcards.suite,
-            schedule=snakemake.wildcards.schedule,
             seed=int(snakemake.wildcards.seed),
             inputs=dict(snakemake.input.items()),
             outputs=dict(snakemake.output.items()),
