@@ -1,0 +1,89 @@
+"""Where the files of a suite are, and which ranges of revisions jobs work on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from workflow_scripts.lib.config import ConfigError, suite_steps
+from workflow_scripts.lib.suite import CHECKPOINT_FILES, chunk_names, parse_range
+
+
+@dataclass(frozen=True)
+class SuiteBase:
+    """Where the files of a suite are, and which ranges of revisions jobs work on.
+
+    ``name`` and ``section`` are the suite's in the configuration; ``quantizers`` by name.
+    """
+
+    name: str
+    section: Mapping
+    quantizers: Mapping[str, Mapping]
+
+    @property
+    def root(self) -> str:
+        """Folder of everything the suite has."""
+        return f"results/{self.name}"
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """Revisions in order."""
+        return suite_steps(self.section)
+
+    @property
+    def last(self) -> int:
+        """Last step of the suite's run."""
+        return self.section["grid"]["last"]
+
+    @property
+    def spacing(self) -> int:
+        """Steps between the evenly spaced revisions."""
+        return self.section["grid"]["spacing"]
+
+    @property
+    def threads(self) -> int:
+        """CPU threads of a training or probing job."""
+        return self.section["threads"]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that a training or probing job asks for: one where the device is cuda."""
+        return int(self.section["device"] == "cuda")
+
+    def steps_in(self, name: str) -> list[int]:
+        """Steps of ``step70000`` or ``step60000-step75000``; one line if it is off the grid."""
+        try:
+            return parse_range(name, self.steps)
+        except ValueError as error:
+            raise ConfigError(f"suite {self.name}: {error}") from error
+
+    def _each_range(self, pattern: str) -> list[str]:
+        """``pattern`` for each range of revisions that one job works on."""
+        names = chunk_names(self.steps, self.section["probe"]["steps_per_job"])
+        return [f"{self.root}/{pattern.format(steps=name)}" for name in names]
+
+    def folder(self, step: int) -> str:
+        """Checkpoint of one step, in Hugging Face format."""
+        return f"{self.root}/checkpoints/step{step}"
+
+    def folders(self, steps: str) -> dict[int, str]:
+        """Checkpoints of a range, by step."""
+        return {step: self.folder(step) for step in self.steps_in(steps)}
+
+    def checkpoint_files(self, steps: str) -> list[str]:
+        """Weights and configuration of each checkpoint of a range."""
+        return [f"{path}/{f}" for path in self.folders(steps).values() for f in CHECKPOINT_FILES]
+
+    def weights(self, steps: str) -> list[str]:
+        """Weights of each checkpoint of a range, in step order."""
+        return [f"{path}/model.safetensors" for path in self.folders(steps).values()]
+
+    def commits(self, steps: str) -> list[str]:
+        """Records of the hub commits of a range; none where the suite is trained here."""
+        if self.section["source"] != "hub":
+            return []
+        return [f"{self.root}/revisions/commits/step{s}.json" for s in self.steps_in(steps)]
+
+    def repo(self, step: str) -> str:
+        """Hub model that the revision of ``step`` is in; one line if the step is off the grid."""
+        self.steps_in(f"step{step}")
+        return self.section["repo"]

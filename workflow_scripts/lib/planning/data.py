@@ -1,0 +1,32 @@
+"""Text, tokenizer and batches."""
+
+from workflow_scripts.lib.corpus import package_versions
+from workflow_scripts.lib.planning.base import SuiteBase
+
+
+class DataPlan(SuiteBase):
+    """Text, tokenizer and batches."""
+
+    @property
+    def text(self) -> dict:
+        """Where documents come from, and how many tokens a hub source must give."""
+        text = dict(self.section["text"])
+        if text["source"] == "packages":
+            return {"text": text, "installed": package_versions(text["packages"])}
+        wanted = {s: b["sequences"] * b["length"] for s, b in self.section["batches"].items()}
+        return {"text": text, "tokens": wanted}
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of the tokenizer that is trained for the suite."""
+        return self.section["tokenizer"]["vocab_size"]
+
+    @property
+    def tokenizer_repo(self) -> str:
+        """Hub model whose tokenizer the suite takes."""
+        return self.section["tokenizer"]["repo"]
+
+    @property
+    def batches(self) -> dict:
+        """Sequences and length of each split."""
+        return {split: dict(batches) for split, batches in self.section["batches"].items()}

@@ -1,0 +1,36 @@
+"""What tables, figures, notebooks and the ledger need to know of a suite."""
+
+from workflow_scripts.lib.planning.forks import ForkPlan
+
+
+class FactsPlan(ForkPlan):
+    """What tables, figures, notebooks and the ledger need to know of a suite."""
+
+    @property
+    def facts(self) -> dict:
+        """What tables, figures and notebooks need to know of the suite."""
+        return {
+            "name": self.name,
+            "label": self.section["label"],
+            "is_paper_model": self.section["is_paper_model"],
+            "spacing": self.spacing,
+        }
+
+    @property
+    def fork_facts(self) -> dict:
+        """What a drawing of the forks needs besides: every schedule, at every update."""
+        read = ("start", "steps", "probe_every", "schedules")
+        fork = {key: self.section["fork"][key] for key in read}
+        return {**self.facts, "training": self.schedule, "fork": fork, "last": self.last}
+
+    @property
+    def ledger_facts(self) -> dict:
+        """What the ledger of claims needs to know of the suite."""
+        unread = ("optimizer_state", "phase_resolved")
+        return {
+            **self.facts,
+            **self.section["grid"],
+            **self.schedule,
+            "tokens_per_step": self.tokens_per_step,
+            "fork": {k: v for k, v in self.section["fork"].items() if k not in unread},
+        }
