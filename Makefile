@@ -1,5 +1,6 @@
 # make            everything of the suite that config.yaml names
-# make test       the whole test suite
+# make test       the test suite
+# make test-slow  the tests that take minutes: faults, kills, whole chains
 # make lint       the checks of style and structure alone
 # make lock       write envs/requirements.lock anew (needs uv)
 
@@ -9,7 +10,7 @@ SUITE ?=
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: all test lint lock clean
+.PHONY: all test test-slow lint lock clean
 .DEFAULT_GOAL := all
 
 # The environment is whole when the lock file has been installed to the end.
@@ -24,7 +25,10 @@ all: $(READY)
 
 # Tests of one file share what they build, so a file stays on one worker.
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m 'not slow'
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m slow
 
 lint: $(READY)
 	$(BIN)/ruff check .
