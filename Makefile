@@ -35,6 +35,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile rules
 	$(BIN)/snakemake --lint
+	$(BIN)/python -m nbstripout --keep-id --verify notebooks/*.ipynb
 
 lock:
 	envs/lock.sh

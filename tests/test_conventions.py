@@ -1,0 +1,47 @@
+"""The files that Snakemake users, GitHub and pre-commit expect."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def load(name: str) -> dict:
+    return yaml.safe_load((ROOT / name).read_text())
+
+
+def test_github_runs_what_ci_runs():
+    (job,) = load(".github/workflows/ci.yml")["jobs"].values()
+    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
+
+
+def test_ci_runs_both_test_commands_of_the_readme():
+    commands = [line for line in (ROOT / ".ci/run").read_text().splitlines() if line[:5] == "make "]
+    assert commands == ["make test", "make test-slow"]
+    assert all(command in (ROOT / "README.md").read_text() for command in commands)
+
+
+def test_pre_commit_checks_what_make_lint_checks():
+    hooks = [hook for repo in load(".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]]
+    lint = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    for hook in hooks:
+        command = hook["entry"].replace(".venv/bin/", "$(BIN)/")
+        assert command in lint, command
+
+
+def test_the_catalog_file_has_the_keys_of_the_catalog():
+    usage = load(".snakemake-workflow-catalog.yml")["usage"]
+    assert usage["software-stack-deployment"]["conda"] is True
+    assert usage["report"] is True
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("notebooks/*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_are_committed_without_outputs(path):
+    command = [sys.executable, "-m", "nbstripout", "--keep-id", "--verify", path]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout
