@@ -1,6 +1,7 @@
 # make            everything of the suite that config.yaml names
 # make test       the test suite
 # make test-slow  the tests that take minutes: faults, kills, whole chains
+# make report     report.html: every table and figure of what was built, on one page
 # make lint       the checks of style and structure alone
 # make lock       write envs/requirements.lock anew (needs uv)
 
@@ -10,7 +11,7 @@ SUITE ?=
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: all test test-slow lint lock clean
+.PHONY: all test test-slow report lint lock clean
 .DEFAULT_GOAL := all
 
 # The environment is whole when the lock file has been installed to the end.
@@ -29,6 +30,9 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m slow
+
+report: $(READY)
+	$(BIN)/snakemake --report report.html $(if $(SUITE),--config suite=$(SUITE))
 
 lint: $(READY)
 	$(BIN)/ruff check .

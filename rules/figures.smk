@@ -15,7 +15,7 @@ rule tabulate_audit:
         phases="results/{suite}/phases.json",
         paper_table="resources/paper/table1.csv",
     output:
-        multiext("results/{suite}/tables/table1", ".csv", ".md", ".tex"),
+        table("results/{suite}/tables/table1", "Audit", "1"),
     log:
         "logs/{suite}/tabulate_audit.log",
     benchmark:
@@ -38,7 +38,7 @@ rule tabulate_forks:
         statistics="results/{suite}/statistics.csv",
         paper_table="resources/paper/table2.csv",
     output:
-        multiext("results/{suite}/tables/table2", ".csv", ".md", ".tex"),
+        table("results/{suite}/tables/table2", "Forks", "2"),
     log:
         "logs/{suite}/tabulate_forks.log",
     benchmark:
@@ -61,7 +61,7 @@ rule plot_audit:
         phases="results/{suite}/phases.json",
         paper_table="resources/paper/table1.csv",
     output:
-        multiext("results/{suite}/figures/fig1_audit", ".pdf", ".svg", ".png"),
+        figure("results/{suite}/figures/fig1_audit", "Audit", "1"),
     log:
         "logs/{suite}/plot_audit.log",
     benchmark:
@@ -84,7 +84,7 @@ rule plot_kurtosis:
         audit="results/{suite}/audit.csv",
         phases="results/{suite}/phases.json",
     output:
-        multiext("results/{suite}/figures/fig2_kurtosis", ".pdf", ".svg", ".png"),
+        figure("results/{suite}/figures/fig2_kurtosis", "Kurtosis", "2"),
     log:
         "logs/{suite}/plot_kurtosis.log",
     benchmark:
@@ -106,7 +106,7 @@ rule plot_forks:
         forks="results/{suite}/forks.csv",
         audit="results/{suite}/audit.csv",
     output:
-        multiext("results/{suite}/figures/fig3_forks", ".pdf", ".svg", ".png"),
+        figure("results/{suite}/figures/fig3_forks", "Forks", "3"),
     log:
         "logs/{suite}/plot_forks.log",
     benchmark:
@@ -128,7 +128,7 @@ rule plot_bit_widths:
         audit="results/{suite}/audit.csv",
         paper_table="resources/paper/table1.csv",
     output:
-        multiext("results/{suite}/figures/fig5_bit_widths", ".pdf", ".svg", ".png"),
+        figure("results/{suite}/figures/fig5_bit_widths", "Audit", "5"),
     log:
         "logs/{suite}/plot_bit_widths.log",
     benchmark:
@@ -149,7 +149,7 @@ rule plot_lambada:
     input:
         lambada="resources/paper/pythia_lambada.csv",
     output:
-        multiext("results/paper/figures/fig4_lambada", ".pdf", ".svg", ".png"),
+        figure("results/paper/figures/fig4_lambada", "Audit", "4"),
     log:
         "logs/paper/plot_lambada.log",
     benchmark:

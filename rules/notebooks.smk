@@ -17,7 +17,13 @@ for notebook, needed in NOTEBOOKS.items():
             results=[f"results/{{suite}}/{name}" for name in needed],
             paper_table="resources/paper/table1.csv",
         output:
-            html=f"results/{{suite}}/notebooks/{notebook}.html",
+            html=in_report(
+                f"results/{{suite}}/notebooks/{notebook}.html",
+                "notebook",
+                "Notebooks",
+                item=notebook,
+                suite="{suite}",
+            ),
         log:
             f"logs/{{suite}}/render_notebook/{notebook}.log",
         benchmark:

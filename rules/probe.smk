@@ -42,7 +42,9 @@ rule gather_audit:
         tables=planned("probe_tables"),
         sequences=planned("probe_sequences"),
     output:
-        audit="results/{suite}/audit.csv",
+        audit=in_report(
+            "results/{suite}/audit.csv", "audit", "Audit", item="All rows", suite="{suite}"
+        ),
         sequences="results/{suite}/audit_sequences.parquet",
     log:
         "logs/{suite}/gather_audit.log",

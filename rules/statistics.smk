@@ -42,7 +42,13 @@ rule test_hypotheses:
         forks="results/{suite}/forks.csv",
         sequences=planned("fork_sequences"),
     output:
-        statistics="results/{suite}/statistics.csv",
+        statistics=in_report(
+            "results/{suite}/statistics.csv",
+            "statistics",
+            "Tests",
+            item="All tests",
+            suite="{suite}",
+        ),
     log:
         "logs/{suite}/test_hypotheses.log",
     benchmark:
@@ -68,7 +74,13 @@ rule warn_early:
         sequences="results/{suite}/audit_sequences.parquet",
         phases="results/{suite}/phases.json",
     output:
-        table="results/{suite}/early_warning.csv",
+        table=in_report(
+            "results/{suite}/early_warning.csv",
+            "early_warning",
+            "Tests",
+            item="Early warning",
+            suite="{suite}",
+        ),
     log:
         "logs/{suite}/warn_early.log",
     benchmark:
@@ -98,7 +110,9 @@ rule judge_claims:
         forks="results/{suite}/forks.csv",
         statistics="results/{suite}/statistics.csv",
     output:
-        "results/{suite}/claims.csv",
+        in_report(
+            "results/{suite}/claims.csv", "claims", "Ledger", item="All claims", suite="{suite}"
+        ),
         "results/{suite}/claims.md",
     log:
         "logs/{suite}/judge_claims.log",
@@ -137,7 +151,13 @@ use rule judge_claims as judge_claims_paper with:
         table2="resources/paper/table2.csv",
         lambada="resources/paper/pythia_lambada.csv",
     output:
-        "results/paper/claims.csv",
+        in_report(
+            "results/paper/claims.csv",
+            "claims",
+            "Ledger",
+            item="All claims",
+            suite="printed tables",
+        ),
         "results/paper/claims.md",
     log:
         "logs/paper/judge_claims.log",

@@ -94,7 +94,9 @@ rule gather_suite:
     input:
         tables=planned("revision_tables"),
     output:
-        table="results/{suite}/suite.csv",
+        table=in_report(
+            "results/{suite}/suite.csv", "suite", "Audit", item="Revisions", suite="{suite}"
+        ),
     log:
         "logs/{suite}/gather_suite.log",
     benchmark:

@@ -1,0 +1,73 @@
+"""`snakemake --report`: one page that opens offline, read as a person would."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.workflow import TINY, snakemake, tiny_checkout
+
+pytestmark = pytest.mark.workflow
+
+BROWSER_FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-dev-shm-usage",
+    "--window-size=1400,1000",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory) -> Path:
+    page = tmp_path_factory.mktemp("report") / "report.html"
+    built = tiny_checkout(tmp_path_factory)
+    run = snakemake("--report", str(page), "--configfile", TINY, folder=built)
+    assert run.returncode == 0, run.stdout[-3000:]
+    assert "WARNING" not in run.stdout
+    return page
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium without a window and without a network."""
+    selenium = pytest.importorskip("selenium.webdriver")
+    driver, chromium = shutil.which("chromedriver"), shutil.which("chromium")
+    if not (driver and chromium):
+        pytest.skip("chromium and chromedriver are not installed")
+    options = selenium.ChromeOptions()
+    options.binary_location = chromium
+    for flag in BROWSER_FLAGS:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    window = selenium.Chrome(options, selenium.ChromeService(driver))
+    window.implicitly_wait(10)
+    yield window
+    window.quit()
+
+
+def test_every_result_has_a_caption_and_a_category(report):
+    text = report.read_text(encoding="utf-8")
+    for category in ("Audit", "Kurtosis", "Forks", "Tests", "Ledger", "Notebooks"):
+        assert re.search(rf'"?{category}"?', text), category
+
+
+def test_a_reader_clicks_to_figure_1_and_sees_it(report, browser):
+    browser.get(report.as_uri())
+    click(browser, "//*[normalize-space(text())='Audit']")
+    row = "//tr[.//*[normalize-space(text())='Figure 1'] and .//*[normalize-space(text())='tiny']]"
+    click(browser, f"({row}//a)[1]")
+    figure = find(browser, "//img[contains(@src, 'filename=fig1_audit.svg')]")
+    width = "return arguments[0].complete ? arguments[0].naturalWidth : 0"
+    assert browser.execute_script(width, figure) > 100
+    errors = [e for e in browser.get_log("browser") if e["level"] == "SEVERE"]
+    assert not errors
+
+
+def find(browser, path: str):
+    return browser.find_element("xpath", path)
+
+
+def click(browser, path: str) -> None:
+    find(browser, path).click()
