@@ -1,9 +1,10 @@
-"""`snakemake --report`: one page that opens offline, read as a person would."""
+"""The report and the interactive figure: pages that open offline, read as a person would."""
 
 import re
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tests.workflow import TINY, snakemake, tiny_checkout
@@ -63,6 +64,30 @@ def test_a_reader_clicks_to_figure_1_and_sees_it(report, browser):
     assert browser.execute_script(width, figure) > 100
     errors = [e for e in browser.get_log("browser") if e["level"] == "SEVERE"]
     assert not errors
+
+
+def test_a_reader_switches_the_scale_and_reads_a_point(browser, tmp_path_factory):
+    page = tiny_checkout(tmp_path_factory) / "results/tiny/figures/fig1_audit.html"
+    browser.get(page.as_uri())
+    axis = "return document.getElementById('audit').layout.yaxis"
+    assert browser.execute_script(f"{axis}.type") == "linear"
+    click(browser, button("log"))
+    click(browser, button("nats"))
+    assert browser.execute_script(f"{axis}.type") == "log"
+    assert "nats" in browser.execute_script(f"{axis}.title.text")
+    hover = "Plotly.Fx.hover('audit', [{curveNumber: 1, pointNumber: 9}])"
+    browser.execute_script(hover)
+    audit = pd.read_csv(page.parents[1] / "audit.csv")
+    row = audit[audit["role"] == "low_bit"].iloc[9]
+    text = find(browser, "//*[contains(@class, 'hovertext')]").text
+    assert f"step {row['step']:,}" in text
+    assert f"gap {row['gap_pct']:.2f} %" in text
+    assert f"learning rate {row['lr']:.3g}" in text
+    assert not [e for e in browser.get_log("browser") if e["level"] == "SEVERE"]
+
+
+def button(text: str) -> str:
+    return f"//*[contains(@class, 'updatemenu-button')][normalize-space(.)='{text}']"
 
 
 def find(browser, path: str):

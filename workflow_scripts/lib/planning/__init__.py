@@ -24,5 +24,6 @@ def final_outputs(plan: SuitePlan, *, tables: list, figures: list, notebooks: li
     names += [
         f"figures/{figure}.{suffix}" for figure in figures for suffix in ("pdf", "svg", "png")
     ]
+    names += ["figures/fig1_audit.html"]
     names += [f"notebooks/{notebook}.html" for notebook in notebooks]
     return [f"{plan.root}/{name}" for name in names]
