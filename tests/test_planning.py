@@ -83,6 +83,13 @@ def test_a_revision_that_the_hub_suite_lacks_is_not_fetched():
     assert MINI.commits("step40") == []
 
 
+def test_the_branch_of_a_step():
+    assert PYTHIA.revision("1000") == PYTHIA.revision(1000) == "step1000"
+    for step in ("1001", "01000", -1):
+        with pytest.raises(ConfigError, match=f"step{step}|step {step}"):
+            PYTHIA.revision(step)
+
+
 # Training jobs
 
 

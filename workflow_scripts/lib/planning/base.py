@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from workflow_scripts.lib.config import ConfigError, suite_steps
+from workflow_scripts.lib.revision_names import DEFAULT_PATTERN, branch_of
 from workflow_scripts.lib.suite import CHECKPOINT_FILES, chunk_names, parse_range
 
 
@@ -87,3 +88,8 @@ class SuiteBase:
         """Hub model that the revision of ``step`` is in; one line if the step is off the grid."""
         self.steps_in(f"step{step}")
         return self.section["repo"]
+
+    def revision(self, step: int | str) -> str:
+        """Hub branch that holds ``step``; one line if the step is off the grid."""
+        self.steps_in(f"step{step}")
+        return branch_of(DEFAULT_PATTERN, int(step))
