@@ -47,8 +47,11 @@ class SuiteBase:
 
     @property
     def gpus(self) -> int:
-        """GPUs that a training or probing job asks for: one where the device is cuda."""
-        return int(self.section["device"] == "cuda")
+        """GPUs that a training or probing job asks for: one, unless the device can be none.
+
+        With ``auto`` a cluster is to give one; a machine without any runs such jobs one by one.
+        """
+        return int(self.section["device"] in ("cuda", "auto"))
 
     def steps_in(self, name: str) -> list[int]:
         """Steps of ``step70000`` or ``step60000-step75000``; one line if it is off the grid."""
