@@ -21,6 +21,7 @@ rule tabulate_audit:
         "logs/{suite}/tabulate_audit.log",
     benchmark:
         "benchmarks/{suite}/tabulate_audit.tsv"
+    localrule: True
     conda:
         "../envs/analysis.yaml"
     params:
@@ -44,6 +45,7 @@ rule tabulate_forks:
         "logs/{suite}/tabulate_forks.log",
     benchmark:
         "benchmarks/{suite}/tabulate_forks.tsv"
+    localrule: True
     conda:
         "../envs/analysis.yaml"
     params:
@@ -67,6 +69,7 @@ rule plot_audit:
         "logs/{suite}/plot_audit.log",
     benchmark:
         "benchmarks/{suite}/plot_audit.tsv"
+    localrule: True
     conda:
         "../envs/analysis.yaml"
     params:
@@ -95,6 +98,7 @@ rule draw_audit_page:
         "logs/{suite}/draw_audit_page.log",
     benchmark:
         "benchmarks/{suite}/draw_audit_page.tsv"
+    localrule: True
     conda:
         "../envs/analysis.yaml"
     params:
@@ -118,6 +122,7 @@ rule plot_kurtosis:
         "logs/{suite}/plot_kurtosis.log",
     benchmark:
         "benchmarks/{suite}/plot_kurtosis.tsv"
+    localrule: True
     conda:
         "../envs/analysis.yaml"
     params:
@@ -140,6 +145,7 @@ rule plot_forks:
         "logs/{suite}/plot_forks.log",
     benchmark:
         "benchmarks/{suite}/plot_forks.tsv"
+    localrule: True
     conda:
         "../envs/analysis.yaml"
     params:
@@ -162,6 +168,7 @@ rule plot_bit_widths:
         "logs/{suite}/plot_bit_widths.log",
     benchmark:
         "benchmarks/{suite}/plot_bit_widths.tsv"
+    localrule: True
     conda:
         "../envs/analysis.yaml"
     params:
@@ -183,6 +190,7 @@ rule plot_lambada:
         "logs/paper/plot_lambada.log",
     benchmark:
         "benchmarks/paper/plot_lambada.tsv"
+    localrule: True
     conda:
         "../envs/analysis.yaml"
     params:

@@ -52,6 +52,7 @@ rule gather_forks:
         "logs/{suite}/gather_forks.log",
     benchmark:
         "benchmarks/{suite}/gather_forks.tsv"
+    localrule: True
     conda:
         "../envs/analysis.yaml"
     params:

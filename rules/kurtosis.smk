@@ -39,6 +39,7 @@ rule gather_kurtosis:
         "logs/{suite}/gather_kurtosis.log",
     benchmark:
         "benchmarks/{suite}/gather_kurtosis.tsv"
+    localrule: True
     conda:
         "../envs/analysis.yaml"
     params:

@@ -28,6 +28,7 @@ for notebook, needed in NOTEBOOKS.items():
             f"logs/{{suite}}/render_notebook/{notebook}.log",
         benchmark:
             f"benchmarks/{{suite}}/render_notebook/{notebook}.tsv"
+        localrule: True
         conda:
             "../envs/notebook.yaml"
         params:

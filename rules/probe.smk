@@ -50,6 +50,7 @@ rule gather_audit:
         "logs/{suite}/gather_audit.log",
     benchmark:
         "benchmarks/{suite}/gather_audit.tsv"
+    localrule: True
     conda:
         "../envs/analysis.yaml"
     params:

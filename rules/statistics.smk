@@ -20,6 +20,7 @@ rule detect_phases:
         "logs/{suite}/detect_phases.log",
     benchmark:
         "benchmarks/{suite}/detect_phases.tsv"
+    localrule: True
     conda:
         "../envs/analysis.yaml"
     params:
@@ -53,6 +54,7 @@ rule test_hypotheses:
         "logs/{suite}/test_hypotheses.log",
     benchmark:
         "benchmarks/{suite}/test_hypotheses.tsv"
+    localrule: True
     conda:
         "../envs/analysis.yaml"
     params:
@@ -85,6 +87,7 @@ rule warn_early:
         "logs/{suite}/warn_early.log",
     benchmark:
         "benchmarks/{suite}/warn_early.tsv"
+    localrule: True
     conda:
         "../envs/analysis.yaml"
     params:
@@ -118,6 +121,7 @@ rule judge_claims:
         "logs/{suite}/judge_claims.log",
     benchmark:
         "benchmarks/{suite}/judge_claims.tsv"
+    localrule: True
     conda:
         "../envs/analysis.yaml"
     params:

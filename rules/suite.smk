@@ -101,6 +101,7 @@ rule gather_suite:
         "logs/{suite}/gather_suite.log",
     benchmark:
         "benchmarks/{suite}/gather_suite.tsv"
+    localrule: True
     conda:
         "../envs/torch.yaml"
     params:

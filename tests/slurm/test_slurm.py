@@ -1,0 +1,111 @@
+"""The workflow on a real SLURM: two nodes, pretended GPUs, all of the tiny suite.
+
+Each test starts a cluster of its own (tests/slurm/cluster.sh). What it makes must equal,
+byte for byte, what a run without a cluster makes.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.workflow import ROOT, TINY, copy_checkout, tiny_checkout
+
+PROGRAMS = ("slurmctld", "slurmd", "squeue", "munged", "unshare")
+LACKING = [
+    name for name in PROGRAMS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None
+]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.workflow,
+    pytest.mark.skipif(bool(LACKING), reason=f"not installed: {', '.join(LACKING)}"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="a cluster of its own needs root"),
+]
+CLUSTER = ROOT / "tests/slurm/cluster.sh"
+
+
+def site_profile(folder: Path, **changes) -> str:
+    """The profile that is shipped, with what a site adds: account, partition, small sizes."""
+    profile = yaml.safe_load((ROOT / "profiles/slurm/config.yaml").read_text())
+    profile["default-resources"] |= {"slurm_account": "test", "slurm_partition": "main",
+                                     "mem_mb": "attempt * 400"}  # fmt: skip
+    for resources in profile["set-resources"].values():
+        resources["mem_mb"] = "attempt * 600"
+    profile |= {"slurm-init-seconds-before-status-checks": 1, "cores": 4, "latency-wait": 10}
+    (folder / "site").mkdir()
+    (folder / "site/config.yaml").write_text(yaml.safe_dump(profile | changes))
+    return "site"
+
+
+def on_cluster(script: str, folder: Path, minutes: int) -> str:
+    """Run a shell script beside the cluster; what it prints, also on failure."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}:/usr/sbin"
+    run = subprocess.run(
+        [CLUSTER, "bash", "-euc", textwrap.dedent(script)],
+        cwd=folder, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60 * minutes,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout[-5000:]
+    return run.stdout
+
+
+def same_tables(first: Path, second: Path) -> int:
+    """Compare every CSV byte for byte; how many there are."""
+    tables = sorted(path.relative_to(first) for path in first.glob("results/**/*.csv"))
+    for table in tables:
+        assert (first / table).read_bytes() == (second / table).read_bytes(), table
+    return len(tables)
+
+
+def test_a_cluster_gives_each_job_a_gpu_of_its_own(tmp_path):
+    script = """
+        for job in 1 2; do
+          srun --nodelist=n1 --gpus=1 --mem=100 bash -c 'echo gpu $CUDA_VISIBLE_DEVICES; sleep 3' &
+        done
+        wait
+    """
+    printed = on_cluster(script, tmp_path, minutes=1).split()
+    assert sorted(printed) == ["0", "1", "gpu", "gpu"]
+
+
+def test_the_whole_suite_with_a_drained_node_and_a_cancelled_job(tmp_path, tmp_path_factory):
+    built = tiny_checkout(tmp_path_factory)
+    folder = copy_checkout(tmp_path / "cluster")
+    profile = site_profile(folder)
+    script = f"""
+        running() {{ squeue --noheader --states=running --format="%i %N %k" | grep "$1"; }}
+        snakemake --workflow-profile {profile} --configfile {TINY} > snakemake.log 2>&1 &
+        run=$!
+        until running pretrain; do sleep 1; done
+        scancel $(running pretrain | cut -d " " -f 1)
+        until running train_fork; do sleep 1; done
+        scontrol update nodename=$(running train_fork | head -n 1 | cut -d " " -f 2) \\
+          state=drain reason=test
+        sinfo --noheader --Node --format="%N %T"
+        wait $run
+    """
+    printed = on_cluster(script, folder, minutes=30)
+    assert "drain" in printed
+    log = (folder / "snakemake.log").read_text()
+    assert "Trying to restart job" in log
+    assert same_tables(built, folder) > 20
+
+
+def test_a_failed_job_names_its_log(tmp_path):
+    folder = copy_checkout(tmp_path / "cluster")
+    profile = site_profile(folder, retries=0)
+    script = f"""
+        snakemake --workflow-profile {profile} --configfile {TINY} \
+          --config 'suites={{tiny: {{batches: {{validation: {{sequences: 10000000}}}}}}}}' \
+          -- results/tiny/data/validation.safetensors > snakemake.log 2>&1 || true
+    """
+    on_cluster(script, folder, minutes=10)
+    log = (folder / "snakemake.log").read_text()
+    assert "logs/tiny/fix_batches.log" in log
+    assert "sequences of 32 need" in log
