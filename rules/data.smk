@@ -2,7 +2,7 @@
 
 REQUIRED INPUTS  none: text comes from installed packages or from the hub
 OUTPUTS          results/{suite}/data/train.jsonl, validation.jsonl, text.json
-                 results/{suite}/data/tokenizer.json
+                 results/{suite}/data/tokenizer.json, tokenizer_source.json (from the hub)
                  results/{suite}/data/validation.safetensors, validation.json
                  results/{suite}/data/train.safetensors, train.json
 """
@@ -56,6 +56,7 @@ rule fetch_tokenizer:
     """Tokenizer of a hub model."""
     output:
         tokenizer="results/{suite}/data/tokenizer.json",
+        record="results/{suite}/data/tokenizer_source.json",
     log:
         "logs/{suite}/fetch_tokenizer.log",
     benchmark:
@@ -65,7 +66,7 @@ rule fetch_tokenizer:
     conda:
         "../envs/analysis.yaml"
     params:
-        repo=planned("tokenizer_repo"),
+        source=planned("tokenizer_source"),
         code=code_hash("workflow_scripts/fetch_tokenizer.py"),
     message:
         "Fetching the tokenizer of {wildcards.suite}"

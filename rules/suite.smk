@@ -46,6 +46,7 @@ rule fetch_checkpoint:
     output:
         weights=temp("results/{suite}/checkpoints/step{step}/model.safetensors"),
         config=temp("results/{suite}/checkpoints/step{step}/config.json"),
+        finished=temp("results/{suite}/checkpoints/step{step}/download.json"),
         record="results/{suite}/revisions/commits/step{step}.json",
     log:
         "logs/{suite}/fetch_checkpoint/step{step}.log",
@@ -58,6 +59,7 @@ rule fetch_checkpoint:
         "../envs/torch.yaml"
     params:
         repo=planned("repo", "step"),
+        folder=planned("folder", "step"),
         code=code_hash("workflow_scripts/fetch_checkpoint.py"),
     message:
         "Fetching {wildcards.suite} step {wildcards.step}"

@@ -88,6 +88,7 @@ MISTAKES = [
     ("suites.mini.tokenizer.repo", "a/b", "has vocab_size, repo; valid with source pretrain"),
     ("suites.mini.tokenizer.vocab_size", 256, "256 is less than the minimum of 257"),
     ("suites.pythia-160m.tokenizer", {"vocab_size": 512}, "valid with source hub: repo"),
+    ("suites.mini.tokenizer.revision", "main", "vocab_size, revision; valid with source pretrain"),
     ("suites.pythia-160m.training.jobs_end_at", [143000], "goes with source pretrain only"),
     ("suites.mini.training.jobs_end_at", DELETE, "lacks jobs_end_at, needed with source pretrain"),
     ("suites.mini.training.jobs_end_at", [5720, 2800], "[5720, 2800] must rise"),
@@ -226,7 +227,7 @@ def plan_everything(config) -> None:
                      "kurtosis_layers", "phase_resamples", "gpus", "threads"):  # fmt: skip
             getattr(plan, what)
         if section["source"] == "hub":
-            assert plan.repo("0") and plan.tokenizer_repo
+            assert plan.repo("0") and plan.tokenizer_source
         else:
             assert plan.vocab_size
 

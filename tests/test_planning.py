@@ -177,7 +177,7 @@ def parameters(plan: SuitePlan) -> dict[str, object]:
                      "steps", "probe_tables", "forks", "cycles")
     }  # fmt: skip
     if plan.section["source"] == "hub":
-        found |= {"repo": plan.repo("0"), "tokenizer_repo": plan.tokenizer_repo}
+        found |= {"repo": plan.repo("0"), "tokenizer_source": plan.tokenizer_source}
     else:
         found |= {"vocab_size": plan.vocab_size}
         for number, job in enumerate(plan.pretraining_jobs):
@@ -196,7 +196,7 @@ def moved_by(name: str, path: str, value) -> set[str]:
     section = config["suites"][name]
     for part in parents:
         section = section[part]
-    assert section[last] != value
+    assert section.get(last) != value
     section[last] = value
     before, after = parameters(plan_of(name)), parameters(plan_of(name, config))
     return {what for what in before | after if before.get(what) != after.get(what)}
@@ -254,7 +254,8 @@ def test_a_key_moves_the_parameters_that_read_it_and_no_other(path):
     ("path", "value", "expected"),
     [
         ("repo", "EleutherAI/pythia-70m", {"repo"}),
-        ("tokenizer.repo", "EleutherAI/pythia-70m", {"tokenizer_repo"}),
+        ("tokenizer.repo", "EleutherAI/pythia-70m", {"tokenizer_source"}),
+        ("tokenizer.revision", "step3000", {"tokenizer_source"}),
         # A hub suite is trained already: its training section describes what the forks do.
         ("training.seed", 1, set()),
         ("training.weight_decay", 0.0, ALL_FORKS),

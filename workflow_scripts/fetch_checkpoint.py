@@ -1,17 +1,17 @@
 """Fetch one revision of a suite from the Hugging Face hub."""
 
-from pathlib import Path
+from dataclasses import asdict
 
-from workflow_scripts.lib.hub import download_checkpoint
+from workflow_scripts.lib.hub.checkpoints import download_checkpoint
 from workflow_scripts.lib.logs import logged, say
 from workflow_scripts.lib.provenance import write_json
 
 
-def main(*, repo: str, revision: str, weights: str, config: str, record: str) -> None:
-    """Write weights and configuration, and a record of the commit they came from."""
-    commit = download_checkpoint(repo, revision, Path(weights), Path(config))
-    write_json(record, {"repo": repo, "revision": revision, "commit": commit})
-    say(f"{repo} {revision} is commit {commit}")
+def main(*, repo: str, revision: str, folder: str, record: str) -> None:
+    """Write the checkpoint to ``folder``, and a record of its commit and the files it came as."""
+    download = download_checkpoint(repo, revision, folder)
+    write_json(record, asdict(download))
+    say(f"{repo} {revision} is commit {download.commit}, {download.bytes / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":
@@ -19,7 +19,6 @@ if __name__ == "__main__":
         main(
             repo=snakemake.params.repo,
             revision=f"step{snakemake.wildcards.step}",
-            weights=snakemake.output.weights,
-            config=snakemake.output.config,
+            folder=snakemake.params.folder,
             record=snakemake.output.record,
         )

@@ -2,15 +2,24 @@
 
 from pathlib import Path
 
-from workflow_scripts.lib.hub import download_tokenizer
+from workflow_scripts.lib.hub.tokenizers import download_tokenizer
 from workflow_scripts.lib.logs import logged, say
+from workflow_scripts.lib.provenance import write_json
+from workflow_scripts.lib.tokens import file_sha256
 
 
-def main(*, repo: str, tokenizer: str) -> None:
-    """Write ``tokenizer.json``."""
-    say(f"{repo} at commit {download_tokenizer(repo, Path(tokenizer))}")
+def main(*, repo: str, revision: str, tokenizer: str, record: str) -> None:
+    """Write ``tokenizer.json``, and a record of the commit it came from."""
+    commit = download_tokenizer(repo, revision, Path(tokenizer))
+    origin = {"repo": repo, "revision": revision, "commit": commit}
+    write_json(record, origin | {"sha256": file_sha256(tokenizer)})
+    say(f"{repo} {revision} is commit {commit}")
 
 
 if __name__ == "__main__":
     with logged(snakemake.log[0]):
-        main(repo=snakemake.params.repo, tokenizer=snakemake.output.tokenizer)
+        main(
+            **snakemake.params.source,
+            tokenizer=snakemake.output.tokenizer,
+            record=snakemake.output.record,
+        )

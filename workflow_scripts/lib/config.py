@@ -154,7 +154,8 @@ def _check_source(name: str, suite: Mapping) -> None:
             f"source is {source}"
         )
     wanted = "vocab_size" if source == "pretrain" else "repo"
-    if list(tokenizer) != [wanted]:
+    optional = set() if source == "pretrain" else {"revision"}
+    if set(tokenizer) - optional != {wanted}:
         raise ConfigError(
             f"config key suites.{name}.tokenizer: has {', '.join(tokenizer) or 'no key'}; "
             f"valid with source {source}: {wanted}"

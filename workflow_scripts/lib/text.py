@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from workflow_scripts.lib import corpus
-from workflow_scripts.lib.hub import stream_documents
+from workflow_scripts.lib.hub.documents import stream_documents
 from workflow_scripts.lib.logs import progress
 
 # A subword token of English or code stands for three to five characters; eight leave room.

@@ -22,9 +22,10 @@ class DataPlan(SuiteBase):
         return self.section["tokenizer"]["vocab_size"]
 
     @property
-    def tokenizer_repo(self) -> str:
-        """Hub model whose tokenizer the suite takes."""
-        return self.section["tokenizer"]["repo"]
+    def tokenizer_source(self) -> dict[str, str]:
+        """Hub model whose tokenizer the suite takes, and its revision."""
+        tokenizer = self.section["tokenizer"]
+        return {"repo": tokenizer["repo"], "revision": tokenizer.get("revision", "main")}
 
     @property
     def batches(self) -> dict:
