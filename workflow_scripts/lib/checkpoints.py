@@ -18,8 +18,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 WEIGHTS_FILE = "model.safetensors"
-# Buffers that old GPT-NeoX checkpoints carry beside the weights.
-LEGACY_BUFFERS = ("attention.bias", "attention.masked_bias", "rotary_emb.inv_freq")
+# Masks and tables that old checkpoints carry beside the weights: GPT-NeoX and GPT-Neo;
+# GPT-2, GPT-J and CodeGen; every family with rotary embeddings.
+LEGACY_BUFFERS = (
+    "attention.bias", "attention.masked_bias",
+    ".attn.bias", ".attn.masked_bias", ".attn.causal_mask",
+    "rotary_emb.inv_freq",
+)  # fmt: skip
 
 
 def _flush(path: Path) -> None:

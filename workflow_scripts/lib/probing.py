@@ -8,9 +8,15 @@ import torch
 from torch import nn
 
 from workflow_scripts.lib.evaluation import score
+from workflow_scripts.lib.logs import say
 from workflow_scripts.lib.numerics import prepare_backend
 from workflow_scripts.lib.provenance import describe_run
-from workflow_scripts.lib.quantizers import quantized_weights, read_specs
+from workflow_scripts.lib.quantizers import (
+    coverage,
+    coverage_line,
+    quantized_weights,
+    read_specs,
+)
 from workflow_scripts.lib.roles import FP32
 from workflow_scripts.lib.tokens import file_sha256, read_tokens
 
@@ -65,6 +71,7 @@ class Prober:
         """
         try:
             variants = {name: quantized_weights(model, spec) for name, spec in self.specs.items()}
+            self._say_coverage(model)
             scores = score(
                 model, self.tokens, variants, batch_size=self.batch_size, device=self.device
             )
@@ -86,3 +93,12 @@ class Prober:
             for name, record in scores.items()
         ]
         return pd.concat(tables, ignore_index=True)
+
+    def _say_coverage(self, model: nn.Module) -> None:
+        """Say once, and keep in ``made_by``, which weights are quantized and which are not."""
+        if "coverage" in self.made_by:
+            return
+        covered = {name: coverage(model, spec) for name, spec in self.specs.items()}
+        for name, found in covered.items():
+            say(f"{name}: {coverage_line(found)}")
+        self.made_by["coverage"] = covered

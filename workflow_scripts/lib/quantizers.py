@@ -25,14 +25,17 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from workflow_scripts.lib.layers import (
+    Layers,
+    LinearWeight,
+    check_layers,
+    count_weights,
+    linear_layers,
+    not_selected,
+)
+
 Granularity = Literal["tensor", "channel", "group"]
-Layers = Literal["blocks", "blocks+head"]
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
-
-
-def _check_layers(layers: str) -> None:
-    if layers not in get_args(Layers):
-        raise ValueError(f"layers {layers!r}: {', '.join(get_args(Layers))}")
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class QuantizerSpec:
             raise ValueError(
                 f"granularity {self.granularity!r}: {', '.join(get_args(Granularity))}"
             )
-        _check_layers(self.layers)
+        check_layers(self.layers)
 
     @property
     def label(self) -> str:
@@ -147,34 +150,54 @@ def fake_quantize(weight: Tensor, spec: QuantizerSpec) -> Tensor:
 
 
 def linear_weights(model: nn.Module, layers: str = "blocks") -> dict[str, nn.Parameter]:
-    """Weights of the linear layers that a probe quantizes, by parameter name.
+    """Weights that a probe quantizes, by parameter name (``layers.linear_layers``)."""
+    return {name: layer.weight for name, layer in linear_layers(model, layers).items()}
 
-    ``blocks`` is every ``nn.Linear`` but the output head, whatever the head is
-    called (``embed_out`` or ``lm_head``); ``blocks+head`` includes the head and
-    refuses one that shares its weight with the input embedding, which would
-    otherwise be altered too.
-    """
-    _check_layers(layers)
-    head = model.get_output_embeddings()
-    tied = head is not None and head.weight is model.get_input_embeddings().weight
-    if layers == "blocks+head" and tied:
-        raise ValueError("layers blocks+head: this model's head is tied to its input embedding")
-    return {
-        f"{name}.weight": module.weight
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and (module is not head or layers == "blocks+head")
-    }
+
+def _quantize_layer(layer: LinearWeight, spec: QuantizerSpec) -> Tensor:
+    """The layer's weight, quantized along its inputs; each expert is a matrix of its own."""
+    matrices = layer.matrices()
+    if len(matrices) == 1 or spec.granularity == "tensor":
+        return layer.restored(torch.stack([fake_quantize(matrix, spec) for matrix in matrices]))
+    rows = fake_quantize(matrices.reshape(-1, layer.in_features), spec)
+    return layer.restored(rows.reshape(matrices.shape))
 
 
 def quantized_weights(model: nn.Module, spec: QuantizerSpec) -> dict[str, Tensor]:
     """Fake-quantized copies of the weights that ``spec`` selects; the model is untouched."""
     quantized = {}
-    for name, weight in linear_weights(model, spec.layers).items():
+    for name, layer in linear_layers(model, spec.layers).items():
         try:
-            quantized[name] = fake_quantize(weight.detach(), spec)
+            quantized[name] = _quantize_layer(layer, spec)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}: {error}") from error
     return quantized
+
+
+def coverage(model: nn.Module, spec: QuantizerSpec) -> dict:
+    """How many weights of the model ``spec`` quantizes, in how many groups, and which it leaves.
+
+    Keys: weights, of, matrices, groups, left (counts by name, ``layers.not_selected``).
+    """
+    selected = linear_layers(model, spec.layers)
+    matrices = {name: layer.matrices() for name, layer in selected.items()}
+    return {
+        "weights": sum(layer.weight.numel() for layer in selected.values()),
+        "of": count_weights(model),
+        "matrices": sum(len(stack) for stack in matrices.values()),
+        "groups": sum(len(m) * count_groups(spec, *m.shape[1:]) for m in matrices.values()),
+        "left": not_selected(model, selected),
+    }
+
+
+def coverage_line(found: Mapping) -> str:
+    """``coverage`` in one line for a log."""
+    left = ", ".join(f"{name} {count:,}" for name, count in found["left"].items())
+    return (
+        f"{found['weights']:,} of {found['of']:,} weights quantized "
+        f"({100 * found['weights'] / found['of']:.1f} %) in {found['matrices']:,} matrices and "
+        f"{found['groups']:,} groups; left as they are: {left or 'none'}"
+    )
 
 
 def read_specs(definitions: Mapping[str, Mapping]) -> dict[str, QuantizerSpec]:

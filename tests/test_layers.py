@@ -1,0 +1,226 @@
+"""Which weights are quantized in other families of models, along which axis, and which are left."""
+
+import copy
+import re
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from tests.architectures import CONFIGS, build, logits
+from tests.oracles import quantize_matrix
+from workflow_scripts.lib.checkpoints import is_legacy_buffer, load_model
+from workflow_scripts.lib.layers import (
+    count_weights,
+    linear_layers,
+    matrices_of,
+    not_selected,
+)
+from workflow_scripts.lib.quantizers import (
+    QuantizerSpec,
+    coverage,
+    coverage_line,
+    quantized_weights,
+)
+
+SPECS = [
+    QuantizerSpec(4, "group", False, 16),
+    QuantizerSpec(3, "group", True, 20),  # a remainder in every row
+    QuantizerSpec(8, "channel", True),
+    QuantizerSpec(4, "tensor", False),
+]
+FAMILIES = sorted(set(CONFIGS) - {"jetmoe"})
+BLOCK = 32 * (32 + 16 + 16 + 32)  # query, key, value and output of two heads that share one key
+EXPERTS = 4 * 3 * 32 * 48
+WANTED = {  # matrices, weights, and what is left as it is, vectors aside
+    "gpt_neox": (8, 2 * 32 * (4 * 32 + 2 * 48), {"embed_in": 2048, "lm_head": 2048}),
+    "llama": (14, 2 * (BLOCK + 3 * 32 * 48), {"lm_head": 2048, "embed_tokens": 2048}),
+    "olmo2": (14, 2 * (4 * 32 * 32 + 3 * 32 * 48), {"lm_head": 2048, "embed_tokens": 2048}),
+    "gpt2": (8, 2 * 12 * 32 * 32, {"wte": 2048, "wpe": 1024}),
+    "qwen3": (14, 2 * (BLOCK + 3 * 32 * 48), {"embed_tokens": 2048}),
+    "mixtral": (2 * (4 + 2 * 4), 2 * (BLOCK + EXPERTS),
+                {"lm_head": 2048, "embed_tokens": 2048, "mlp.gate": 256}),
+    "olmoe": (2 * (4 + 2 * 4), 2 * (BLOCK + EXPERTS),
+              {"lm_head": 2048, "embed_tokens": 2048, "mlp.gate": 256}),
+    "gpt_oss": (2 * (4 + 2 * 4), 2 * (BLOCK + EXPERTS),
+                {"lm_head": 2048, "embed_tokens": 2048, "mlp.router": 256,
+                 "experts.gate_up_proj_bias": 2 * 4 * 96, "experts.down_proj_bias": 2 * 4 * 32}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {family: build(family) for family in FAMILIES}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_matrix_of_the_blocks_and_nothing_else(family, models):
+    model = models[family]
+    matrices, weights, left = WANTED[family]
+    found = coverage(model, SPECS[0])
+    assert (found["matrices"], found["weights"]) == (matrices, weights)
+    named = {re.search(r"([\w.]+?)(\.weight)?$", name)[1]: n for name, n in found["left"].items()}
+    named.pop("vectors")
+    assert {key for name in named for key in left if name.endswith(key)} == set(left)
+    assert sorted(named.values()) == sorted(left.values())
+    # Nothing is passed over in silence: both parts make up the model.
+    assert weights + sum(found["left"].values()) == found["of"] == count_weights(model)
+    line = coverage_line(found)
+    assert f"{weights:,} of {found['of']:,}" in line and all(name in line for name in found["left"])
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.description)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_groups_run_along_the_inputs_to_the_bit(family, spec, models):
+    """Against an oracle that is given each matrix as ``[out, in]``."""
+    model = models[family]
+    quantized, originals = quantized_weights(model, spec), matrices_of(model, "blocks")
+    changed = copy.deepcopy(model)
+    changed.load_state_dict(quantized, strict=False)
+    for name, result in matrices_of(changed, "blocks").items():
+        expected, _ = quantize_matrix(
+            originals[name].numpy(), spec.bits, spec.granularity, spec.symmetric, spec.group_size
+        )
+        assert np.array_equal(result.numpy(), expected), name
+    for name, weight in quantized.items():
+        assert weight.shape == dict(model.named_parameters())[name].shape
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_axis_of_inputs_is_the_one_that_multiplies_inputs(family, models):
+    """A layer called on one unit input gives one column of its ``[out, in]`` matrix."""
+    model = models[family]
+    modules = dict(model.named_modules())
+    for name, layer in linear_layers(model, "blocks").items():
+        module = modules[name.rpartition(".")[0]]
+        if layer.weight.ndim == 3:
+            continue  # held against the file below
+        inputs = torch.zeros(1, layer.in_features)
+        inputs[0, 3] = 1.0
+        with torch.no_grad():
+            column = module(inputs) - module(torch.zeros_like(inputs))
+        assert torch.allclose(column[0], layer.matrices()[0][:, 3], atol=1e-6), name
+
+
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("mixtral", ("block_sparse_moe.experts.{e}.w1", "block_sparse_moe.experts.{e}.w3",
+                     "block_sparse_moe.experts.{e}.w2")),
+        ("olmoe", ("mlp.experts.{e}.gate_proj", "mlp.experts.{e}.up_proj",
+                   "mlp.experts.{e}.down_proj")),
+    ],
+)  # fmt: skip
+def test_experts_are_the_matrices_of_the_file(family, names, models, tmp_path):
+    """Published files hold each expert as ``[out, in]`` matrices of its own."""
+    models[family].save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    found = matrices_of(load_model(tmp_path), "blocks")
+    for layer, expert in np.ndindex(2, 4):
+        gate, up, down = (
+            stored[f"model.layers.{layer}.{name.format(e=expert)}.weight"] for name in names
+        )
+        experts = f"model.layers.{layer}.mlp.experts"
+        assert torch.equal(found[f"{experts}.gate_up_proj[{expert}]"], torch.cat([gate, up]))
+        assert torch.equal(found[f"{experts}.down_proj[{expert}]"], down)
+
+
+def test_experts_stored_as_the_transpose_read_along_their_inputs(models):
+    """gpt-oss multiplies ``x @ w``: its experts' inputs are the axis before the last."""
+    experts = models["gpt_oss"].model.layers[0].mlp.experts
+    layer = linear_layers(models["gpt_oss"])["model.layers.0.mlp.experts.down_proj"]
+    assert tuple(experts.down_proj.shape) == (4, 48, 32)
+    assert layer.in_features == 48
+    assert torch.equal(layer.matrices()[1], experts.down_proj[1].T)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_quantized_weights_are_those_that_compute(family, models):
+    """Every replaced weight moves the logits: none is a copy that nothing reads."""
+    model = models[family]
+    before = logits(model)
+    for name, weight in quantized_weights(model, QuantizerSpec(2, "tensor", False)).items():
+        assert not torch.equal(logits(model, {name: weight}), before), name
+
+
+@pytest.mark.parametrize("family", ["gpt2", "qwen3"])
+def test_a_tied_head_is_refused_by_what_it_is(family, models):
+    with pytest.raises(ValueError, match="layers blocks\\+head: .* tied to its input embedding"):
+        quantized_weights(models[family], QuantizerSpec(4, "channel", False, layers="blocks+head"))
+
+
+def test_an_untied_head_is_one_matrix_more(models):
+    both = [set(linear_layers(models["llama"], layers)) for layers in ("blocks", "blocks+head")]
+    assert both[1] - both[0] == {"lm_head.weight"}
+
+
+def test_experts_of_unknown_orientation_are_refused_by_name():
+    with pytest.raises(
+        ValueError, match=r"^model.layers.0.mlp.input_linear.weight: .*\(4, 96, 32\)"
+    ):
+        quantized_weights(build("jetmoe"), SPECS[0])
+
+
+def test_convolutions_over_time_are_left_and_named():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Sequential(nn.Linear(4, 4), nn.Conv1d(4, 4, 3))
+            self.mix = nn.Parameter(torch.ones(1, 1, 4))
+
+        def get_output_embeddings(self):
+            return None
+
+    selected = linear_layers(Model())
+    assert set(selected) == {"layer.0.weight"}
+    assert not_selected(Model(), selected) == {"layer.*.weight": 48, "vectors": 8, "mix": 4}
+    with pytest.raises(ValueError, match="no output head"):
+        linear_layers(Model(), "blocks+head")
+
+
+# Checkpoints of other families
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_checkpoint_of_any_family_loads_to_the_bit(family, models, tmp_path):
+    models[family].save_pretrained(tmp_path)
+    loaded = dict(load_model(tmp_path).named_parameters())
+    for name, parameter in models[family].named_parameters():
+        assert torch.equal(loaded[name], parameter), name
+
+
+BUFFERS = {
+    "gpt2": {"transformer.h.{n}.attn.bias": torch.ones(1, 1, 32, 32).tril(),
+             "transformer.h.{n}.attn.masked_bias": torch.tensor(-1e4)},
+    "llama": {"model.layers.{n}.self_attn.rotary_emb.inv_freq": torch.ones(8)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", BUFFERS)
+def test_masks_and_tables_of_old_files_are_ignored(family, models, tmp_path):
+    models[family].save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    stored = load_file(path)
+    assert not any(is_legacy_buffer(name) for name in stored)
+    for n in range(2):
+        stored |= {name.format(n=n): buffer.clone() for name, buffer in BUFFERS[family].items()}
+    save_file(stored, path, metadata={"format": "pt"})
+    assert sum(is_legacy_buffer(name) for name in stored) == 2 * len(BUFFERS[family])
+    assert torch.equal(logits(load_model(tmp_path)), logits(models[family]))
+
+
+def test_files_of_gpt2_without_its_prefix_load(models, tmp_path):
+    """As OpenAI's own files name them."""
+    models["gpt2"].save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in stored.items()}
+    save_file(bare, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert torch.equal(logits(load_model(tmp_path)), logits(models["gpt2"]))
+
+
+def test_a_checkpoint_in_shards_loads_whole(models, tmp_path):
+    models["llama"].save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    assert torch.equal(logits(load_model(tmp_path)), logits(models["llama"]))
