@@ -2,6 +2,7 @@
 # make test       the test suite
 # make test-slow  the tests that take minutes: faults, kills, whole chains
 # make report     report.html: every table and figure of what was built, on one page
+# make status     how far a run is: what is in the making, what is left, each fork's newest gap
 # make lint       the checks of style and structure alone
 # make lock       write envs/requirements.lock anew (needs uv)
 
@@ -11,7 +12,7 @@ SUITE ?=
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: all test test-slow report lint lock clean
+.PHONY: all test test-slow report status lint lock clean
 .DEFAULT_GOAL := all
 
 # The environment is whole when the lock file has been installed to the end.
@@ -33,6 +34,9 @@ test-slow: $(READY)
 
 report: $(READY)
 	$(BIN)/snakemake --report report.html $(if $(SUITE),--config suite=$(SUITE))
+
+status: $(READY)
+	@$(BIN)/python -m workflow_scripts.show_status $(if $(SUITE),--config suite=$(SUITE))
 
 lint: $(READY)
 	$(BIN)/ruff check .
