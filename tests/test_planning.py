@@ -102,11 +102,11 @@ def test_training_jobs_divide_the_grid():
         assert all(
             job.start < step <= job.stop or step == job.start == 0 for step in job.checkpoints
         )
-        assert len(job.files) == len(set(job.files)) == 2 * len(job.checkpoints)
+        assert len(job.files) == len(set(job.files)) == 3 * len(job.checkpoints)
         assert set(job.files) == {
             f"{folder}/{file}"
             for folder in job.checkpoints.values()
-            for file in ("model.safetensors", "config.json")
+            for file in ("model.safetensors", "config.json", "SHA256SUMS")
         }
     for before, after in pairwise(jobs):
         assert after.inputs["state"] == f"results/mini/training/step{before.stop}.safetensors"
@@ -122,7 +122,7 @@ def test_training_jobs_divide_the_grid_wherever_they_are_cut(cuts):
     assert [step for job in jobs for step in job.checkpoints] == MINI.steps
     assert jobs[0].start == 0 and jobs[-1].stop == 5720
     assert all(before.stop == after.start for before, after in pairwise(jobs))
-    assert len({file for job in jobs for file in job.files}) == 2 * 154
+    assert len({file for job in jobs for file in job.files}) == 3 * 154
 
 
 # Forks

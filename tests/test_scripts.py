@@ -330,7 +330,7 @@ def test_a_model_that_cannot_be_scored_is_named(data, checkpoints, tmp_path):
     tensors[name][0, 0] = float("nan")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(Path(f"{checkpoints[2]}/config.json").read_text())
-    with pytest.raises((ValueError, FloatingPointError), match="step 7: "):
+    with pytest.raises(SystemExit):
         run_script(
             "probe_checkpoints", tmp_path,
             input={"validation": str(data / "validation.safetensors")},
@@ -338,7 +338,8 @@ def test_a_model_that_cannot_be_scored_is_named(data, checkpoints, tmp_path):
             params={"folders": {7: str(folder)}, "probe": PROBE, "code": "abc"},
         )  # fmt: skip
     assert not (tmp_path / "table").exists()
-    assert "step 7: " in (tmp_path / "probe_checkpoints.log").read_text()
+    line = f"Error: {folder}: 1 of 1024 {name} are not finite"
+    assert (tmp_path / "probe_checkpoints.log").read_text().splitlines()[-1] == line
 
 
 def test_forks_are_gathered_in_the_order_given(tmp_path):

@@ -2,11 +2,12 @@
 
 import torch
 
+from workflow_scripts.lib.files import file_sha256, write_table
 from workflow_scripts.lib.logs import logged
 from workflow_scripts.lib.numerics import prepare_backend
 from workflow_scripts.lib.pretraining import pretrain
 from workflow_scripts.lib.provenance import describe_run
-from workflow_scripts.lib.tokens import file_sha256, read_tokens
+from workflow_scripts.lib.tokens import read_tokens
 from workflow_scripts.lib.workspace import Workspace, fingerprint
 
 
@@ -19,17 +20,16 @@ def main(*, train: str, initial_state: str | None, checkpoints: dict, final_stat
     inputs = [file_sha256(path) for path in (train, initial_state) if path]
     made_by = {**describe_run(threads=threads), **settings, "due": list(checkpoints)}
     identity = fingerprint(**made_by, inputs=inputs, code=code)
-    unfinished = Workspace(workspace, identity, save_every)
-    table = pretrain(
-        read_tokens(train),
-        checkpoints=checkpoints,
-        initial_state=initial_state,
-        final_state=final_state,
-        workspace=unfinished,
-        **settings,
-    )
-    table.to_csv(losses, index=False)
-    unfinished.remove()
+    with Workspace(workspace, identity, save_every) as unfinished:
+        table = pretrain(
+            read_tokens(train),
+            checkpoints=checkpoints,
+            initial_state=initial_state,
+            final_state=final_state,
+            workspace=unfinished,
+            **settings,
+        )
+        write_table(losses, table)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workflow_scripts.lib.checkpoints import atomic_path
+from workflow_scripts.lib.files import atomic_path
 from workflow_scripts.lib.labels import role_labels
 from workflow_scripts.lib.plotting import GREY, LOOKS
 

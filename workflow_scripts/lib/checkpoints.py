@@ -1,21 +1,32 @@
 """Checkpoints in Hugging Face format: loading as float32, saving, hashing.
 
-Files appear under their final name only when they are whole: everything is
-written under a temporary name beside it, flushed, and renamed.
+A checkpoint that does not load as a whole, or that is no longer what its writer wrote,
+is a ``DamagedFile`` with one line that names it.
 """
 
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+
+from workflow_scripts.lib.errors import DamagedFile
+from workflow_scripts.lib.files import (
+    DIGESTS_FILE,
+    atomic_path,
+    check_digest,
+    flush,
+    refusals_named,
+    remove,
+    temporary_name,
+    write_digests,
+)
 
 WEIGHTS_FILE = "model.safetensors"
 # Masks and tables that old checkpoints carry beside the weights: GPT-NeoX and GPT-Neo;
@@ -27,25 +38,6 @@ LEGACY_BUFFERS = (
 )  # fmt: skip
 
 
-def _flush(path: Path) -> None:
-    with open(path, "rb") as stream:
-        os.fsync(stream.fileno())
-
-
-@contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` that replaces it when the block ends without error."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        _flush(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _hide_progress_bars() -> None:
     """No bar of transformers for every file: a job's own bar covers all of them."""
     from transformers.utils import logging
@@ -53,44 +45,89 @@ def _hide_progress_bars() -> None:
     logging.disable_progress_bar()
 
 
+@contextmanager
+def _damage_named(path: str | Path) -> Iterator[None]:
+    """Say which file it is that a library cannot read, in one line."""
+    try:
+        yield
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, DamagedFile | FileNotFoundError | FloatingPointError):
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise DamagedFile(f"{path}: cannot be read as a checkpoint: {reason}") from error
+
+
 def load_model(folder: str | Path, device: str = "cpu") -> nn.Module:
     """Load a causal language model with its weights widened to float32, ready to evaluate.
 
     transformers would otherwise keep the dtype of the file, float16 for Pythia, and
-    fill weights that the file lacks with random numbers. Raises ``ValueError`` where
-    the file's weights are not exactly the model's; legacy buffers are ignored.
+    fill weights that the file lacks with random numbers. Only safetensors are read, and
+    no code that comes with a checkpoint is run. Raises ``DamagedFile`` where a file is
+    not as it was written, where its weights are not exactly the model's (legacy buffers
+    are ignored), or where one is not finite.
     """
     from transformers import AutoModelForCausalLM
 
     _hide_progress_bars()
-    model, found = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=torch.float32,
-        local_files_only=True,
-        trust_remote_code=False,
-        output_loading_info=True,
-    )
+    folder = Path(folder)
+    for name in (WEIGHTS_FILE, "config.json"):
+        check_digest(folder / name)
+    with _damage_named(folder):
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
     for kind in ("missing", "unexpected"):
         names = sorted(n for n in found[f"{kind}_keys"] if not is_legacy_buffer(n))
         if names:
-            raise ValueError(f"{folder}: {len(names)} {kind} weights, such as {names[0]}")
+            raise DamagedFile(f"{folder}: {len(names)} {kind} weights, such as {names[0]}")
+    for name, parameter in model.named_parameters():
+        count = int(torch.isfinite(parameter).logical_not().sum())
+        if count:
+            raise DamagedFile(f"{folder}: {count} of {parameter.numel()} {name} are not finite")
     return model.to(device).eval()
 
 
-def save_model(model: nn.Module, folder: Path) -> None:
-    """Write ``config.json`` and ``model.safetensors`` in Hugging Face format, whole or not."""
+def save_model(model: nn.Module, folder: Path, *, digests: bool = False) -> None:
+    """Write ``config.json`` and ``model.safetensors`` in Hugging Face format.
+
+    With ``digests`` their sha256 stand beside them, and whoever loads them checks that they
+    are as they were written. A folder appears whole. One that is there already is replaced
+    file by file, so that it holds whole weights at every moment.
+    """
     _hide_progress_bars()
     folder = Path(folder)
-    staging = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(staging, ignore_errors=True)
+    staging = temporary_name(folder)
+    remove(staging)
     try:
-        model.save_pretrained(staging)
+        with refusals_named(folder):
+            model.save_pretrained(staging)
+        if digests:
+            write_digests(staging)
         for file in staging.iterdir():
-            _flush(file)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(staging, folder)
+            flush(file)
+        if folder.is_dir():
+            _replace_files(staging, folder)
+        else:
+            os.replace(staging, folder)
+        flush(folder.parent)
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        remove(staging)
+
+
+def _replace_files(source: Path, target: Path) -> None:
+    remove(target / DIGESTS_FILE)
+    new = sorted(source.iterdir(), key=lambda file: file.name == DIGESTS_FILE)
+    for file in new:
+        os.replace(file, target / file.name)
+    for file in target.iterdir():
+        if file.name not in {moved.name for moved in new}:
+            remove(file)
+    flush(target)
 
 
 def is_legacy_buffer(name: str) -> bool:
@@ -99,8 +136,12 @@ def is_legacy_buffer(name: str) -> bool:
 
 
 def read_weights(path: str | Path) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of each weight of a safetensors file, in name order, buffers left out."""
-    with safe_open(path, framework="pt") as weights:
+    """Name and tensor of each weight of a safetensors file, in name order, buffers left out.
+
+    Raises ``DamagedFile`` where the file cannot be read or is not as it was written.
+    """
+    check_digest(path)
+    with _damage_named(path), safe_open(path, framework="pt") as weights:
         for name in sorted(weights.keys()):
             if not is_legacy_buffer(name):
                 yield name, weights.get_tensor(name)
@@ -127,13 +168,22 @@ def weights_dtypes(path: str | Path) -> str:
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file atomically."""
-    with atomic_path(path) as temporary:
+    """Write a safetensors file atomically. Raises ``OSError`` where there is no room for it."""
+    with atomic_path(path) as temporary, refusals_named(path):
         save_file(tensors, temporary, metadata=metadata)
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read the tensors and the metadata of a safetensors file."""
-    with safe_open(path, framework="pt") as stored:
-        metadata = stored.metadata() or {}
-    return load_file(path), metadata
+    """Read the tensors and the metadata of a safetensors file.
+
+    Raises ``DamagedFile`` where the file is not a whole one.
+    """
+    metadata = read_metadata(path)
+    with _damage_named(path):
+        return load_file(path), metadata
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Read the metadata of a safetensors file and nothing else."""
+    with _damage_named(path), safe_open(path, framework="pt") as stored:
+        return stored.metadata() or {}

@@ -8,11 +8,13 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
+from workflow_scripts.lib.files import write_table
 from workflow_scripts.lib.intervals import summarise
 from workflow_scripts.lib.logs import progress
 from workflow_scripts.lib.pretraining import read_recipe, read_schedule
 from workflow_scripts.lib.probing import Prober
 from workflow_scripts.lib.schedules import Schedule, fork_schedule, last_update_phase
+from workflow_scripts.lib.tokens import check_ids
 from workflow_scripts.lib.training import build_optimizer, load_state, train
 from workflow_scripts.lib.workspace import Workspace
 
@@ -73,6 +75,7 @@ class Fork:
         ``[sequences, length]``; ``initial_state`` gives Adam's moments, ``None`` starts
         them fresh. Losses are in nats per token.
         """
+        check_ids(tokens, model.config.vocab_size, whose="the vocabulary")
         recipe = read_recipe(self.training, self.fork["batch_size"])
         optimizer = build_optimizer(model, recipe)
         if initial_state is not None:
@@ -87,7 +90,7 @@ class Fork:
             losses.append(update.loss_nats)
             if update.step in self.probed_steps:
                 scores = prober(model, update.step)
-                scores.to_parquet(workspace.folder / f"step{update.step}.parquet")
+                write_table(workspace.folder / f"step{update.step}.parquet", scores)
                 bar.set_postfix_str(f"loss {update.loss_nats:.3f} nats", refresh=False)
             workspace.save(model, optimizer, update.step, losses)
         files = [workspace.folder / f"step{step}.parquet" for step in self.probed_steps]

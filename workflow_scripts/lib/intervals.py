@@ -181,7 +181,8 @@ def summarise(
     """One row per key and quantizer: the measured columns of the audit and of a fork.
 
     ``sequences`` is as in ``paired_scores`` plus ``kl_nats`` and ``top1_changed``
-    (sums over a sequence's scored tokens). Means weigh every scored token alike.
+    (sums over a sequence's scored tokens). Means weigh every scored token alike. Raises
+    ``FloatingPointError`` naming the row where a perplexity is beyond what a float holds.
     """
     scores = paired_scores(sequences, keys)
     _, interval = resampled_means(scores, resamples=resamples, seed=seed)
@@ -190,6 +191,9 @@ def summarise(
     sums = sums.loc[pd.MultiIndex.from_frame(scores.rows)]
     nll = scores.mean_nll()
     nll_fp32 = nll[scores.reference]
+    if (beyond := ~(nll < np.log(np.finfo(np.float64).max))).any():
+        row = scores.rows[beyond].iloc[0].to_dict()
+        raise FloatingPointError(f"{row}: NLL {nll[beyond][0]} nats, no finite perplexity")
     return scores.rows.assign(
         nll_nats_per_token=nll,
         ppl=np.exp(nll),

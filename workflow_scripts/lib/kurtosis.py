@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from workflow_scripts.lib.errors import UserError
+
 
 def excess_kurtosis(weights: np.ndarray) -> float:
     """Excess kurtosis of all entries of an array, taken in float64."""
@@ -29,8 +31,13 @@ def is_measured(name: str, shape: Iterable[int], layers: str) -> bool:
 def kurtosis_table(step: int, weights: Mapping[str, np.ndarray]) -> pd.DataFrame:
     """Rows of one checkpoint: step, statistic, tensor, n_weights, excess_kurtosis.
 
-    ``weights`` maps tensor names to ``[out, in]`` arrays.
+    ``weights`` maps tensor names to ``[out, in]`` arrays. Raises ``UserError`` where the
+    kurtosis of one is not defined: a weight is not finite, or all are equal.
     """
+    for name, w in weights.items():
+        if not np.isfinite(w).all() or w.min() == w.max():
+            reason = "are all equal" if np.isfinite(w).all() else "are not all finite"
+            raise UserError(f"step {step}: the weights of {name} {reason}; no kurtosis is defined")
     rows = [("per_tensor", name, w.size, excess_kurtosis(w)) for name, w in weights.items()]
     total = sum(w.size for w in weights.values())
     mean = float(np.mean([row[3] for row in rows]))

@@ -1,5 +1,9 @@
-"""A job's log file: everything the script says, and its traceback if it fails."""
+"""A job's log file: everything the script says, and its traceback if it fails.
 
+What a user can act on, from a damaged file to a full disk, ends the job with one line.
+"""
+
+import errno
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -9,7 +13,13 @@ from typing import TextIO, TypeVar
 
 from tqdm import tqdm
 
+from workflow_scripts.lib.errors import UserError
+
 Item = TypeVar("Item")
+# What the machine refuses, whatever the code: no room, no right, a disk that fails.
+_REFUSALS = {
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO,
+}  # fmt: skip
 
 
 class _Tee:
@@ -37,17 +47,31 @@ class _Tee:
 
 @contextmanager
 def logged(path: str | Path) -> Iterator[None]:
-    """Copy standard error to ``path`` while the block runs; a traceback goes there as well."""
+    """Copy standard error to ``path`` while the block runs; a traceback goes there as well.
+
+    A ``UserError`` and a refusal of the machine are one line instead, and exit status 1.
+    """
     terminal = sys.stderr
     with open(path, "w", encoding="utf-8") as log:
         sys.stderr = _Tee(terminal, log)
         try:
             yield
-        except BaseException:
-            traceback.print_exc(file=log)
+        except SystemExit:  # what there is to say has been said
             raise
+        except BaseException as error:
+            if not _is_users(error):
+                traceback.print_exc(file=log)
+                raise
+            say(f"Error: {' '.join(str(error).split())}")
+            sys.exit(1)
         finally:
             sys.stderr = terminal
+
+
+def _is_users(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in _REFUSALS
+    return isinstance(error, UserError)
 
 
 def say(message: str) -> None:

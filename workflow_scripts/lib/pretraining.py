@@ -8,9 +8,11 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.lib.checkpoints import save_model
+from workflow_scripts.lib.files import DIGESTS_FILE
 from workflow_scripts.lib.logs import progress
 from workflow_scripts.lib.schedules import Cosine, CosineNeoxV1, pretraining_schedule
 from workflow_scripts.lib.suite import CHECKPOINT_FILES
+from workflow_scripts.lib.tokens import check_ids
 from workflow_scripts.lib.training import (
     Recipe,
     build_model,
@@ -61,6 +63,7 @@ def pretrain(
     Returns one row per update: step, lr, loss_nats_per_token.
     """
     recipe, schedule = read_recipe(training), read_schedule(training, total_steps)
+    check_ids(tokens, vocab_size, whose="config key tokenizer.vocab_size: the vocabulary")
     model = build_model(architecture, vocab_size, training["seed"])
     optimizer = build_optimizer(model, recipe)
     if initial_state is not None:
@@ -68,7 +71,7 @@ def pretrain(
     step, losses = workspace.resume(model, optimizer, start)
     staged = {due: workspace.folder / f"step{due}" for due in checkpoints}
     if step == 0 and 0 in staged:
-        save_model(model, staged[0])
+        save_model(model, staged[0], digests=True)
     updates = train(
         model, optimizer, tokens, schedule, recipe, start=step, stop=stop, seed=training["seed"]
     )
@@ -76,7 +79,7 @@ def pretrain(
     for update in bar:
         losses.append(update.loss_nats)
         if update.step in staged:
-            save_model(model, staged[update.step])
+            save_model(model, staged[update.step], digests=True)
             bar.set_postfix_str(f"loss {update.loss_nats:.3f} nats", refresh=False)
         workspace.save(model, optimizer, update.step, losses)
     save_state(
@@ -86,7 +89,7 @@ def pretrain(
         {
             staged[due] / name: Path(folder) / name
             for due, folder in checkpoints.items()
-            for name in CHECKPOINT_FILES
+            for name in (*CHECKPOINT_FILES, DIGESTS_FILE)
         }
     )
     rows = range(start, stop)

@@ -18,7 +18,7 @@ from workflow_scripts.lib.quantizers import (
     read_specs,
 )
 from workflow_scripts.lib.roles import FP32
-from workflow_scripts.lib.tokens import file_sha256, read_tokens
+from workflow_scripts.lib.tokens import check_ids, file_sha256, read_tokens
 
 
 def choose_device(wanted: str) -> str:
@@ -69,6 +69,7 @@ class Prober:
         scored; the last four are sums over a sequence. Raises ``FloatingPointError`` or
         ``ValueError`` naming the step where the model cannot be scored.
         """
+        check_ids(self.tokens, model.config.vocab_size, whose=f"step {step}: the vocabulary")
         try:
             variants = {name: quantized_weights(model, spec) for name, spec in self.specs.items()}
             self._say_coverage(model)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
+from workflow_scripts.lib.files import atomic_path
+
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "pandas", "ruptures")
 
 
@@ -28,7 +30,8 @@ def describe_run(*, device: str = "cpu", threads: int = 1, **details: object) ->
 
 def write_json(path: str | Path, content: Mapping) -> None:
     """Write JSON with a stable layout."""
-    Path(path).write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
+    with atomic_path(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
 
 
 def read_json(path: str | Path) -> dict:

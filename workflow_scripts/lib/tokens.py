@@ -4,13 +4,17 @@ The batches are made once per suite and are the same file for every checkpoint,
 fork and quantizer (section 3 and appendix A: "constructed once and reused").
 """
 
-import hashlib
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from workflow_scripts.lib.errors import DamagedFile, UserError
+from workflow_scripts.lib.files import atomic_path, file_sha256, refusals_named
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -67,16 +71,40 @@ def pack(documents: Iterable[list[int]], *, sequences: int, length: int) -> np.n
 
 
 def write_tokens(path: str | Path, tokens: np.ndarray) -> None:
-    """Write ``[sequences, length]`` token ids as the tensor ``tokens`` of a safetensors file."""
-    save_file({"tokens": np.ascontiguousarray(tokens)}, path)
+    """Write ``[sequences, length]`` token ids as the tensor ``tokens`` of a safetensors file.
+
+    Raises ``OSError`` where there is no room for it.
+    """
+    with atomic_path(path) as temporary, refusals_named(path):
+        save_file({"tokens": np.ascontiguousarray(tokens)}, temporary)
 
 
 def read_tokens(path: str | Path) -> np.ndarray:
-    """Read the ``[sequences, length]`` token ids that ``write_tokens`` wrote."""
-    return load_file(path)["tokens"]
+    """Read the ``[sequences, length]`` token ids that ``write_tokens`` wrote.
+
+    Raises ``DamagedFile`` where the file holds none, or where it is not the one that the
+    manifest beside it (same name, ``.json``) is about.
+    """
+    path = Path(path)
+    manifest = path.with_suffix(".json")
+    if manifest.exists():
+        recorded = json.loads(manifest.read_text(encoding="utf-8")).get("sha256")
+        if recorded != file_sha256(path):
+            raise DamagedFile(
+                f"{path}: damaged or edited since it was written; its sha256 is not the one in "
+                f"{manifest.name} beside it. Delete it, and the same command makes it again"
+            )
+    try:
+        return load_file(path)["tokens"]
+    except (SafetensorError, KeyError) as error:
+        raise DamagedFile(f"{path}: holds no tokens: {error}") from error
 
 
-def file_sha256(path: str | Path) -> str:
-    """sha256 of a file's bytes, in hexadecimal."""
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def check_ids(tokens: np.ndarray, vocabulary: int, *, whose: str) -> None:
+    """Raise ``UserError`` where a token id is not below the size of a vocabulary."""
+    largest = int(tokens.max())
+    if largest >= vocabulary:
+        raise UserError(
+            f"{whose} has {vocabulary} entries; the tokens hold id {largest}. They were made "
+            "with another tokenizer"
+        )

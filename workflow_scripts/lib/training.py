@@ -7,6 +7,7 @@ weights, Adam's two moments and two counters, and a run that was stopped and
 resumed ends bit-identical to one that was not.
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator
@@ -15,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
-from workflow_scripts.lib.checkpoints import load_tensors, save_tensors
+from workflow_scripts.lib.checkpoints import load_tensors, read_metadata, save_tensors
+from workflow_scripts.lib.errors import DamagedFile
 from workflow_scripts.lib.schedules import Schedule
 
 _COUNTERS = "state"
@@ -181,7 +182,7 @@ def save_state(
     """Write weights, moments and counters of a run to one safetensors file, atomically.
 
     ``fingerprint`` names the settings that the state belongs to; ``losses`` are the
-    training losses since the job began, in nats per token.
+    training losses since the job began, in nats per token. The file holds its own digest.
     """
     tensors = {"losses": torch.tensor(losses, dtype=torch.float64)}
     for name, parameter in model.named_parameters():
@@ -190,16 +191,33 @@ def save_state(
             tensors[f"exp_avg.{name}"] = state["exp_avg"]
             tensors[f"exp_avg_sq.{name}"] = state["exp_avg_sq"]
             tensors[f"updates.{name}"] = state["step"]
+    tensors = {name: tensor.cpu() for name, tensor in tensors.items()}
     # Under one key: safetensors writes several in an order that differs from run to run.
-    counters = json.dumps({"step": step, "fingerprint": fingerprint})
-    save_tensors(path, tensors, {_COUNTERS: counters})
+    counters = {"step": step, "fingerprint": fingerprint}
+    counters["sha256"] = _digest(tensors, counters)
+    save_tensors(path, tensors, {_COUNTERS: json.dumps(counters)})
+
+
+def _digest(tensors: dict[str, Tensor], counters: dict) -> str:
+    """sha256 over the counters, and the names and bytes of all tensors."""
+    digest = hashlib.sha256(f"{counters['step']} {counters['fingerprint']}".encode())
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def load_state(
     path: Path, model: nn.Module, optimizer: torch.optim.AdamW
 ) -> tuple[int, list[float]]:
-    """Restore what ``save_state`` wrote; returns the step and the losses until then."""
+    """Restore what ``save_state`` wrote; returns the step and the losses until then.
+
+    Raises ``DamagedFile`` where it is not what was written, before any weight moves.
+    """
     tensors, metadata = load_tensors(path)
+    counters = _read_counters(metadata)
+    if not counters or counters["sha256"] != _digest(tensors, counters):
+        raise DamagedFile(f"{path}: damaged training state; the sha256 that it holds is another")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors[f"weight.{name}"])
@@ -209,13 +227,21 @@ def load_state(
                     "exp_avg": tensors[f"exp_avg.{name}"].to(parameter.device),
                     "exp_avg_sq": tensors[f"exp_avg_sq.{name}"].to(parameter.device),
                 }
-    return json.loads(metadata[_COUNTERS])["step"], tensors["losses"].tolist()
+    return counters["step"], tensors["losses"].tolist()
+
+
+def _read_counters(metadata: dict[str, str]) -> dict:
+    """The counters of a saved state; empty where there are none that make sense."""
+    try:
+        counters = json.loads(metadata.get(_COUNTERS, "{}"))
+    except json.JSONDecodeError:
+        return {}
+    return counters if {"step", "fingerprint", "sha256"} <= set(counters) else {}
 
 
 def state_fingerprint(path: Path) -> str | None:
-    """Fingerprint of a saved state; ``None`` where there is no state."""
-    if not path.exists():
+    """Fingerprint of a saved state; ``None`` where there is no state, or none that is whole."""
+    try:
+        return _read_counters(read_metadata(path)).get("fingerprint")
+    except (FileNotFoundError, DamagedFile):
         return None
-    with safe_open(path, framework="pt") as stored:
-        counters = (stored.metadata() or {}).get(_COUNTERS)
-    return json.loads(counters)["fingerprint"] if counters else None

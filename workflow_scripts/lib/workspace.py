@@ -2,21 +2,31 @@
 
 The folder lies outside the declared outputs of the rule, so Snakemake does not
 delete it when a job fails. It belongs to one fingerprint (settings, inputs, code);
-what another fingerprint left behind is thrown away.
+what another fingerprint left behind, and a state that is damaged, is thrown away.
+
+Used as a context, it lets a job that is asked to stop (SIGTERM, as a cluster sends before
+it takes a machine back, or Ctrl-C) finish its update and save its state first.
 """
 
 import hashlib
 import json
 import os
 import shutil
+import signal
+import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import FrameType
 
 import torch
 from torch import nn
 
-from workflow_scripts.lib.checkpoints import atomic_path
+from workflow_scripts.lib.errors import DamagedFile
+from workflow_scripts.lib.files import atomic_path
+from workflow_scripts.lib.logs import say
 from workflow_scripts.lib.training import load_state, save_state, state_fingerprint
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def fingerprint(**settings: object) -> str:
@@ -32,9 +42,37 @@ class Workspace:
         self.fingerprint = fingerprint
         self.save_every = save_every
         self.state = self.folder / "state.safetensors"
+        self._asked_to_stop = 0
+        self._handlers: dict = {}
         if state_fingerprint(self.state) != fingerprint:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self._clear()
         self.folder.mkdir(parents=True, exist_ok=True)
+
+    def _clear(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> "Workspace":
+        # Only the main thread may set handlers; elsewhere a signal does what it always does.
+        if threading.current_thread() is threading.main_thread():
+            self._handlers = {s: signal.signal(s, self._stop_later) for s in STOP_SIGNALS}
+        return self
+
+    def _stop_later(self, number: int, frame: FrameType | None) -> None:
+        """Stop after this update; a second signal does at once what it always does."""
+        self._asked_to_stop = number
+        self._restore_handlers()
+
+    def _restore_handlers(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        """Delete the folder if the job has ended well."""
+        self._restore_handlers()
+        if kind is None:
+            self.remove()
 
     def resume(
         self, model: nn.Module, optimizer: torch.optim.AdamW, start: int
@@ -42,17 +80,29 @@ class Workspace:
         """Restore the last state and return its step and losses; ``start`` if there is none."""
         if not self.state.exists():
             return start, []
-        return load_state(self.state, model, optimizer)
+        try:
+            return load_state(self.state, model, optimizer)
+        except DamagedFile as error:
+            say(f"{error}; the job begins anew")
+            self._clear()
+            return start, []
 
     def save(
         self, model: nn.Module, optimizer: torch.optim.AdamW, step: int, losses: list[float]
     ) -> None:
-        """Save the state if ``step`` is a multiple of ``save_every``."""
-        if step % self.save_every == 0:
+        """Save the state if ``step`` is a multiple of ``save_every`` or the job is to stop.
+
+        Raises ``SystemExit`` in the second case, with the status that shells give to a signal.
+        """
+        if step % self.save_every == 0 or self._asked_to_stop:
             save_state(
                 self.state, model, optimizer,
                 step=step, fingerprint=self.fingerprint, losses=losses,
             )  # fmt: skip
+        if self._asked_to_stop:
+            name = signal.Signals(self._asked_to_stop).name
+            say(f"{name}: stopped after step {step}, state saved; the same command goes on here")
+            raise SystemExit(128 + self._asked_to_stop)
 
     def publish(self, files: Mapping[Path, Path]) -> None:
         """Put finished files (source to target) where the rule declares them.

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
+from workflow_scripts.lib.files import DIGESTS_FILE
 from workflow_scripts.lib.planning.audit import AuditPlan
 from workflow_scripts.lib.planning.data import DataPlan
 from workflow_scripts.lib.suite import CHECKPOINT_FILES
@@ -46,6 +47,7 @@ class PretrainingPlan(DataPlan, AuditPlan):
 
     def _pretraining_job(self, start: int, stop: int) -> PretrainingJob:
         due = [s for s in self.steps if start < s <= stop or s == start == 0]
+        names = (*CHECKPOINT_FILES, DIGESTS_FILE)
         inputs = {"train": f"{self.root}/data/train.safetensors"}
         if start:
             inputs["state"] = f"{self.root}/training/step{start}.safetensors"
@@ -54,7 +56,7 @@ class PretrainingPlan(DataPlan, AuditPlan):
             start=start,
             stop=stop,
             inputs=inputs,
-            files=[f"{self.folder(step)}/{file}" for step in due for file in CHECKPOINT_FILES],
+            files=[f"{self.folder(step)}/{file}" for step in due for file in names],
             checkpoints={step: self.folder(step) for step in due},
             settings={
                 "architecture": dict(self.section["architecture"]),
