@@ -1,0 +1,163 @@
+"""The PyTorch schedulers against the pure functions, step by step, and across a resume."""
+
+import io
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workflow_scripts.lib.lr_schedulers import (
+    get_cosine_neox_schedule,
+    get_cosine_schedule,
+    get_oli_schedule,
+    get_sgdr_schedule,
+)
+from workflow_scripts.lib.schedules import Cosine, CosineNeoxV1, OscillatoryLockIn, Sgdr
+
+
+def optimizer_of(*rates):
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate} for rate in rates]
+    return torch.optim.SGD(groups)
+
+
+def rates_of(optimizer, scheduler, steps):
+    """Learning rate of each group before every update, ``[steps][groups]``."""
+    found = []
+    for _ in range(steps):
+        found.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+def same(found, expected):
+    assert len(found) == len(expected)
+    for step, (a, b) in enumerate(zip(found, expected, strict=True)):
+        assert abs(a - b) <= math.ulp(b), (step, a, b)
+
+
+runs = st.tuples(
+    st.floats(1e-6, 10.0), st.floats(0.0, 1.0), st.integers(0, 20), st.integers(1, 60)
+).map(lambda drawn: (drawn[0], drawn[1] * drawn[0], drawn[2], drawn[2] + drawn[3]))
+
+
+@given(runs)
+def test_both_cosines_are_the_pure_functions(run):
+    lr_max, lr_min, warmup, total = run
+    for factory, pure in ((get_cosine_schedule, Cosine), (get_cosine_neox_schedule, CosineNeoxV1)):
+        optimizer = optimizer_of(lr_max)
+        scheduler = factory(optimizer, warmup, total, min_lr=lr_min)
+        expected = pure(lr_max, lr_min, warmup, total)
+        found = [rates[0] for rates in rates_of(optimizer, scheduler, total + 5)]
+        same(found, [expected(step) for step in range(total + 5)])
+
+
+@given(runs, st.integers(1, 15), st.integers(0, 59), st.sampled_from(["cosine", "cosine_neox_v1"]))
+def test_restarts_are_the_pure_function_after_the_baseline(run, period, later, kind):
+    lr_max, lr_min, warmup, total = run
+    start = min(warmup + later, total - 1)
+    optimizer = optimizer_of(lr_max)
+    scheduler = get_sgdr_schedule(
+        optimizer, warmup, total, period, start=start, baseline=kind, min_lr=lr_min
+    )
+    before = {"cosine": Cosine, "cosine_neox_v1": CosineNeoxV1}[kind](lr_max, lr_min, warmup, total)
+    after = Sgdr(lr_max, lr_min, start, period)
+    expected = [(before if step < start else after)(step) for step in range(total)]
+    same([rates[0] for rates in rates_of(optimizer, scheduler, total)], expected)
+
+
+@given(
+    runs, st.integers(1, 6), st.integers(1, 9), st.floats(0.1, 20.0),
+    st.sampled_from(["bump", "cool"]), st.integers(0, 59),
+)  # fmt: skip
+def test_oli_is_the_pure_function_after_the_baseline(run, bump, cool, amplitude, first, later):
+    lr_max, lr_min, warmup, total = run
+    start = min(warmup + later, total - 1)
+    optimizer = optimizer_of(lr_max)
+    scheduler = get_oli_schedule(
+        optimizer, warmup, total, bump, cool, amplitude=amplitude, first=first, start=start,
+        min_lr=lr_min,
+    )  # fmt: skip
+    base = CosineNeoxV1(lr_max, lr_min, warmup, total)
+    pure = OscillatoryLockIn(base, start, bump, cool, amplitude, first)
+    expected = [(base if step < start else pure)(step) for step in range(total)]
+    same([rates[0] for rates in rates_of(optimizer, scheduler, total)], expected)
+
+
+def test_the_papers_numbers_by_their_defaults():
+    optimizer = optimizer_of(6e-4)
+    optimizer.param_groups[0]["initial_lr"] = 6e-4
+    scheduler = get_oli_schedule(
+        optimizer, 1430, 143_000, start=70_000, min_lr=6e-5, last_epoch=69_999
+    )
+    base = CosineNeoxV1(6e-4, 6e-5, 1430, 143_000)
+    pure = OscillatoryLockIn(base, 70_000, 75, 300, 5.0)
+    found = [rates[0] for rates in rates_of(optimizer, scheduler, 800)]
+    same(found, [pure(step) for step in range(70_000, 70_800)])
+    assert found[300] > 4.9 * found[299]
+
+
+def test_groups_keep_their_own_highest_rate():
+    optimizer = optimizer_of(1.0, 0.01)
+    scheduler = get_cosine_schedule(optimizer, 5, 50, min_lr_rate=0.2)
+    for first, second in rates_of(optimizer, scheduler, 50):
+        assert second == pytest.approx(first / 100, rel=1e-14)
+
+
+def test_two_rates_and_a_tenth_by_default():
+    optimizer = optimizer_of(0.5)
+    scheduler = get_cosine_schedule(optimizer, 0, 10)
+    assert rates_of(optimizer, scheduler, 11)[-1][0] == pytest.approx(0.05, rel=1e-14)
+
+
+FACTORIES = {
+    "cosine": lambda o: get_cosine_schedule(o, 3, 40),
+    "neox": lambda o: get_cosine_neox_schedule(o, 3, 40),
+    "sgdr": lambda o: get_sgdr_schedule(o, 3, 40, 7, start=10),
+    "oli": lambda o: get_oli_schedule(o, 3, 40, 2, 5, start=10),
+}
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize("stopped", [1, 11, 19])
+def test_a_run_that_was_stopped_goes_on_with_the_same_bits(name, stopped):
+    optimizer = optimizer_of(0.3, 0.02)
+    whole = rates_of(optimizer, FACTORIES[name](optimizer), 40)
+    optimizer = optimizer_of(0.3, 0.02)
+    scheduler = FACTORIES[name](optimizer)
+    first = rates_of(optimizer, scheduler, stopped)
+    file = io.BytesIO()
+    torch.save({"o": optimizer.state_dict(), "s": scheduler.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)  # as the Trainer reads scheduler.pt
+    optimizer = optimizer_of(0.3, 0.02)
+    scheduler = FACTORIES[name](optimizer)
+    optimizer.load_state_dict(saved["o"])
+    scheduler.load_state_dict(saved["s"])
+    assert first + rates_of(optimizer, scheduler, 40 - stopped) == whole
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda o: get_cosine_schedule(o, 10, 10), "num_warmup_steps 10: 0 to num_training_steps"),
+        (lambda o: get_cosine_schedule(o, 1, 9, min_lr=2.0), "lowest learning rate 2.0: 0 to the"),
+        (lambda o: get_cosine_schedule(o, 1, 9, min_lr=0.1, min_lr_rate=0.1), "one of the two"),
+        (lambda o: get_sgdr_schedule(o, 1, 9, 0), "period 0: 1 or more"),
+        (lambda o: get_sgdr_schedule(o, 5, 9, 2, start=4), "start 4: from num_warmup_steps 5"),
+        (lambda o: get_oli_schedule(o, 1, 9, 0, 3), "bump_steps 0: 1 or more"),
+        (lambda o: get_oli_schedule(o, 1, 9, first="hot"), "first 'hot': either"),
+        (lambda o: get_oli_schedule(o, 1, 9, baseline="wsd"), "baseline 'wsd': cosine, cosine_"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(make, line):
+    with pytest.raises(ValueError, match=line) as caught:
+        make(optimizer_of(1.0))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_rate_of_zero_is_refused():
+    with pytest.raises(ValueError, match="lr 0.0 of a parameter group"):
+        get_cosine_schedule(optimizer_of(0.0), 1, 9)
