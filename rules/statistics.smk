@@ -112,6 +112,7 @@ rule judge_claims:
         phases="results/{suite}/phases.json",
         forks="results/{suite}/forks.csv",
         statistics="results/{suite}/statistics.csv",
+        early_warning="results/{suite}/early_warning.csv",
     output:
         in_report(
             "results/{suite}/claims.csv", "claims", "Ledger", item="All claims", suite="{suite}"

@@ -8,19 +8,22 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from workflow_scripts.lib.claims.model import Measurements
+from workflow_scripts.lib.claims.model import Measurements, read_ledger
 from workflow_scripts.lib.claims.onset import early_warning
 from workflow_scripts.lib.early_warning import (
+    MONITOR_RULE,
     PAPER_RULE,
     above_best_beyond_noise,
     gap_above_band,
     judge,
     learning_rate_below,
+    monitor_rings,
     no_better_for,
     slope_not_negative,
     warning_table,
 )
 from workflow_scripts.lib.intervals import summarise
+from workflow_scripts.lib.monitor import ConvergenceMonitor, paired_standard_error
 
 pytestmark = pytest.mark.filterwarnings("error")
 STEPS = np.arange(10, 510, 10)
@@ -183,7 +186,7 @@ def test_the_table_has_every_rule_once(suite):
     assert not table.duplicated(["rule", "parameter"]).any()
     assert table.groupby("rule").size().to_dict() == {
         PAPER_RULE: 4, "FP32 loss above its best": 3, "no better FP32 loss": 3,
-        "learning rate": 3, "low-bit gap": 2,
+        "learning rate": 3, "low-bit gap": 2, MONITOR_RULE: 3,
     }  # fmt: skip
     assert (table.evaluations == 45).all() and (table.suite == "tiny").all()
     paper = table[(table.rule == PAPER_RULE) & (table.parameter == "over 10 evaluations")].iloc[0]
@@ -220,6 +223,46 @@ def test_claim_c42_says_what_the_table_says(suite, onset):
     if onset is not None:
         word = "before" if row.lead_steps > 0 else "after"
         assert f"{abs(row.lead_steps):,} steps {word} the onset" in finding.value
+
+
+def test_the_monitor_sees_what_a_loop_would_have_told_it(suite):
+    audit, sequences = suite
+    table = warning_table(audit, sequences, phases(), spacing=10)
+    row = table[(table.rule == MONITOR_RULE) & (table.parameter == "over 10 evaluations")].iloc[0]
+    assert row.parameter == f"over {ConvergenceMonitor().settings.window} evaluations"
+    fp32 = audit[audit.role == "fp32"].set_index("step")["nll_nats_per_token"]
+    wide = sequences[sequences.role == "fp32"].pivot(
+        index="step", columns="sequence", values="nll_nats"
+    )
+    monitor, rings = ConvergenceMonitor(), []
+    for step in STEPS:
+        error = None
+        if step > STEPS[0]:
+            change = (wide.loc[step].to_numpy(), wide.loc[step - 10].to_numpy())
+            error = paired_standard_error(*change, SCORED) / np.sqrt(2)
+        rings.append(monitor.update(int(step), fp32[step], error).converged)
+    rings = pd.Series(rings, STEPS)
+    assert rings.equals(monitor_rings(sequences, STEPS, 10))
+    assert (row.alarms, row.ringing_evaluations) == (1, rings.sum())
+    # The loss is lowest at 300: the fall must have left the window first.
+    assert 300 < row.warning_step < 400 and row.false_alarms == 0
+
+
+def test_claim_c42_names_the_monitor_and_links_the_table(suite):
+    audit, sequences = suite
+    table = warning_table(audit, sequences, phases(), spacing=10)
+    known = phases()
+    m = Measurements(
+        None, None, None, {"spacing": 10}, audit=audit, phases=known, early_warning=table
+    )
+    note = early_warning(m, None).note
+    for row in table[table.rule == MONITOR_RULE].itertuples():
+        assert f"{row.parameter}: first " in note
+        assert f"alarms {row.alarms}, {row.false_alarms} false" in note
+    assert f"lead {table.lead_steps[table.rule == MONITOR_RULE].iloc[1]:,} steps" in note
+    ledger = read_ledger("resources/paper/claims.yaml")
+    [claim] = [claim for claim in ledger.claims if claim.id == "C42"]
+    assert m.has("early_warning") and "early_warning" in claim.also
 
 
 def test_script_writes_the_same_bytes_twice(suite, tmp_path):

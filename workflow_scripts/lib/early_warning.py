@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from workflow_scripts.lib.intervals import paired_scores
+from workflow_scripts.lib.intervals import PairedScores, paired_scores
+from workflow_scripts.lib.monitor import ConvergenceMonitor, paired_standard_error
 from workflow_scripts.lib.roles import FP32, LOW_BIT
 
 PAPER_RULE = "FP32 perplexity slope >= 0"
@@ -23,6 +24,8 @@ SLOPE_WINDOWS = (2, PAPER_WINDOW, 10, 20)
 NOISE_MULTIPLES = (1.0, 1.96, 3.0)
 PATIENCES = (3, 5, 10)
 LR_FRACTIONS = (0.5, 0.25, 0.1)
+MONITOR_RULE = "convergence monitor"
+MONITOR_WINDOWS = (5, 10, 20)  # its other settings are its defaults
 BAND_EVALUATIONS = (10, 20)
 BAND_WIDTH = 3.0  # standard deviations: Shewhart's control chart
 
@@ -103,6 +106,30 @@ def gap_above_band(gap: pd.Series, start: int, evaluations: int) -> pd.Series:
     return (gap > top) & (gap.index > learned.index[-1])
 
 
+def _fp32_scores(sequences: pd.DataFrame, steps: np.ndarray) -> PairedScores:
+    chosen = sequences[(sequences["role"] == FP32) & sequences["step"].isin(steps)]
+    return paired_scores(chosen, ["step"])
+
+
+def monitor_rings(sequences: pd.DataFrame, steps: np.ndarray, window: int) -> pd.Series:
+    """Where ``monitor.ConvergenceMonitor`` says that the FP32 loss has converged.
+
+    The standard error of an evaluation is that of its change since the one before, divided
+    by the square root of 2.
+    """
+    scores, monitor = _fp32_scores(sequences, steps), ConvergenceMonitor(window=window)
+    rings, previous = [], None
+    for step, loss, nll in zip(
+        scores.rows["step"], scores.mean_nll(), scores.nll_nats, strict=True
+    ):
+        error = None
+        if previous is not None:
+            error = paired_standard_error(nll, previous, scores.scored) / np.sqrt(2.0)
+        rings.append(monitor.update(int(step), loss, error).converged)
+        previous = nll
+    return pd.Series(rings, scores.rows["step"].to_numpy())
+
+
 def above_best_beyond_noise(sequences: pd.DataFrame, steps: np.ndarray) -> pd.Series:
     """By how many of its own standard errors the FP32 loss lies above its lowest so far.
 
@@ -111,8 +138,7 @@ def above_best_beyond_noise(sequences: pd.DataFrame, steps: np.ndarray) -> pd.Se
     1977): it holds the uncertainty of the validation text, not how the loss wavers from
     step to step. 0 where the loss is the lowest so far.
     """
-    chosen = sequences[(sequences["role"] == FP32) & sequences["step"].isin(steps)]
-    scores = paired_scores(chosen, ["step"])
+    scores = _fp32_scores(sequences, steps)
     nll, scored = scores.mean_nll(), scores.scored
     multiples, best = [], 0
     for at, value in enumerate(nll):
@@ -121,8 +147,7 @@ def above_best_beyond_noise(sequences: pd.DataFrame, steps: np.ndarray) -> pd.Se
             multiples.append(0.0)
             continue
         rise = value - nll[best]
-        residual = scores.nll_nats[at] - scores.nll_nats[best] - rise * scored
-        error = np.sqrt(len(scored) * np.var(residual, ddof=1)) / scored.sum()
+        error = paired_standard_error(scores.nll_nats[at], scores.nll_nats[best], scored)
         multiples.append(rise / error if error > 0.0 else np.inf)
     return pd.Series(multiples, scores.rows["step"].to_numpy())
 
@@ -145,6 +170,9 @@ def _rules(
         parameter = f"for {patience} evaluations"
         rings = no_better_for(fp32["nll_nats_per_token"], patience)
         yield "no better FP32 loss", parameter, rings
+    for window in MONITOR_WINDOWS:
+        parameter = f"over {window} evaluations"
+        yield MONITOR_RULE, parameter, monitor_rings(sequences, steps, window)
     for threshold in LR_FRACTIONS:
         parameter = f"at or below {threshold:g} of the maximum"
         yield "learning rate", parameter, learning_rate_below(fp32["lr_fraction"], threshold)

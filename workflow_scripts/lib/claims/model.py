@@ -25,6 +25,7 @@ NEEDS = {
     "phases": "phases.json",
     "forks": "forks.csv",
     "statistics": "statistics.csv",
+    "early_warning": "early_warning.csv",
     "lambada": "the published LAMBADA results",
     "extended": "not measured by this workflow",
 }
@@ -122,6 +123,7 @@ class Measurements:
     phases: Mapping | None = None
     forks: pd.DataFrame | None = None
     statistics: pd.DataFrame | None = None
+    early_warning: pd.DataFrame | None = None
     suite_table: pd.DataFrame | None = None
 
     def has(self, need: str) -> bool:

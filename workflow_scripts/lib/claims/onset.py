@@ -1,6 +1,7 @@
 """Claims about the turn of the run: best FP32 step, onset, growth after it (section 4.3)."""
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
 from workflow_scripts.lib.claims.arithmetic import loss
@@ -14,7 +15,12 @@ from workflow_scripts.lib.claims.model import (
     within,
 )
 from workflow_scripts.lib.claims.trends import between, boundary, slope
-from workflow_scripts.lib.early_warning import PAPER_WINDOW, judge, slope_not_negative
+from workflow_scripts.lib.early_warning import (
+    MONITOR_RULE,
+    PAPER_WINDOW,
+    judge,
+    slope_not_negative,
+)
 
 
 @measured("C36")
@@ -122,8 +128,24 @@ def early_warning(m: Measurements, claim: Claim) -> Finding:
         f"{', '.join(parts)}; alarms before the best step {found.best_step:,}: "
         f"{found.alarms_before_best}",
         bool((found.lead_steps or 0) > 0 and not found.alarms_before_best),
-        f"slope over {PAPER_WINDOW} revisions; other windows and rules: early_warning.csv",
+        f"slope over {PAPER_WINDOW} revisions; other windows and rules: early_warning.csv"
+        f"{_monitor_note(m)}",
     )
+
+
+def _monitor_note(m: Measurements) -> str:
+    """What the convergence monitor of this project would have said, from ``early_warning.csv``."""
+    if m.early_warning is None:
+        return ""
+    texts = []
+    for row in m.early_warning[m.early_warning["rule"] == MONITOR_RULE].itertuples():
+        first = "no alarm" if pd.isna(row.first_alarm_step) else f"step {row.first_alarm_step:,.0f}"
+        lead = "" if pd.isna(row.lead_steps) else f", lead {row.lead_steps:,.0f} steps"
+        texts.append(
+            f"{row.parameter}: first {first}{lead}, alarms {row.alarms}, {row.false_alarms} "
+            f"false, {row.alarms_before_best} before the best step"
+        )
+    return f"; {MONITOR_RULE} {'; '.join(texts)}" if texts else ""
 
 
 @printed("C43")

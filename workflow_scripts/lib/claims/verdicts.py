@@ -56,6 +56,7 @@ TARGETS = {
     "phases": "phases.json",
     "forks": "forks.csv",
     "statistics": "statistics.csv",
+    "early_warning": "early_warning.csv",
 }
 WITHOUT_SUITE = {"paper", "lambada"}
 ALPHA = 0.05
