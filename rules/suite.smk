@@ -59,6 +59,7 @@ rule fetch_checkpoint:
         "../envs/torch.yaml"
     params:
         repo=planned("repo", "step"),
+        revision=planned("revision", "step"),
         folder=planned("folder", "step"),
         code=code_hash("workflow_scripts/fetch_checkpoint.py"),
     message:

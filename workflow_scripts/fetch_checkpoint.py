@@ -18,7 +18,7 @@ if __name__ == "__main__":
     with logged(snakemake.log[0]):
         main(
             repo=snakemake.params.repo,
-            revision=f"step{snakemake.wildcards.step}",
+            revision=snakemake.params.revision,
             folder=snakemake.params.folder,
             record=snakemake.output.record,
         )

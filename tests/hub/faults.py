@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from threading import Lock
 
-KINDS = ("status", "reset", "truncate", "short", "wrong", "stall", "slow", "wrong_range")
+KINDS = ("status", "reset", "truncate", "short", "wrong", "stall", "slow", "wrong_range", "whole")
 
 
 @dataclass
@@ -40,8 +40,8 @@ class Faults:
         ``short`` (only ``after`` bytes, and the length says so), ``wrong`` (right size,
         wrong bytes), ``stall`` (nothing for ``seconds`` once ``after`` bytes are out),
         ``slow`` (``seconds`` before the answer), ``wrong_range`` (a range is answered
-        from another offset). ``times`` is how many requests meet it, ``None`` for all;
-        ``method`` keeps it to GET or HEAD.
+        from another offset), ``whole`` (a range is ignored). ``times`` is how many requests
+        meet it, ``None`` for all; ``method`` keeps it to GET or HEAD.
         """
         assert kind in KINDS, kind
         fault = Fault(path, kind, **details)

@@ -31,7 +31,9 @@ def model_tensors(step: int, dtype: str = "float16", legacy: bool = True) -> dic
     With ``legacy`` the masks and tables are there that old checkpoints carry.
     """
     model = build_model(SHAPE, VOCABULARY, seed=max(step, 1))
-    tensors = {n: t.to(DTYPES[dtype]) for n, t in model.state_dict().items()}
+    # The files have the older name of the head.
+    state = {n.replace("lm_head", "embed_out"): t for n, t in model.state_dict().items()}
+    tensors = {n: t.to(DTYPES[dtype]) for n, t in state.items()}
     if legacy:
         length = SHAPE["max_length"]
         for layer in range(SHAPE["num_layers"]):

@@ -342,7 +342,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.fault and self.fault.kind == "wrong":
             body = bytes(byte ^ 0xFF for byte in body)
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
-        if not match:
+        if not match or (self.fault and self.fault.kind == "whole"):
             return self._send(200, body, headers)
         first, last = int(match[1]), min(int(match[2] or len(body)), len(body) - 1)
         if first >= len(body):

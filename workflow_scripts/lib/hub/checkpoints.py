@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from workflow_scripts.lib.checkpoints import WEIGHTS_FILE, atomic_path
-from workflow_scripts.lib.hub.errors import HubError, RevisionMissing
+from workflow_scripts.lib.hub.errors import HubError, RevisionMissing, one_line
 from workflow_scripts.lib.hub.files import fetch_file
 from workflow_scripts.lib.hub.retrying import PATIENT, Patience
 from workflow_scripts.lib.hub.revisions import Revision, file_hash, find_revision
@@ -47,18 +47,24 @@ def download_checkpoint(
     does not have and ``HubError`` for the rest.
     """
     folder = Path(folder)
-    finished = _finished(folder, repo, revision)
-    if finished:
-        return finished
-    for name in (RECORD_FILE, WEIGHTS_FILE, CONFIG_FILE):
-        (folder / name).unlink(missing_ok=True)
-    found = find_revision(repo, revision, patience)
-    start = _first_file(found)
-    staging = folder / STAGING
+    with one_line(repo, revision):
+        finished = _finished(folder, repo, revision)
+        if finished:
+            return finished
+        _clear(folder)
+        found = find_revision(repo, revision, patience)
+        download = _write(found, folder, patience)
+        _finish(folder, download)
+    return download
+
+
+def _write(found: Revision, folder: Path, patience: Patience) -> Download:
+    """Fetch the files of a revision and put weights and configuration where they belong."""
+    start, staging = _first_file(found), folder / STAGING
 
     def fetch(name: str) -> Path:
         if name not in found.files:
-            raise RevisionMissing(repo, revision, f"{name} is missing")
+            raise RevisionMissing(found.repo, found.name, f"{name} is missing")
         return fetch_file(found, name, staging, patience)
 
     paths = {name: fetch(name) for name in (CONFIG_FILE, start)}
@@ -67,7 +73,7 @@ def download_checkpoint(
         shards = sorted(set(weight_map.values())) or [start]
         paths |= {name: fetch(name) for name in shards if name not in paths}
         download = Download(
-            repo, revision, found.commit,
+            found.repo, found.name, found.commit,
             {name: found.files[name].sha256 or file_hash(path) for name, path in paths.items()},
             sum(path.stat().st_size for path in paths.values()),
         )  # fmt: skip
@@ -80,8 +86,14 @@ def download_checkpoint(
     except WeightsRefused as error:
         raise HubError(f"{found}: {error}") from error
     _place(paths[CONFIG_FILE], folder / CONFIG_FILE, staging)
-    _finish(folder, download)
     return download
+
+
+def _clear(folder: Path) -> None:
+    """Delete what another revision or a killed job left, but not the unfinished downloads."""
+    stale = [folder / name for name in (RECORD_FILE, WEIGHTS_FILE, CONFIG_FILE)]
+    for path in (*stale, *folder.glob(".*.tmp")):
+        path.unlink(missing_ok=True)
 
 
 def _first_file(found: Revision) -> str:

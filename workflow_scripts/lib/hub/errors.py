@@ -32,7 +32,7 @@ class RevisionMissing(HubError):
 
 @contextmanager
 def one_line(repo: str, revision: str) -> Iterator[None]:
-    """Turn the errors of the hub's client into one line with repository and revision."""
+    """Turn errors of the hub's client and of the disk into one line that says which revision."""
     at, hub = f"{repo} at {revision}", constants.ENDPOINT
     try:
         yield
@@ -52,3 +52,5 @@ def one_line(repo: str, revision: str) -> Iterator[None]:
         ) from error
     except (HTTPError, BrokenOff) as error:
         raise HubError(f"{at}: {describe_error(error)}") from error
+    except OSError as error:
+        raise HubError(f"{at}: {error}") from error

@@ -75,7 +75,7 @@ def _download(revision: Revision, file: HubFile, part: Path) -> None:
         with open(part, "ab" if resumed else "wb") as stream:
             for block in response.iter_bytes():
                 stream.write(block)
-            stream.flush()
+                stream.flush()  # a kill loses nothing that arrived
             os.fsync(stream.fileno())
     if file.size is not None and _size(part) < file.size:
         raise BrokenOff(f"{_size(part)} of {file.size} bytes")

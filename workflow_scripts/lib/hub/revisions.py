@@ -69,6 +69,14 @@ def resolve(repo: str, revision: str, patience: Patience = PATIENT) -> str:
     return find_revision(repo, revision, patience).commit
 
 
+def list_branches(repo: str, patience: Patience = PATIENT) -> dict[str, str]:
+    """Commit of each branch of a repository, in the order of their names."""
+    api = HfApi(endpoint=constants.ENDPOINT)
+    with one_line(repo, "its list of branches"):
+        refs = persist(lambda: api.list_repo_refs(repo), f"branches of {repo}", patience)
+    return {branch.name: branch.target_commit for branch in refs.branches}
+
+
 def _ask(repo: str, revision: str) -> Revision:
     timeout = constants.HF_HUB_ETAG_TIMEOUT
     api = HfApi(endpoint=constants.ENDPOINT)
