@@ -174,13 +174,23 @@ def test_the_tokenizer_is_copied_with_a_record_of_its_commit(hub, tmp_path):
 
 
 def test_a_revision_without_a_tokenizer_is_named(hub, tmp_path):
-    with pytest.raises(RevisionMissing, match="tiny/neox at step0: it holds no tokenizer.json"):
+    with pytest.raises(SystemExit):
         run_script(
             "fetch_tokenizer", tmp_path,
             output={"tokenizer": str(tmp_path / "t.json"), "record": str(tmp_path / "r.json")},
             params={"source": {"repo": REPO, "revision": "step0"}, "code": "abc"},
         )  # fmt: skip
+    log = (tmp_path / "fetch_tokenizer.log").read_text()
+    assert log.splitlines()[-1] == "Error: tiny/neox at step0: it holds no tokenizer.json"
+    assert "Traceback" not in log
     assert not (tmp_path / "t.json").exists() and not (tmp_path / "r.json").exists()
+
+
+@pytest.mark.parametrize("script", ["fetch_tokenizer", "collect_text"])
+def test_text_and_tokenizers_need_no_torch(script):
+    """Their rules have an environment without it."""
+    code = f"import sys; sys.modules['torch'] = None; import workflow_scripts.{script}"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=300)
 
 
 def test_documents_are_streamed_from_a_compressed_file_of_a_dataset(hub):

@@ -6,11 +6,12 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from workflow_scripts.lib.checkpoints import WEIGHTS_FILE, atomic_path
+from workflow_scripts.lib.checkpoints import WEIGHTS_FILE
+from workflow_scripts.lib.files import atomic_path, file_sha256
 from workflow_scripts.lib.hub.errors import HubError, RevisionMissing, one_line
 from workflow_scripts.lib.hub.files import fetch_file
 from workflow_scripts.lib.hub.retrying import PATIENT, Patience
-from workflow_scripts.lib.hub.revisions import Revision, file_hash, find_revision
+from workflow_scripts.lib.hub.revisions import Revision, find_revision
 from workflow_scripts.lib.hub.weights import (
     WeightsRefused,
     check_safetensors,
@@ -74,7 +75,7 @@ def _write(found: Revision, folder: Path, patience: Patience) -> Download:
         paths |= {name: fetch(name) for name in shards if name not in paths}
         download = Download(
             found.repo, found.name, found.commit,
-            {name: found.files[name].sha256 or file_hash(path) for name, path in paths.items()},
+            {name: found.files[name].sha256 or file_sha256(path) for name, path in paths.items()},
             sum(path.stat().st_size for path in paths.values()),
         )  # fmt: skip
         if shards == [WEIGHTS_FILE]:
@@ -91,9 +92,8 @@ def _write(found: Revision, folder: Path, patience: Patience) -> Download:
 
 def _clear(folder: Path) -> None:
     """Delete what another revision or a killed job left, but not the unfinished downloads."""
-    stale = [folder / name for name in (RECORD_FILE, WEIGHTS_FILE, CONFIG_FILE)]
-    for path in (*stale, *folder.glob(".*.tmp")):
-        path.unlink(missing_ok=True)
+    for name in (RECORD_FILE, WEIGHTS_FILE, CONFIG_FILE):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _first_file(found: Revision) -> str:
@@ -115,7 +115,7 @@ def _place(source: Path, target: Path, staging: Path) -> None:
 
 def _finish(folder: Path, download: Download) -> None:
     """Record what the folder holds, then delete what was only on the way."""
-    written = {name: file_hash(folder / name) for name in (WEIGHTS_FILE, CONFIG_FILE)}
+    written = {name: file_sha256(folder / name) for name in (WEIGHTS_FILE, CONFIG_FILE)}
     with atomic_path(folder / RECORD_FILE) as temporary:
         content = json.dumps(asdict(download) | {"written": written}, indent=2)
         temporary.write_text(content + "\n", encoding="utf-8")
@@ -128,7 +128,7 @@ def _finished(folder: Path, repo: str, revision: str) -> Download | None:
         record = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
         written = record.pop("written")
         download = Download(**record)
-        whole = all(file_hash(folder / name) == sha256 for name, sha256 in written.items())
+        whole = all(file_sha256(folder / name) == sha256 for name, sha256 in written.items())
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return download if whole and (download.repo, download.revision) == (repo, revision) else None

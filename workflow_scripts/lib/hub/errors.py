@@ -12,10 +12,11 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from workflow_scripts.lib.errors import UserError
 from workflow_scripts.lib.hub.retrying import BrokenOff, describe_error
 
 
-class HubError(RuntimeError):
+class HubError(UserError):
     """A revision could not be fetched, or what was fetched cannot be trusted."""
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
 
+from workflow_scripts.lib.files import file_sha256
 from workflow_scripts.lib.hub.errors import HubError, one_line
 from workflow_scripts.lib.hub.retrying import PATIENT, BrokenOff, Patience, persist
 
 
-def file_hash(path: Path, algorithm: str = "sha256", start: bytes = b"") -> str:
-    """Hexadecimal hash of ``start`` and a file's bytes."""
-    digest = hashlib.new(algorithm, start)
+def git_hash(path: Path) -> str:
+    """The name that git gives to the content of a file, in hexadecimal."""
+    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size)
     with open(path, "rb") as stream:
         while block := stream.read(1 << 20):
             digest.update(block)
@@ -32,12 +33,11 @@ class HubFile:
 
     def agrees(self, path: Path) -> bool:
         """Whether the file at ``path`` is this one, byte for byte."""
-        size = path.stat().st_size
-        if self.size not in (None, size):
+        if self.size not in (None, path.stat().st_size):
             return False
         if self.sha256:
-            return file_hash(path) == self.sha256
-        return self.git is None or file_hash(path, "sha1", b"blob %d\0" % size) == self.git
+            return file_sha256(path) == self.sha256
+        return self.git is None or git_hash(path) == self.git
 
 
 @dataclass(frozen=True)

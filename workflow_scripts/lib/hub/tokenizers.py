@@ -4,7 +4,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from workflow_scripts.lib.checkpoints import atomic_path
+from workflow_scripts.lib.files import atomic_path
 from workflow_scripts.lib.hub.errors import RevisionMissing
 from workflow_scripts.lib.hub.files import fetch_file
 from workflow_scripts.lib.hub.retrying import PATIENT, Patience
