@@ -2,6 +2,7 @@
 
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -9,6 +10,7 @@ import yaml
 from workflow_scripts.lib.code_hash import code_hash
 from workflow_scripts.lib.config import ConfigError, check_config, find_suite
 from workflow_scripts.lib.planning import SuitePlan, final_outputs
+from workflow_scripts.lib.suites import read_library, resolve_suites
 
 FIGURES = ["fig1_audit", "fig2_kurtosis", "fig3_forks", "fig5_bit_widths"]
 # What the paper's printed numbers and the published ones show without any suite.
@@ -24,15 +26,28 @@ NOTEBOOKS = {
 LEDGER = "resources/paper/claims.yaml"
 SCHEMA = yaml.safe_load(Path(workflow.basedir, "rules/schemas/config.schema.yaml").read_text())
 
+LIBRARY = read_library(Path(workflow.basedir, "resources/suites"))
+TABLES_OF_REVISIONS = Path(workflow.basedir, "resources/revisions").as_posix()
+
 try:
+    config["suites"] = resolve_suites(config.get("suites"), LIBRARY)
     check_config(config, SCHEMA)
 except ConfigError as error:
     sys.exit(f"Error: {error}")
 
 
+@cache
 def plan_of(name):
     """The plan of a suite by its name."""
-    return SuitePlan(name, find_suite(config, name), config["quantizers"])
+    suite = find_suite(config, name)
+    return SuitePlan(name, suite, config["quantizers"], TABLES_OF_REVISIONS)
+
+
+@cache
+def say_what_was_skipped(name):
+    """Name the folders of a local suite that are no whole checkpoint, once and not in jobs."""
+    for line in plan_of(name).skipped if workflow.is_main_process else []:
+        print(f"suite {name}: skipped {line}", file=sys.stderr)
 
 
 def planned(what, *names):
@@ -44,6 +59,7 @@ def planned(what, *names):
 
     def value(wildcards):
         try:
+            say_what_was_skipped(wildcards.suite)
             found = getattr(plan_of(wildcards.suite), what)
             return found(*(wildcards[name] for name in names)) if names else found
         except ConfigError as error:
@@ -75,8 +91,26 @@ def printed_facts():
 
 def suites_from(source):
     """Pattern that matches the names of the suites with this source, and nothing else."""
-    names = [name for name, suite in config["suites"].items() if suite["source"] == source]
+    return _any_of(name for name, suite in config["suites"].items() if suite["source"] == source)
+
+
+def _any_of(names):
+    """Pattern that matches these names of suites, and nothing else."""
     return "|".join(map(re.escape, names)) or r"(?!)"
+
+
+def suites_whose_tokenizer_has(key):
+    """Pattern of the suites whose tokenizer is given by this key; by a file where it is none."""
+    kinds = {
+        name: next((k for k in ("vocab_size", "repo") if k in suite["tokenizer"]), None)
+        for name, suite in config["suites"].items()
+    }
+    return _any_of(name for name, kind in kinds.items() if kind == key)
+
+
+def suites_without(key, section):
+    """Pattern of the suites that lack a key of a section."""
+    return _any_of(name for name, suite in config["suites"].items() if key not in suite[section])
 
 
 def in_report(path, caption, category, **labels):

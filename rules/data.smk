@@ -40,7 +40,7 @@ rule train_tokenizer:
     benchmark:
         "benchmarks/{suite}/train_tokenizer.tsv"
     wildcard_constraints:
-        suite=suites_from("pretrain"),
+        suite=suites_whose_tokenizer_has("vocab_size"),
     conda:
         "../envs/analysis.yaml"
     params:
@@ -62,7 +62,7 @@ rule fetch_tokenizer:
     benchmark:
         "benchmarks/{suite}/fetch_tokenizer.tsv"
     wildcard_constraints:
-        suite=suites_from("hub"),
+        suite=suites_whose_tokenizer_has("repo"),
     conda:
         "../envs/analysis.yaml"
     params:
@@ -72,6 +72,28 @@ rule fetch_tokenizer:
         "Fetching the tokenizer of {wildcards.suite}"
     script:
         "../workflow_scripts/fetch_tokenizer.py"
+
+
+rule copy_tokenizer:
+    """Tokenizer that lies beside a suite's own checkpoints, or where its path says."""
+    input:
+        source=planned("tokenizer_file"),
+    output:
+        tokenizer="results/{suite}/data/tokenizer.json",
+    log:
+        "logs/{suite}/copy_tokenizer.log",
+    benchmark:
+        "benchmarks/{suite}/copy_tokenizer.tsv"
+    wildcard_constraints:
+        suite=suites_whose_tokenizer_has(None),
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        code=code_hash("workflow_scripts/copy_tokenizer.py"),
+    message:
+        "Taking the tokenizer of {wildcards.suite} from {input.source}"
+    script:
+        "../workflow_scripts/copy_tokenizer.py"
 
 
 rule fix_batches:
@@ -99,3 +121,21 @@ rule fix_batches:
         "Fixing the batches of {wildcards.suite}"
     script:
         "../workflow_scripts/fix_batches.py"
+
+
+# A suite that trains nothing needs no training stream.
+use rule fix_batches as fix_batches_validation with:
+    output:
+        validation="results/{suite}/data/validation.safetensors",
+        validation_manifest="results/{suite}/data/validation.json",
+    log:
+        "logs/{suite}/fix_batches/validation.log",
+    benchmark:
+        "benchmarks/{suite}/fix_batches/validation.tsv"
+    wildcard_constraints:
+        suite=suites_without("train", "batches"),
+    message:
+        "Fixing the validation batches of {wildcards.suite}"
+
+
+ruleorder: fix_batches_validation > fix_batches

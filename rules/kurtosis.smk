@@ -1,6 +1,6 @@
 """Weight excess kurtosis at every revision.
 
-REQUIRED INPUTS  results/{suite}/checkpoints/step{step}/model.safetensors
+REQUIRED INPUTS  results/{suite}/checkpoints/step{step}/
 OUTPUTS          results/{suite}/kurtosis/{steps}.csv
                  results/{suite}/kurtosis.csv
 """
@@ -10,6 +10,7 @@ rule measure_kurtosis:
     """Kurtosis per tensor, their mean, and pooled."""
     input:
         weights=planned("weights", "steps"),
+        checkpoints=planned("checkpoint_files", "steps"),
     output:
         table="results/{suite}/kurtosis/{steps}.csv",
     log:

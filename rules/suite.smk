@@ -72,6 +72,7 @@ rule describe_checkpoints:
     """Hashes, size and dtype of each checkpoint in a range."""
     input:
         weights=planned("weights", "steps"),
+        shards=planned("shards", "steps"),
         commits=planned("commits", "steps"),
     output:
         table="results/{suite}/revisions/{steps}.csv",

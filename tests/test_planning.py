@@ -296,7 +296,9 @@ def test_parameters_are_copies():
 
 
 def test_final_outputs_are_files_of_the_suite():
-    outputs = final_outputs(MINI, tables=["table1"], figures=["fig1"], notebooks=["tour"])
+    outputs = final_outputs(
+        MINI, tables=["table1"], figures=["fig1"], notebooks={"tour": ["forks.csv"]}
+    )
     assert len(outputs) == len(set(outputs))
     assert all(path.startswith("results/mini/") for path in outputs)
     for name in ("audit.csv", "claims.md", "tables/table1.tex", "figures/fig1.svg",

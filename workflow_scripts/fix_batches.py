@@ -31,9 +31,9 @@ def main(*, texts: dict, tokenizer: str, manifest: str, batches: dict, outputs: 
 
 if __name__ == "__main__":
     with logged(snakemake.log[0]):
-        splits = ("validation", "train")
+        splits = list(snakemake.params.batches)
         main(
-            texts={split: snakemake.input[f"{split}_text"] for split in splits},
+            texts={s: snakemake.input[f"{s}_text"] for s in ("validation", "train")},
             tokenizer=snakemake.input.tokenizer,
             manifest=snakemake.input.manifest,
             batches=snakemake.params.batches,

@@ -12,15 +12,17 @@ def main(
     tables: list[str],
     sequences: list[str],
     suite: str,
-    schedule: dict,
+    schedule: dict | None,
     total_steps: int,
-    tokens_per_step: int,
+    tokens_per_step: int | None,
     audit: str,
     all_sequences: str,
 ) -> None:
     """Write ``audit.csv`` and the per-sequence scores of the whole suite."""
     probes = pd.concat(map(pd.read_csv, tables), ignore_index=True)
-    lr, lr_max = read_schedule(schedule, total_steps), schedule["lr_max"]
+    lr, lr_max = (
+        (read_schedule(schedule, total_steps), schedule["lr_max"]) if schedule else (None, None)
+    )
     gathered = gather_audit(probes, lr, suite=suite, lr_max=lr_max, tokens_per_step=tokens_per_step)
     gathered.to_csv(audit, index=False)
     pd.concat(map(pd.read_parquet, sequences)).to_parquet(all_sequences, index=False)

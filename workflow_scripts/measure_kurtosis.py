@@ -2,21 +2,16 @@
 
 import pandas as pd
 
-from workflow_scripts.lib.checkpoints import read_weights
-from workflow_scripts.lib.kurtosis import is_measured, kurtosis_table
+from workflow_scripts.lib.kurtosis import kurtosis_of_checkpoint
 from workflow_scripts.lib.logs import logged, progress
 
 
 def main(*, weights: dict, layers: str, output: str) -> None:
     """Write the three kurtosis statistics of each step; ``weights`` maps steps to files."""
-    tables = []
-    for step, path in progress(weights.items(), "kurtosis", total=len(weights)):
-        matrices = {
-            name: tensor.float().numpy()
-            for name, tensor in read_weights(path)
-            if is_measured(name, tensor.shape, layers)
-        }
-        tables.append(kurtosis_table(step, matrices))
+    tables = [
+        kurtosis_of_checkpoint(step, path, layers)
+        for step, path in progress(weights.items(), "kurtosis", total=len(weights))
+    ]
     pd.concat(tables, ignore_index=True).to_csv(output, index=False)
 
 

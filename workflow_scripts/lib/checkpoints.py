@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -29,6 +29,7 @@ from workflow_scripts.lib.files import (
 )
 
 WEIGHTS_FILE = "model.safetensors"
+INDEX_SUFFIX = ".index.json"
 # Masks and tables that old checkpoints carry beside the weights: GPT-NeoX and GPT-Neo;
 # GPT-2, GPT-J and CodeGen; every family with rotary embeddings.
 LEGACY_BUFFERS = (
@@ -135,16 +136,30 @@ def is_legacy_buffer(name: str) -> bool:
     return name.endswith(LEGACY_BUFFERS)
 
 
-def read_weights(path: str | Path) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of each weight of a safetensors file, in name order, buffers left out.
+def weight_files(path: str | Path) -> list[Path]:
+    """The safetensors files behind ``path``: itself, or the shards that it is the index of."""
+    path = Path(path)
+    if not path.name.endswith(INDEX_SUFFIX):
+        return [path]
+    shards = json.loads(path.read_bytes())["weight_map"].values()
+    return [path.with_name(name) for name in sorted(set(shards))]
 
-    Raises ``DamagedFile`` where the file cannot be read or is not as it was written.
+
+def read_weights(path: str | Path) -> Iterator[tuple[str, Tensor]]:
+    """Name and tensor of each weight in name order, buffers left out.
+
+    ``path`` is a safetensors file or the index of its shards. Raises ``DamagedFile`` where
+    a file cannot be read or is not as it was written.
     """
-    check_digest(path)
-    with _damage_named(path), safe_open(path, framework="pt") as weights:
-        for name in sorted(weights.keys()):
+    with _damage_named(path), ExitStack() as stack:
+        places = {}
+        for file in weight_files(path):
+            check_digest(file)
+            stored = stack.enter_context(safe_open(file, framework="pt"))
+            places |= dict.fromkeys(stored.keys(), stored)
+        for name in sorted(places):
             if not is_legacy_buffer(name):
-                yield name, weights.get_tensor(name)
+                yield name, places[name].get_tensor(name)
 
 
 def tensor_digests(path: str | Path) -> dict[str, str]:
@@ -161,9 +176,11 @@ def weights_digest(digests: dict[str, str]) -> str:
 
 
 def weights_dtypes(path: str | Path) -> str:
-    """The dtypes in a safetensors file, such as ``float32`` or ``float16+uint8``."""
-    with safe_open(path, framework="pt") as weights:
-        found = {str(weights.get_slice(name).get_dtype()) for name in weights.keys()}  # noqa: SIM118
+    """The dtypes in a safetensors file or its shards, such as ``float32`` or ``float16+uint8``."""
+    found = set()
+    for file in weight_files(path):
+        with safe_open(file, framework="pt") as weights:
+            found |= {str(weights.get_slice(name).get_dtype()) for name in weights.keys()}  # noqa: SIM118
     return "+".join(sorted(found))
 
 

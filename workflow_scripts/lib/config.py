@@ -4,19 +4,17 @@
 to each other. Every error names the key, the value and what would be valid.
 """
 
+import math
 from collections.abc import Mapping
 
+from workflow_scripts.lib.config_error import ConfigError
 from workflow_scripts.lib.config_schema import schema_errors, suggest
+from workflow_scripts.lib.config_sources import grid_mistakes, source_mistakes
 from workflow_scripts.lib.corpus import package_root, package_versions
 from workflow_scripts.lib.roles import FP32
 from workflow_scripts.lib.suite import nearest, revision_steps
 
-MOST_REVISIONS = 100_000
 PRINTED_SUITE = "paper"  # results/paper holds the verdicts on the paper's own tables
-
-
-class ConfigError(ValueError):
-    """A mistake in the configuration, said in one line."""
 
 
 def _check_name(key: str, name: str, known: Mapping) -> None:
@@ -25,8 +23,9 @@ def _check_name(key: str, name: str, known: Mapping) -> None:
 
 
 def suite_steps(suite: Mapping) -> list[int]:
-    """Revisions of a suite of the configuration, in order."""
-    return revision_steps(**suite["grid"])
+    """Revisions of a suite whose grid is a formula or a list, in order."""
+    grid = suite["grid"]
+    return sorted(grid["steps"]) if "steps" in grid else revision_steps(**grid)
 
 
 def _check_on_grid(key: str, step: int, steps: list[int]) -> None:
@@ -35,14 +34,14 @@ def _check_on_grid(key: str, step: int, steps: list[int]) -> None:
         raise ConfigError(f"config key {key}: step {step} is not on the grid; nearest: {around}")
 
 
-def _check_training(name: str, suite: Mapping, steps: list[int]) -> None:
-    training, last = suite["training"], suite["grid"]["last"]
-    key = f"suites.{name}.training"
+def _check_training(name: str, suite: Mapping, steps: list[int] | None) -> None:
+    training, key = suite["training"], f"suites.{name}.training"
     if training["lr_min"] > training["lr_max"]:
         raise ConfigError(
             f"config key {key}.lr_min: {training['lr_min']} is above lr_max {training['lr_max']}"
         )
-    if training["warmup_steps"] >= last:
+    last = steps and suite["grid"].get("last", steps[-1])
+    if last and training["warmup_steps"] >= last:
         raise ConfigError(
             f"config key {key}.warmup_steps: {training['warmup_steps']} is not below the "
             f"suite's last step {last}"
@@ -63,12 +62,12 @@ def _check_training(name: str, suite: Mapping, steps: list[int]) -> None:
 
 
 def _check_quantizers(name: str, suite: Mapping, quantizers: Mapping) -> None:
-    width = suite["architecture"]["hidden_size"]
+    width = suite.get("architecture", {}).get("hidden_size")
     for role in ("low_bit", "high_bit"):
         key = f"suites.{name}.probe.{role}"
         _check_name(key, suite["probe"][role], quantizers)
         size = quantizers[suite["probe"][role]].get("group_size", 1)
-        if size > width:
+        if width and size > width:
             raise ConfigError(
                 f"config key {key}: {suite['probe'][role]!r} has group_size {size}, larger than "
                 f"the suite's smallest layer ({width} inputs); valid: 1 to {width}"
@@ -86,9 +85,10 @@ def _check_quantizers(name: str, suite: Mapping, quantizers: Mapping) -> None:
         )
 
 
-def _check_fork(name: str, suite: Mapping, steps: list[int]) -> None:
+def _check_fork(name: str, suite: Mapping, steps: list[int] | None) -> None:
     fork, key = suite["fork"], f"suites.{name}.fork"
-    _check_on_grid(f"{key}.start", fork["start"], steps)
+    if steps:
+        _check_on_grid(f"{key}.start", fork["start"], steps)
     if fork["steps"] % fork["probe_every"]:
         raise ConfigError(
             f"config key {key}.probe_every: {fork['probe_every']} does not divide "
@@ -128,7 +128,7 @@ def _check_phase_resolved(key: str, fork: Mapping) -> None:
 
 
 def _check_batches(name: str, suite: Mapping) -> None:
-    longest = suite["architecture"]["max_length"]
+    longest = suite.get("architecture", {}).get("max_length", math.inf)
     for split, batches in suite["batches"].items():
         if batches["length"] > longest:
             raise ConfigError(
@@ -146,44 +146,24 @@ def _check_packages(name: str, suite: Mapping) -> None:
             raise ConfigError(f"config key suites.{name}.text.packages: {error}") from error
 
 
-def _check_source(name: str, suite: Mapping) -> None:
-    source, tokenizer = suite["source"], suite["tokenizer"]
-    if (source == "hub") != ("repo" in suite):
-        raise ConfigError(
-            f"config key suites.{name}.repo goes with source hub, and only with it; "
-            f"source is {source}"
-        )
-    wanted = "vocab_size" if source == "pretrain" else "repo"
-    optional = set() if source == "pretrain" else {"revision"}
-    if set(tokenizer) - optional != {wanted}:
-        raise ConfigError(
-            f"config key suites.{name}.tokenizer: has {', '.join(tokenizer) or 'no key'}; "
-            f"valid with source {source}: {wanted}"
-        )
-
-
 def _check_suite(name: str, suite: Mapping, quantizers: Mapping) -> None:
     if name == PRINTED_SUITE:
         raise ConfigError(f"config key suites.{name}: this name is taken by the printed tables")
-    revisions = suite["grid"]["last"] // suite["grid"]["spacing"]
-    if revisions > MOST_REVISIONS:
-        raise ConfigError(
-            f"config key suites.{name}.grid: {revisions} revisions; at most {MOST_REVISIONS}"
-        )
-    try:
-        steps = suite_steps(suite)
-    except ValueError as error:
-        raise ConfigError(f"config key suites.{name}.grid: {error}") from error
-    _check_source(name, suite)
-    shape = suite["architecture"]
-    if shape["hidden_size"] % shape["num_heads"]:
+    for line in (*source_mistakes(name, suite), *grid_mistakes(name, suite)):
+        raise ConfigError(line)
+    # A grid that is found is known only when the suite is planned.
+    steps = None if suite["grid"] == "discover" else suite_steps(suite)
+    shape = suite.get("architecture")
+    if shape and shape["hidden_size"] % shape["num_heads"]:
         raise ConfigError(
             f"config key suites.{name}.architecture.num_heads: {shape['num_heads']} does not "
             f"divide hidden_size {shape['hidden_size']}"
         )
-    _check_training(name, suite, steps)
+    if "training" in suite:
+        _check_training(name, suite, steps)
     _check_quantizers(name, suite, quantizers)
-    _check_fork(name, suite, steps)
+    if "fork" in suite:
+        _check_fork(name, suite, steps)
     _check_batches(name, suite)
     _check_packages(name, suite)
 

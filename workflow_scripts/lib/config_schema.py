@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from jsonschema import Draft202012Validator, validators
 from jsonschema.exceptions import ValidationError
 
+SHOWN = 12  # of a long list of names
 TYPES = {
     "array": "a list",
     "boolean": "true or false",
@@ -39,10 +40,11 @@ _Validator = validators.extend(
 
 
 def suggest(name: str, valid: list[str]) -> str:
-    """The nearest of the valid names where one is near, and all of them."""
+    """The nearest of the valid names where one is near, and all of them, or the first of many."""
     close = difflib.get_close_matches(name, valid, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
-    return f"{hint}valid: {', '.join(valid)}"
+    more = f" and {len(valid) - SHOWN} more" if len(valid) > 2 * SHOWN else ""
+    return f"{hint}valid: {', '.join(valid[:SHOWN] if more else valid)}{more}"
 
 
 def _key(error: ValidationError) -> str:

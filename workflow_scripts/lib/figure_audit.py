@@ -41,7 +41,9 @@ def draw(
         _draw_perplexity(panels[1], audit, phases)
         _draw_learning_rate(panels[2], audit)
         last = audit.iloc[-1]
-        plotting.step_axis(panels[2], tokens_per_step=last["tokens_seen"] / last["step"])
+        known = pd.notna(last["tokens_seen"])
+        each = last["tokens_seen"] / last["step"] if known else None
+        plotting.step_axis(panels[2], tokens_per_step=each)
         if paper_points is not None:
             _draw_paper(panels, paper_points)
         _mark_events(panels, audit, phases)
@@ -102,7 +104,8 @@ def _draw_perplexity(axes: Axes, audit: pd.DataFrame, phases: dict) -> None:
         # Beside the curve where it has fallen by the height of the text.
         low = axes.get_ylim()[0] + 0.6 * (top - axes.get_ylim()[0])
         axes.annotate(
-            f"off the axis\nbefore step {shown.index[0]:,}:\n{fp32.iloc[0]:,.0f} at step 0",
+            f"off the axis\nbefore step {shown.index[0]:,}:\n"
+            f"{fp32.iloc[0]:,.0f} at step {fp32.index[0]:,}",
             (fp32[fp32 <= low].index[0], 1), (5, -2), xycoords=axes.get_xaxis_transform(),
             textcoords="offset points", va="top", color=GREY,
         )  # fmt: skip
@@ -112,6 +115,10 @@ def _draw_learning_rate(axes: Axes, audit: pd.DataFrame) -> None:
     fp32 = audit[audit["role"] == "fp32"]
     axes.plot(fp32["step"], 100 * fp32["lr_fraction"], color=GREY)
     axes.set(ylim=(0, 105), yticks=(0, 50, 100), ylabel="LR\n(% of max)")
+    if fp32["lr_fraction"].isna().all():
+        axes.text(
+            0.5, 0.5, "not known", ha="center", va="center", color=GREY, transform=axes.transAxes
+        )
 
 
 def _draw_paper(panels: list[Axes], points: pd.DataFrame) -> None:

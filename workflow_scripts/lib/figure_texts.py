@@ -19,11 +19,12 @@ def audit_text(audit: pd.DataFrame, phases: dict, *, suite: dict) -> str:
         for role in ("low_bit", "high_bit")
     )
     found = "no onset is found" if onset is None else f"the onset is at step {onset:,}"
+    rate = last.loc["fp32", "lr_fraction"]
+    ends = "is not known" if pd.isna(rate) else f"ends at {100 * rate:.0f} % of its maximum"
     return (
         f"{suite['label']}: three panels over training to step {audit['step'].max():,}. "
         f"Perplexity gaps: {gaps}; {found}. FP32 perplexity is lowest, {best['ppl']:.2f}, at step "
-        f"{best['step']:,} and ends at {last.loc['fp32', 'ppl']:.2f}. The learning rate ends at "
-        f"{100 * last.loc['fp32', 'lr_fraction']:.0f} % of its maximum."
+        f"{best['step']:,} and ends at {last.loc['fp32', 'ppl']:.2f}. The learning rate {ends}."
     )
 
 

@@ -5,27 +5,21 @@
 excess kurtosis (0 for a normal distribution) without bias correction, in float64.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
+from workflow_scripts.lib.checkpoints import load_model
 from workflow_scripts.lib.errors import UserError
+from workflow_scripts.lib.layers import matrices_of
 
 
 def excess_kurtosis(weights: np.ndarray) -> float:
     """Excess kurtosis of all entries of an array, taken in float64."""
     return float(stats.kurtosis(np.asarray(weights, dtype=np.float64), axis=None, fisher=True))
-
-
-def is_measured(name: str, shape: Iterable[int], layers: str) -> bool:
-    """Whether a tensor of a checkpoint is a matrix of the blocks (or the output head)."""
-    if len(tuple(shape)) != 2 or not name.endswith(".weight"):
-        return False
-    if name.startswith(("embed_out.", "lm_head.")):
-        return layers == "blocks+head"
-    return ".layers." in name
 
 
 def kurtosis_table(step: int, weights: Mapping[str, np.ndarray]) -> pd.DataFrame:
@@ -46,3 +40,12 @@ def kurtosis_table(step: int, weights: Mapping[str, np.ndarray]) -> pd.DataFrame
     table = pd.DataFrame(rows, columns=["statistic", "tensor", "n_weights", "excess_kurtosis"])
     table.insert(0, "step", step)
     return table
+
+
+def kurtosis_of_checkpoint(step: int, weights: str | Path, layers: str) -> pd.DataFrame:
+    """``kurtosis_table`` of the matrices that a quantizer with the same ``layers`` takes.
+
+    ``weights`` is the checkpoint's file of weights or the index of its shards.
+    """
+    matrices = matrices_of(load_model(Path(weights).parent), layers)
+    return kurtosis_table(step, {name: matrix.numpy() for name, matrix in matrices.items()})

@@ -42,6 +42,11 @@ RULE = (
     "it (library_check); the continuous fit decides, because the course sought has a kink and no "
     "jump, and lines that must meet place a kink with about half the error."
 )
+_EVEN, _REST = RULE.split(". ", 1)
+RULE_OF_ALL = (
+    "All checkpoints after step 0 are used in order, whatever lies between them, since the "
+    f"suite has no even grid. {_REST}"
+)
 PHASE_NAMES = ("rapid learning", "plateau", "divergence")
 # Without an onset nothing says that the gap stands still after rapid learning.
 NAMES_WITHOUT_ONSET = ("rapid learning", "after rapid learning")
@@ -152,7 +157,7 @@ def describe_phases(
     best_ppl = float(ppl[steps == phases.convergence][0])
     return {
         "suite": str(audit["suite"].iloc[0]),
-        "rule": RULE,
+        "rule": RULE if spacing > 1 else RULE_OF_ALL,
         "resamples": resamples,
         "convergence": {
             "step": phases.convergence, "step_low": convergence[0], "step_high": convergence[1],

@@ -6,6 +6,7 @@ model it is about, and that it is not comparable unless the suite is that model.
 
 from collections.abc import Iterable
 
+import numpy as np
 import pandas as pd
 
 from workflow_scripts.lib.labels import PAPER_MODEL, SCHEDULES, role_labels
@@ -13,6 +14,7 @@ from workflow_scripts.lib.table_formats import HIGH, LOW, Table
 
 BASELINE = "cosine"  # the condition that the others are compared with
 PAPER_SPACING = 1000  # steps between the paper's evenly spaced checkpoints
+PAPER_LAST = 143_000  # the last of them
 Column = tuple[str, Iterable]  # how values are printed, and the values
 
 
@@ -30,17 +32,38 @@ def _phase_of(step: int, segments: Iterable[dict]) -> int | None:
     return next((part["phase"] for part in segments if step <= part["last_step"]), None)
 
 
+def _nearest_shares(
+    steps: np.ndarray, last: int, paper: pd.DataFrame
+) -> tuple[pd.Series, pd.DataFrame]:
+    """The suite's step nearest to each of the paper's shares of training, once each.
+
+    Returns them with the rows of ``paper`` that they stand beside.
+    """
+    steps = np.sort(steps[steps > 0])
+    wanted = paper["step"] * last / PAPER_LAST
+    nearest = wanted.map(lambda step: int(steps[np.argmin(np.abs(steps - step))]))
+    first = ~nearest.duplicated()
+    return nearest[first].reset_index(drop=True), paper[first].reset_index(drop=True)
+
+
 def audit_table(audit: pd.DataFrame, phases: dict, paper: pd.DataFrame, *, suite: dict) -> Table:
     """Table 1: the audit at the suite's equivalents of the paper's ten steps.
 
     ``audit`` and ``phases`` are audit.csv and phases.json of ``suite`` (keys label,
     is_paper_model, spacing in steps); ``paper`` has the columns phase, step, fp32_ppl,
     int4_gap_pct, int8_gap_pct, lr_pct. The equivalent of a step is step x spacing / 1000;
-    where the suite has no such checkpoint its cells are empty.
+    where the suite has no such checkpoint its cells are empty. A suite without an even grid
+    (key ``last``) has a row for each checkpoint that is nearest to one of the paper's
+    shares of training.
     """
     names = role_labels(audit)
     low, high = names["low_bit"], names["high_bit"]
-    steps = paper["step"] * suite["spacing"] // PAPER_SPACING
+    if "last" in suite:
+        steps, paper = _nearest_shares(audit["step"].unique(), suite["last"], paper)
+        said = "those nearest to the paper's shares of training"
+    else:
+        steps = paper["step"] * suite["spacing"] // PAPER_SPACING
+        said = f"the paper's step times {suite['spacing']}/{PAPER_SPACING}"
     by_role = {role: part.set_index("step").reindex(steps) for role, part in audit.groupby("role")}
     fp32, low_bit, high_bit = by_role["fp32"], by_role["low_bit"], by_role["high_bit"]
     measured = {
@@ -64,8 +87,8 @@ def audit_table(audit: pd.DataFrame, phases: dict, paper: pd.DataFrame, *, suite
         "LR (% of max)": ("{:.1f}", paper["lr_pct"]),
     }
     text = (
-        f"FP32 perplexity (PPL) and the relative perplexity gap of {low} and {high} at ten steps "
-        f"(the paper's step times {suite['spacing']}/{PAPER_SPACING}). Intervals: 95 %, paired "
+        f"FP32 perplexity (PPL) and the relative perplexity gap of {low} and {high} at "
+        f"{'ten' if len(steps) == 10 else len(steps)} steps ({said}). Intervals: 95 %, paired "
         "bootstrap over validation sequences. Phases are the suite's own."
     )
     return _side_by_side(measured, printed, suite=suite, text=text, label="tab:audit", key="step")

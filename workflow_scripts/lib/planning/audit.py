@@ -57,11 +57,15 @@ class AuditPlan(SuiteBase):
         return self.section["phases"]["resamples"]
 
     @property
-    def schedule(self) -> dict:
-        """What decides the learning rate of the suite's own run."""
-        return {k: self.section["training"][k] for k in SCHEDULE_KEYS}
+    def schedule(self) -> dict | None:
+        """What decides the learning rate of the suite's own run; nothing where it is not known."""
+        training = self.section.get("training")
+        return training and {k: training[k] for k in SCHEDULE_KEYS}
 
     @property
-    def tokens_per_step(self) -> int:
-        """Training tokens per update of the suite's own run."""
+    def tokens_per_step(self) -> int | None:
+        """Training tokens per update of the suite's own run; nothing where it is not known."""
+        trained = "training" in self.section and "train" in self.section["batches"]
+        if "tokens_per_step" in self.section or not trained:
+            return self.section.get("tokens_per_step")
         return self.section["training"]["batch_size"] * self.section["batches"]["train"]["length"]

@@ -1,44 +1,20 @@
 """Where the files of a suite are, and which ranges of revisions jobs work on."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
-from workflow_scripts.lib.config import ConfigError, suite_steps
-from workflow_scripts.lib.revision_names import DEFAULT_PATTERN, branch_of
+from workflow_scripts.lib.config import ConfigError
+from workflow_scripts.lib.planning.grid import GridPlan
 from workflow_scripts.lib.suite import CHECKPOINT_FILES, chunk_names, parse_range
 
 
 @dataclass(frozen=True)
-class SuiteBase:
-    """Where the files of a suite are, and which ranges of revisions jobs work on.
-
-    ``name`` and ``section`` are the suite's in the configuration; ``quantizers`` by name.
-    """
-
-    name: str
-    section: Mapping
-    quantizers: Mapping[str, Mapping]
+class SuiteBase(GridPlan):
+    """Where the files of a suite are, and which ranges of revisions jobs work on."""
 
     @property
     def root(self) -> str:
         """Folder of everything the suite has."""
         return f"results/{self.name}"
-
-    @cached_property
-    def steps(self) -> list[int]:
-        """Revisions in order."""
-        return suite_steps(self.section)
-
-    @property
-    def last(self) -> int:
-        """Last step of the suite's run."""
-        return self.section["grid"]["last"]
-
-    @property
-    def spacing(self) -> int:
-        """Steps between the evenly spaced revisions."""
-        return self.section["grid"]["spacing"]
 
     @property
     def threads(self) -> int:
@@ -65,8 +41,10 @@ class SuiteBase:
         names = chunk_names(self.steps, self.section["probe"]["steps_per_job"])
         return [f"{self.root}/{pattern.format(steps=name)}" for name in names]
 
-    def folder(self, step: int) -> str:
-        """Checkpoint of one step, in Hugging Face format."""
+    def folder(self, step: int | str) -> str:
+        """Checkpoint of one step, in Hugging Face format: a local suite's where it lies."""
+        if self.is_local:
+            return self.checkpoint(step).folder
         return f"{self.root}/checkpoints/step{step}"
 
     def folders(self, steps: str) -> dict[int, str]:
@@ -75,11 +53,27 @@ class SuiteBase:
 
     def checkpoint_files(self, steps: str) -> list[str]:
         """Weights and configuration of each checkpoint of a range."""
-        return [f"{path}/{f}" for path in self.folders(steps).values() for f in CHECKPOINT_FILES]
+        return [
+            f"{path}/{name}"
+            for step, path in self.folders(steps).items()
+            for name in (self.checkpoint(step).files if self.is_local else CHECKPOINT_FILES)
+        ]
 
     def weights(self, steps: str) -> list[str]:
-        """Weights of each checkpoint of a range, in step order."""
-        return [f"{path}/model.safetensors" for path in self.folders(steps).values()]
+        """Weights of each checkpoint of a range, or the index of their shards, in step order."""
+        return [
+            f"{path}/{self.checkpoint(step).weights if self.is_local else CHECKPOINT_FILES[0]}"
+            for step, path in self.folders(steps).items()
+        ]
+
+    def shards(self, steps: str) -> list[str]:
+        """Files of a range that an index in ``weights`` names."""
+        indices = self.weights(steps)
+        return [
+            path
+            for path in self.checkpoint_files(steps)
+            if path.endswith(".safetensors") and path not in indices
+        ]
 
     def commits(self, steps: str) -> list[str]:
         """Records of the hub commits of a range; none where the suite is trained here."""
@@ -95,4 +89,4 @@ class SuiteBase:
     def revision(self, step: int | str) -> str:
         """Hub branch that holds ``step``; one line if the step is off the grid."""
         self.steps_in(f"step{step}")
-        return branch_of(DEFAULT_PATTERN, int(step))
+        return self.branch(int(step))

@@ -1,7 +1,12 @@
 """Text, tokenizer and batches."""
 
+from pathlib import Path
+
+from workflow_scripts.lib.config import ConfigError
 from workflow_scripts.lib.corpus import package_versions
 from workflow_scripts.lib.planning.base import SuiteBase
+
+TOKENIZER_FILE = "tokenizer.json"
 
 
 class DataPlan(SuiteBase):
@@ -31,3 +36,22 @@ class DataPlan(SuiteBase):
     def batches(self) -> dict:
         """Sequences and length of each split."""
         return {split: dict(batches) for split, batches in self.section["batches"].items()}
+
+    @property
+    def tokenizer_file(self) -> str:
+        """The file a local suite's tokenizer is taken from; one line where there is none."""
+        path = self.section["tokenizer"].get("path")
+        folders = [Path(path)] if path else self._beside_checkpoints()
+        for folder in folders:
+            for candidate in (folder, folder / TOKENIZER_FILE):
+                if candidate.is_file():
+                    return candidate.as_posix()
+        looked = " or ".join(folder.as_posix() for folder in folders)
+        raise ConfigError(
+            f"config key suites.{self.name}.tokenizer: no {TOKENIZER_FILE} in {looked}; "
+            "name one with path, or a hub model with repo"
+        )
+
+    def _beside_checkpoints(self) -> list[Path]:
+        last = Path(self.folder(self.steps[-1]))
+        return [last, last.parent]

@@ -9,12 +9,13 @@ class FactsPlan(ForkPlan):
     @property
     def facts(self) -> dict:
         """What tables, figures and notebooks need to know of the suite."""
-        return {
+        facts = {
             "name": self.name,
             "label": self.section["label"],
             "is_paper_model": self.section["is_paper_model"],
             "spacing": self.spacing,
         }
+        return facts if self.is_even else {**facts, "last": self.last}
 
     @property
     def fork_facts(self) -> dict:

@@ -8,6 +8,11 @@ class ForkPlan(PretrainingPlan):
     """Training that leaves the run under another schedule."""
 
     @property
+    def has_forks(self) -> bool:
+        """Whether the suite defines forks."""
+        return "fork" in self.section
+
+    @property
     def forks(self) -> list[str]:
         """Trajectories of all schedules and seeds of the configuration."""
         fork = self.section["fork"]

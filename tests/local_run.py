@@ -1,0 +1,61 @@
+"""A small run of ``transformers.Trainer``, as somebody else's training leaves it behind."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+SEQUENCE = 32
+
+
+def train_tokenizer_of(texts: list[str]):
+    """A fast tokenizer of 300 entries, as ``AutoTokenizer`` would load it."""
+    from transformers import PreTrainedTokenizerFast
+
+    from workflow_scripts.lib.tokens import END_OF_TEXT, train_tokenizer
+
+    return PreTrainedTokenizerFast(
+        tokenizer_object=train_tokenizer(texts, 300), eos_token=END_OF_TEXT, pad_token=END_OF_TEXT
+    )
+
+
+def run_trainer(folder: Path, *, steps: int = 24, save_every: int = 4) -> None:
+    """Train a tiny GPT-2 and leave its ``checkpoint-*`` folders, optimizer state and all."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    words = ["the", "weights", "of", "a", "model", "are", "rounded", "to", "few", "values"]
+    random = np.random.default_rng(0)
+    texts = [" ".join(random.choice(words, 60)) for _ in range(60)]
+    tokenizer = train_tokenizer_of(texts)
+    ids = [tokenizer(text)["input_ids"][:SEQUENCE] for text in texts]
+    rows = [{"input_ids": row, "labels": row} for row in ids if len(row) == SEQUENCE]
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=300, n_embd=32, n_layer=2, n_head=2, n_positions=SEQUENCE,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    arguments = TrainingArguments(
+        output_dir=str(folder), max_steps=steps, save_steps=save_every, learning_rate=1e-2,
+        per_device_train_batch_size=4, report_to=[], use_cpu=True, disable_tqdm=True,
+        logging_strategy="no",
+    )  # fmt: skip
+    trainer = Trainer(
+        model=GPT2LMHeadModel(config), args=arguments, train_dataset=rows,
+        processing_class=tokenizer,
+    )  # fmt: skip
+    trainer.train()
+
+
+def fake_checkpoint(folder: Path, *, weights: str | None = "model.safetensors") -> Path:
+    """A folder with a configuration and weights of one number."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    (folder / "optimizer.pt").write_bytes(b"of no interest")
+    if weights == "model.safetensors":
+        save_file({"w": np.ones(3, np.float32)}, folder / weights)
+    elif weights:
+        (folder / weights).write_bytes(b"\x80\x04")
+    return folder
