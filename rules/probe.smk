@@ -4,6 +4,7 @@ REQUIRED INPUTS  results/{suite}/checkpoints/step{step}/
                  results/{suite}/data/validation.safetensors
 OUTPUTS          results/{suite}/probes/{steps}.csv, .parquet, .json
                  results/{suite}/audit.csv, audit_sequences.parquet
+                 results/{suite}/deployed.csv
 """
 
 
@@ -62,3 +63,30 @@ rule gather_audit:
         "Gathering the audit of {wildcards.suite}"
     script:
         "../workflow_scripts/gather_audit.py"
+
+
+# Not part of `all`: what it holds depends on which packages are installed.
+rule probe_deployed:
+    """Real quantized inference where the forks begin and at the end, beside the simulated one."""
+    input:
+        checkpoints=planned("deployed_files"),
+        validation="results/{suite}/data/validation.safetensors",
+    output:
+        table="results/{suite}/deployed.csv",
+    log:
+        "logs/{suite}/probe_deployed.log",
+    benchmark:
+        "benchmarks/{suite}/probe_deployed.tsv"
+    conda:
+        "../envs/torch.yaml"
+    threads: planned("threads")
+    resources:
+        gpu=planned("gpus"),
+    params:
+        folders=planned("deployed_folders"),
+        probe=planned("probe"),
+        code=code_hash("workflow_scripts/probe_deployed.py"),
+    message:
+        "Probing {wildcards.suite} as it would ship"
+    script:
+        "../workflow_scripts/probe_deployed.py"

@@ -221,6 +221,7 @@ TARGETS = {
     "data/validation.safetensors": DATA,
     "checkpoints/step40/model.safetensors": HALF,
     "checkpoints/step2840/config.json": WHOLE,
+    "deployed.csv": WHOLE | {"probe_deployed": 1},
     "probes/step1000.csv": HALF | {"probe_checkpoints": 1},
     "probes/step5720.parquet": WHOLE | {"probe_checkpoints": 1},
     "probes/step2760-step2840.csv": WHOLE | {"probe_checkpoints": 1},

@@ -29,7 +29,7 @@ from workflow_scripts.lib.evaluation import score
 from workflow_scripts.lib.intervals import summarise
 from workflow_scripts.lib.logs import say
 from workflow_scripts.lib.probing import Prober
-from workflow_scripts.lib.roles import FP32, HIGH_BIT, LOW_BIT
+from workflow_scripts.lib.roles import HIGH_BIT, LOW_BIT
 
 DEPLOYED = "deployed"  # the role of their rows
 
@@ -38,24 +38,24 @@ DEPLOYED = "deployed"  # the role of their rows
 class Format:
     """One way to ship a model. ``counterpart`` is the role of the simulated quantizer beside it.
 
-    ``convert`` takes a copy of the model, the names of the weights and the low-bit group
-    size, and returns the model to run; it raises ``NotHere`` where it cannot.
+    ``convert`` takes a copy of the model, which layers (``layers.Layers``) and the low-bit
+    group size, and returns the model to run; it raises ``NotHere`` where it cannot.
     """
 
     package: str
     counterpart: str
     description: str
-    convert: Callable[[nn.Module, frozenset[str], int], nn.Module]
+    convert: Callable[[nn.Module, str, int], nn.Module]
 
 
 FORMATS = {
     "gguf_q4_1": Format(
         "gguf", LOW_BIT, "GGUF Q4_1: 4 bits, scale and minimum in float16, groups of 32",
-        lambda model, names, group: gguf_model(model, names, "Q4_1"),
+        lambda model, layers, group: gguf_model(model, layers, "Q4_1"),
     ),
     "gguf_q8_0": Format(
         "gguf", HIGH_BIT, "GGUF Q8_0: 8 bits symmetric, scale in float16, groups of 32",
-        lambda model, names, group: gguf_model(model, names, "Q8_0"),
+        lambda model, layers, group: gguf_model(model, layers, "Q8_0"),
     ),
     "torchao_int4": Format(
         "torchao", LOW_BIT, "Int4WeightOnlyConfig: packed 4-bit kernels in bfloat16",
@@ -107,8 +107,8 @@ def probe_format(
         return None, f"the package {form.package} is not installed"
     low_bit = next(s for n, s in prober.specs.items() if prober.roles[n] == LOW_BIT)
     try:
-        selected = frozenset(_linear_names(model, low_bit.layers))
-        other = form.convert(copy.deepcopy(model), selected, low_bit.group_size or 128).eval()
+        group = low_bit.group_size or 128
+        other = form.convert(copy.deepcopy(model), low_bit.layers, group).eval()
         scores = score(
             _Choice(model, other), prober.tokens, {name: {"which": torch.ones(())}},
             batch_size=prober.batch_size, device=prober.device,
@@ -130,12 +130,6 @@ def probe_format(
         }
     )
     return table, ""
-
-
-def _linear_names(model: nn.Module, layers: str) -> list[str]:
-    from workflow_scripts.lib.layers import linear_layers
-
-    return list(linear_layers(model, layers))
 
 
 def probe_deployed(
@@ -182,8 +176,3 @@ def _beside(rows: pd.DataFrame, reasons: Mapping[str, str], step: int) -> pd.Dat
         )
     whole = {"n_sequences": "Int64", "n_tokens": "Int64"}
     return pd.DataFrame(found).astype(whole)
-
-
-def fp32_row(rows: pd.DataFrame) -> pd.Series:
-    """The full-precision row of a summary."""
-    return rows[rows["role"] == FP32].iloc[0]

@@ -4,7 +4,9 @@ Each function takes a copy of a float32 model and may change it. Packages are im
 where they are used: none but gguf is a requirement of this project.
 """
 
+import logging
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,6 +15,7 @@ from torch import nn
 from workflow_scripts.lib.layers import linear_layers
 
 GGUF_BLOCK = 32
+NF4_BLOCK = 64
 TORCHAO_GROUPS = (256, 128, 64, 32)  # what torchao's packed kernels take
 
 
@@ -20,27 +23,24 @@ class NotHere(Exception):
     """Why a format cannot be used for this model on this device, in one line."""
 
 
-def gguf_model(model: nn.Module, names: frozenset[str], kind: str) -> nn.Module:
+def gguf_model(model: nn.Module, layers: str, kind: str) -> nn.Module:
     """The model with its weights written to a GGUF file in ``kind`` and read back.
 
     The file holds these tensors and nothing else: it is no file for an inference engine.
     """
     import gguf
 
-    quantization = gguf.GGMLQuantizationType[kind]
-    layers = {name: layer for name, layer in linear_layers(model, "blocks+head").items()
-              if name in names} if _has_own_head(model) else {
-        name: layer for name, layer in linear_layers(model).items() if name in names
-    }  # fmt: skip
-    for name, layer in layers.items():
+    quantization, selected = gguf.GGMLQuantizationType[kind], linear_layers(model, layers)
+    for name, layer in selected.items():
         if layer.in_features % GGUF_BLOCK:
             raise NotHere(f"{name} has {layer.in_features} inputs, no multiple of {GGUF_BLOCK}")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.gguf"
         writer = gguf.GGUFWriter(path, "none")
-        for name, layer in layers.items():
+        for name, layer in selected.items():
             rows = layer.matrices().reshape(-1, layer.in_features).contiguous().cpu().numpy()
-            writer.add_tensor(name, gguf.quants.quantize(rows, quantization), raw_dtype=quantization)
+            blocks = gguf.quants.quantize(rows, quantization)
+            writer.add_tensor(name, blocks, raw_dtype=quantization)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -50,22 +50,17 @@ def gguf_model(model: nn.Module, names: frozenset[str], kind: str) -> nn.Module:
             for tensor in gguf.GGUFReader(path).tensors
         }
     with torch.no_grad():
-        for name, layer in layers.items():
+        for name, layer in selected.items():
             rows = torch.from_numpy(read[name]).reshape(layer.matrices().shape)
             layer.weight.copy_(layer.restored(rows.to(layer.weight.device)))
     return model
 
 
-def _has_own_head(model: nn.Module) -> bool:
-    head = model.get_output_embeddings()
-    return head is not None and head.weight is not model.get_input_embeddings().weight
-
-
-def _only_linear(model: nn.Module, names: frozenset[str]) -> dict[str, nn.Linear]:
+def _only_linear(model: nn.Module, layers: str) -> dict[str, nn.Linear]:
     """The layers by module name; ``NotHere`` where one of them is no ``nn.Linear``."""
     modules = dict(model.named_modules())
     found = {}
-    for name in sorted(names):
+    for name in linear_layers(model, layers):
         module = modules.get(name.removesuffix(".weight"))
         if not name.endswith(".weight") or not isinstance(module, nn.Linear):
             raise NotHere(f"{name} belongs to a layer that is no nn.Linear")
@@ -73,36 +68,36 @@ def _only_linear(model: nn.Module, names: frozenset[str]) -> dict[str, nn.Linear
     return found
 
 
-def _torchao(model: nn.Module, names: frozenset[str], config: object) -> nn.Module:
+def _torchao(model: nn.Module, layers: str, config: object) -> nn.Module:
     from torchao.quantization import quantize_
 
-    chosen = _only_linear(model, names)
+    chosen = _only_linear(model, layers)
     quantize_(model, config, filter_fn=lambda _, name: name in chosen)
     return model
 
 
-def _torchao_group(model: nn.Module, names: frozenset[str], group: int) -> int:
+def _torchao_group(model: nn.Module, layers: str, group: int) -> int:
     """The largest group that torchao takes, that every row divides into, and no larger."""
-    inputs = [layer.in_features for layer in _only_linear(model, names).values()]
+    inputs = [layer.in_features for layer in _only_linear(model, layers).values()]
     for size in TORCHAO_GROUPS:
         if size <= max(group, TORCHAO_GROUPS[-1]) and not any(n % size for n in inputs):
             return size
     raise NotHere(f"rows of {min(inputs)} inputs divide into no group of {TORCHAO_GROUPS}")
 
 
-def torchao_int4(model: nn.Module, names: frozenset[str], group: int) -> nn.Module:
+def torchao_int4(model: nn.Module, layers: str, group: int) -> nn.Module:
     """4-bit weights in torchao's packed layout, which is there on CUDA devices only."""
     from torchao.quantization import Int4WeightOnlyConfig
 
     if next(model.parameters()).device.type != "cuda":
         raise NotHere("its packed 4-bit kernels need a CUDA device")
     config = Int4WeightOnlyConfig(
-        group_size=_torchao_group(model, names, group), int4_packing_format="tile_packed_to_4d"
+        group_size=_torchao_group(model, layers, group), int4_packing_format="tile_packed_to_4d"
     )
-    return _torchao(model.to(torch.bfloat16), names, config)
+    return _torchao(model.to(torch.bfloat16), layers, config)
 
 
-def torchao_intx(model: nn.Module, names: frozenset[str], group: int) -> nn.Module:
+def torchao_intx(model: nn.Module, layers: str, group: int) -> nn.Module:
     """4-bit weights in torchao's layout for any device, which does not pack them."""
     from torchao.quantization import IntxWeightOnlyConfig
     from torchao.quantization.granularity import PerGroup
@@ -110,31 +105,35 @@ def torchao_intx(model: nn.Module, names: frozenset[str], group: int) -> nn.Modu
 
     config = IntxWeightOnlyConfig(
         weight_dtype=torch.int4,
-        granularity=PerGroup(_torchao_group(model, names, group)),
+        granularity=PerGroup(_torchao_group(model, layers, group)),
         mapping_type=MappingType.ASYMMETRIC,
     )
-    return _torchao(model, names, config)
+    return _torchao(model, layers, config)
 
 
-def torchao_int8(model: nn.Module, names: frozenset[str], group: int) -> nn.Module:
+def torchao_int8(model: nn.Module, layers: str, group: int) -> nn.Module:
     """8-bit weights, one scale per output channel."""
     from torchao.quantization import Int8WeightOnlyConfig
 
-    return _torchao(model, names, Int8WeightOnlyConfig())
+    return _torchao(model, layers, Int8WeightOnlyConfig())
 
 
-def _replace(model: nn.Module, names: frozenset[str], make) -> nn.Module:
+def _replace(model: nn.Module, layers: str, make: Callable[[nn.Linear], nn.Module]) -> nn.Module:
     """Put ``make(layer)`` in the place of each layer, on the device that the model is on."""
     device = next(model.parameters()).device
-    for name, layer in _only_linear(model, names).items():
+    for name, layer in _only_linear(model, layers).items():
         parent, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(parent), attribute, make(layer).to(device))
     return model
 
 
-def bitsandbytes_nf4(model: nn.Module, names: frozenset[str], group: int) -> nn.Module:
+def bitsandbytes_nf4(model: nn.Module, layers: str, group: int) -> nn.Module:
     """4-bit NormalFloat weights, computed with in float32."""
     import bitsandbytes as bnb
+
+    for name, layer in _only_linear(model, layers).items():
+        if layer.in_features % NF4_BLOCK:
+            raise NotHere(f"{name} has {layer.in_features} inputs, no multiple of {NF4_BLOCK}")
 
     def make(layer: nn.Linear) -> nn.Module:
         new = bnb.nn.Linear4bit(
@@ -142,17 +141,20 @@ def bitsandbytes_nf4(model: nn.Module, names: frozenset[str], group: int) -> nn.
             quant_type="nf4", compute_dtype=torch.float32,
         )  # fmt: skip
         new.weight = bnb.nn.Params4bit(
-            layer.weight.detach().cpu(), requires_grad=False, quant_type="nf4", blocksize=64
+            layer.weight.detach().cpu(), requires_grad=False, quant_type="nf4", blocksize=NF4_BLOCK
         )
         new.bias = layer.bias
         return new
 
-    return _replace(model, names, make)
+    return _replace(model, layers, make)
 
 
-def bitsandbytes_int8(model: nn.Module, names: frozenset[str], group: int) -> nn.Module:
+def bitsandbytes_int8(model: nn.Module, layers: str, group: int) -> nn.Module:
     """LLM.int8(): 8-bit weights and activations, features beyond 6 kept in 16 bits."""
     import bitsandbytes as bnb
+
+    # It says for every product that it casts the inputs, which is what is asked for.
+    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
 
     def make(layer: nn.Linear) -> nn.Module:
         new = bnb.nn.Linear8bitLt(
@@ -165,4 +167,4 @@ def bitsandbytes_int8(model: nn.Module, names: frozenset[str], group: int) -> nn
         new.bias = layer.bias
         return new
 
-    return _replace(model, names, make)
+    return _replace(model, layers, make)

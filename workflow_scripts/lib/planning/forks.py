@@ -41,6 +41,17 @@ class ForkPlan(PretrainingPlan):
         return [path.removesuffix(".csv") + ".parquet" for path in self.forks]
 
     @property
+    def deployed_folders(self) -> dict[int, str]:
+        """Checkpoints that are probed as they would ship: where the forks begin, and the last."""
+        steps = dict.fromkeys((self.section.get("fork", {}).get("start", self.last), self.last))
+        return {step: self.folder(step) for step in steps}
+
+    @property
+    def deployed_files(self) -> list[str]:
+        """Weights and configuration of these checkpoints."""
+        return [f for step in self.deployed_folders for f in self.checkpoint_files(f"step{step}")]
+
+    @property
     def cycles(self) -> list[str]:
         """Phase-resolved probes of every OLI schedule, both orders and all seeds."""
         fork = self.section["fork"]

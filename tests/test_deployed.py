@@ -1,0 +1,231 @@
+"""Real quantized inference: each format against its definition, and what is skipped by name."""
+
+import importlib.util
+import runpy
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from workflow_scripts.lib import deployed
+from workflow_scripts.lib.checkpoints import save_model
+from workflow_scripts.lib.deployed import FORMATS, Format, probe_deployed, probe_format
+from workflow_scripts.lib.deployed_formats import NotHere, gguf_model
+from workflow_scripts.lib.intervals import summarise
+from workflow_scripts.lib.probing import Prober
+from workflow_scripts.lib.quantizers import linear_weights
+from workflow_scripts.lib.tokens import write_tokens
+from workflow_scripts.lib.training import build_model
+
+SHAPE = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "max_length": 16}
+SETTINGS = {
+    "quantizers": {
+        "int4_g32": {"bits": 4, "granularity": "group", "symmetric": False, "group_size": 32},
+        "int8_channel": {"bits": 8, "granularity": "channel", "symmetric": True},
+    },
+    "roles": {"int4_g32": "low_bit", "int8_channel": "high_bit"},
+    "batch_size": 4,
+    "resamples": 50,
+    "device": "cpu",
+}
+
+
+def wide_model(hidden=32):
+    """Weights as large as a trained model's, so that 4 bits cost something."""
+    model = build_model({**SHAPE, "hidden_size": hidden}, 64, seed=1)
+    with torch.no_grad():
+        for weight in linear_weights(model).values():
+            weight.mul_(6.0)
+    return model.eval()
+
+
+@pytest.fixture
+def validation(tmp_path):
+    path = tmp_path / "validation.safetensors"
+    write_tokens(path, np.random.default_rng(0).integers(0, 64, (24, 16)).astype(np.int32))
+    return str(path)
+
+
+@pytest.fixture
+def prober(validation):
+    return Prober(validation, SETTINGS, torch.get_num_threads())
+
+
+def q4_1(rows):
+    """Q4_1 by its definition: scale and minimum of 32 weights in float16, codes 0 to 15."""
+    blocks = rows.reshape(-1, 32)
+    low, high = blocks.min(axis=1, keepdims=True), blocks.max(axis=1, keepdims=True)
+    scale = (high - low) / np.float32(15)
+    inverse = np.where(scale == 0, 0, 1 / np.where(scale == 0, 1, scale)).astype(np.float32)
+    codes = np.clip(np.trunc((blocks - low) * inverse + np.float32(0.5)), 0, 15)
+    half = [part.astype(np.float16).astype(np.float32) for part in (scale, low)]
+    return (codes * half[0] + half[1]).reshape(rows.shape)
+
+
+def test_q4_1_of_the_file_is_its_definition():
+    model = wide_model()
+    before = {
+        name: weight.detach().numpy().copy() for name, weight in linear_weights(model).items()
+    }
+    head = model.get_output_embeddings().weight.detach().clone()
+    changed = gguf_model(model, "blocks", "Q4_1")
+    for name, weight in linear_weights(changed).items():
+        np.testing.assert_array_equal(weight.detach().numpy(), q4_1(before[name]))
+    assert torch.equal(changed.get_output_embeddings().weight, head)
+
+
+def test_q8_0_of_the_file_is_within_half_a_step():
+    model = wide_model()
+    before = {name: weight.detach().clone() for name, weight in linear_weights(model).items()}
+    for name, weight in linear_weights(gguf_model(model, "blocks", "Q8_0")).items():
+        blocks = before[name].reshape(-1, 32)
+        # Half a step, and the rounding of the scale to float16 over up to 127 steps.
+        step = blocks.abs().amax(dim=1, keepdim=True) / 127
+        error = (weight.reshape(-1, 32) - blocks).abs()
+        assert (error <= step * (0.5 + 127 * 2**-11 + 1e-6)).all()
+        assert error.max() > 0
+
+
+def test_rows_that_do_not_divide_into_blocks_are_named():
+    with pytest.raises(NotHere, match="has 48 inputs, no multiple of 32"):
+        gguf_model(wide_model(hidden=48), "blocks", "Q8_0")
+
+
+def identity(model, layers, group):
+    return model
+
+
+def wrecked(model, layers, group):
+    with torch.no_grad():
+        for weight in linear_weights(model, layers).values():
+            weight.zero_()
+    return model
+
+
+def test_a_converted_model_is_scored_beside_its_own_full_precision(prober, monkeypatch):
+    model = wide_model()
+    formats = {
+        "same": Format("numpy", "low_bit", "nothing changed", identity),
+        "zeroed": Format("numpy", "high_bit", "no weights", wrecked),
+    }
+    monkeypatch.setattr(deployed, "FORMATS", formats)
+    before = {name: weight.detach().clone() for name, weight in linear_weights(model).items()}
+    simulated = prober(model, 5)
+    table = probe_deployed(model, prober, 5, simulated, resamples=20).set_index("format")
+    for name, weight in linear_weights(model).items():
+        assert torch.equal(weight, before[name])
+    same = table.loc["same"]
+    assert same.gap_pct == 0.0 and same.kl_nats_per_token == 0.0 and same.top1_changed_pct == 0.0
+    gaps = summarise(simulated, ["step"], resamples=20, seed=0).set_index("role")["gap_pct"]
+    assert same.simulated_gap_pct == gaps["low_bit"] == -same.difference_points
+    assert table.loc["zeroed"].counterpart == "int8_channel"
+    zeroed = wrecked(wide_model(), "blocks", 0)
+    expected = prober(zeroed, 5).query("role == 'fp32'")["nll_nats"].sum() / (24 * 15)
+    assert table.loc["zeroed"].nll_nats_per_token == pytest.approx(expected, rel=1e-12)
+    assert (table.n_sequences == 24).all() and (table.n_tokens == 24 * 15).all()
+
+
+def test_gguf_is_measured_and_its_finer_groups_cost_about_as_much(prober):
+    model = wide_model()
+    table = probe_deployed(model, prober, 7, prober(model, 7), resamples=20).set_index("format")
+    assert list(table.index) == list(FORMATS)
+    q4, q8 = table.loc["gguf_q4_1"], table.loc["gguf_q8_0"]
+    assert (q4.status, q8.status, q4.version) == ("measured", "measured", q8.version)
+    assert q4.difference_points == q4.gap_pct - q4.simulated_gap_pct
+    assert q4.kl_nats_per_token > 50 * q8.kl_nats_per_token > 0
+    # Q4_1 of 32 is the simulated quantizer of the same groups but for a zero point and float16.
+    simulated = summarise(prober(model, 7), ["step"], resamples=20, seed=0).set_index("role")
+    low = simulated.loc["low_bit"]
+    assert q4.kl_nats_per_token == pytest.approx(low.kl_nats_per_token, rel=0.5)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_is_not_installed_is_skipped_by_name(prober, name, monkeypatch):
+    monkeypatch.setattr(deployed.util, "find_spec", lambda package: None)
+    table, reason = probe_format(wide_model(), prober, 1, name)
+    assert table is None and reason == f"the package {FORMATS[name].package} is not installed"
+
+
+def test_a_back_end_that_fails_says_why_in_one_line(prober, monkeypatch, capsys):
+    def fails(model, layers, group):
+        raise NotImplementedError("no kernel\nfor this device")
+
+    monkeypatch.setattr(deployed, "FORMATS", {"x": Format("numpy", "low_bit", "fails", fails)})
+    model = wide_model()
+    table = probe_deployed(model, prober, 3, prober(model, 3), resamples=20)
+    assert table.status.tolist() == ["skipped"] and table.gap_pct.isna().all()
+    assert table.reason[0] == "NotImplementedError: no kernel for this device"
+    assert "step 3: x skipped: NotImplementedError" in capsys.readouterr().err
+
+
+def test_layers_that_are_no_linear_are_skipped_by_name():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from workflow_scripts.lib.deployed_formats import _only_linear
+
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2))
+    with pytest.raises(NotHere, match=r"c_attn.weight belongs to a layer that is no nn.Linear"):
+        _only_linear(model, "blocks")
+    before = {name: weight.detach().clone() for name, weight in linear_weights(model).items()}
+    changed = linear_weights(gguf_model(model, "blocks", "Q8_0"))
+    assert all(
+        torch.allclose(changed[name], before[name], atol=1e-3)
+        and not torch.equal(changed[name], before[name])
+        for name in before
+    )
+
+
+def test_script_writes_the_same_bytes_twice(validation, tmp_path):
+    for step in (4, 9):
+        save_model(wide_model(), tmp_path / f"step{step}")
+    written = []
+    for name in ("a.csv", "b.csv"):
+        job = SimpleNamespace(
+            input=SimpleNamespace(validation=validation),
+            output=SimpleNamespace(table=tmp_path / name),
+            params=SimpleNamespace(
+                folders={step: str(tmp_path / f"step{step}") for step in (4, 9)}, probe=SETTINGS
+            ),
+            wildcards=SimpleNamespace(suite="tiny"), threads=1, log=[str(tmp_path / "log")],
+        )  # fmt: skip
+        runpy.run_path(
+            "workflow_scripts/probe_deployed.py",
+            init_globals={"snakemake": job}, run_name="__main__",
+        )  # fmt: skip
+        written.append((tmp_path / name).read_bytes())
+    assert written[0] == written[1]
+    table = pd.read_csv(tmp_path / "a.csv")
+    assert table.groupby("step").size().to_dict() == {4: len(FORMATS), 9: len(FORMATS)}
+    assert set(table.suite) == {"tiny"}
+
+
+def installed(package):
+    return pytest.mark.skipif(
+        importlib.util.find_spec(package) is None, reason=f"{package} is not installed"
+    )
+
+
+@installed("torchao")
+def test_torchaos_unpacked_4_bits_are_the_simulated_quantizer(prober):
+    model = wide_model()
+    table = probe_deployed(model, prober, 7, prober(model, 7), resamples=20).set_index("format")
+    row = table.loc["torchao_intx4"]
+    assert row.status == "measured"
+    assert row.gap_pct == pytest.approx(row.simulated_gap_pct, rel=1e-4)
+    assert table.loc["torchao_int8"].status == "measured"
+    if not torch.cuda.is_available():
+        assert table.loc["torchao_int4"].reason == "its packed 4-bit kernels need a CUDA device"
+
+
+@installed("bitsandbytes")
+def test_bitsandbytes_is_measured(prober):
+    _, reason = probe_format(wide_model(), prober, 7, "bitsandbytes_nf4")
+    assert "has 32 inputs, no multiple of 64" in reason
+    model = wide_model(hidden=64)
+    for name in ("bitsandbytes_nf4", "bitsandbytes_int8"):
+        table, reason = probe_format(model, prober, 7, name)
+        assert reason == "" and (table.kl_nats > 0).any()
+    assert isinstance(dict(model.named_modules())["gpt_neox.layers.0.mlp.dense_h_to_4h"], nn.Linear)
