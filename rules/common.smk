@@ -18,10 +18,17 @@ PRINTED = ["claims.csv", "claims.md", "figures/fig4_lambada.pdf", "figures/fig4_
 TABLES = ["table1", "table2"]
 # Companion notebooks and the results of a suite that each one reads.
 NOTEBOOKS = {
-    "tour": ["audit.csv", "phases.json", "kurtosis.csv", "forks.csv", "tables/table2.md"],
-    "audit": ["audit.csv", "phases.json", "tables/table1.md"],
-    "kurtosis": ["kurtosis.csv", "audit.csv", "phases.json", "statistics.csv"],
-    "forks": ["forks.csv", "audit.csv", "statistics.csv", "tables/table2.md"],
+    "tour": [
+        "suite.csv",
+        "audit.csv",
+        "phases.json",
+        "kurtosis.csv",
+        "forks.csv",
+        "tables/table2.md",
+    ],
+    "audit": ["suite.csv", "audit.csv", "phases.json", "tables/table1.md"],
+    "kurtosis": ["suite.csv", "kurtosis.csv", "audit.csv", "phases.json", "statistics.csv"],
+    "forks": ["suite.csv", "forks.csv", "audit.csv", "statistics.csv", "tables/table2.md"],
 }
 LEDGER = "resources/paper/claims.yaml"
 SCHEMA = yaml.safe_load(Path(workflow.basedir, "rules/schemas/config.schema.yaml").read_text())
@@ -134,4 +141,12 @@ def table(stem, category, number):
     return [shown, f"{stem}.md", f"{stem}.tex"]
 
 
+def hub_suites(*, streamed):
+    """Pattern for the hub suites whose checkpoints are (or are not) deleted once measured."""
+    hub = [name for name, suite in config["suites"].items() if suite["source"] == "hub"]
+    names = [name for name in hub if plan_of(name).streamed == streamed]
+    return "|".join(map(re.escape, names)) or r"(?!)"
+
+
+STREAMED, KEPT = hub_suites(streamed=True), hub_suites(streamed=False)
 PRETRAINING_JOBS = [job for name in config["suites"] for job in plan_of(name).pretraining_jobs]

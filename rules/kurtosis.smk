@@ -1,6 +1,7 @@
 """Weight excess kurtosis at every revision.
 
 REQUIRED INPUTS  results/{suite}/checkpoints/step{step}/
+                 results/{suite}/suite.csv (nothing is gathered of revisions that fail there)
 OUTPUTS          results/{suite}/kurtosis/{steps}.csv
                  results/{suite}/kurtosis.csv
 """
@@ -33,6 +34,7 @@ rule measure_kurtosis:
 rule gather_kurtosis:
     """Kurtosis of the whole suite in step order."""
     input:
+        suite_table="results/{suite}/suite.csv",
         tables=planned("kurtosis_tables"),
     output:
         table="results/{suite}/kurtosis.csv",

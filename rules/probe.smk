@@ -2,6 +2,7 @@
 
 REQUIRED INPUTS  results/{suite}/checkpoints/step{step}/
                  results/{suite}/data/validation.safetensors
+                 results/{suite}/suite.csv (nothing is gathered of revisions that fail there)
 OUTPUTS          results/{suite}/probes/{steps}.csv, .parquet, .json
                  results/{suite}/audit.csv, audit_sequences.parquet
                  results/{suite}/deployed.csv
@@ -40,6 +41,7 @@ rule probe_checkpoints:
 rule gather_audit:
     """The tidy table of the audit: a row per step and quantizer."""
     input:
+        suite_table="results/{suite}/suite.csv",
         tables=planned("probe_tables"),
         sequences=planned("probe_sequences"),
     output:

@@ -1,6 +1,6 @@
 """Phases, statistical tests and the verdicts on the paper's claims.
 
-REQUIRED INPUTS  results/{suite}/audit.csv, audit_sequences.parquet, kurtosis.csv, forks.csv
+REQUIRED INPUTS  results/{suite}/suite.csv, audit.csv, audit_sequences.parquet, kurtosis.csv, forks.csv
                  resources/paper/claims.yaml, table1.csv, table2.csv, pythia_lambada.csv
 OUTPUTS          results/{suite}/phases.json
                  results/{suite}/statistics.csv
@@ -12,6 +12,7 @@ OUTPUTS          results/{suite}/phases.json
 rule detect_phases:
     """FP32 convergence, onset of the divergence and three segments, with intervals."""
     input:
+        suite_table="results/{suite}/suite.csv",
         audit="results/{suite}/audit.csv",
         sequences="results/{suite}/audit_sequences.parquet",
     output:

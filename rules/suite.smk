@@ -3,8 +3,14 @@
 REQUIRED INPUTS  results/{suite}/data/train.safetensors (suites that are trained here)
 OUTPUTS          results/{suite}/checkpoints/step{step}/model.safetensors, config.json
                  results/{suite}/training/step{step}.safetensors, .csv  (state, losses)
-                 results/{suite}/revisions/{steps}.csv
+                 results/{suite}/revisions/{steps}.csv, .parquet (fingerprints)
                  results/{suite}/suite.csv
+
+Checkpoints of a hub suite are kept only where its key keep_checkpoints says so. Otherwise
+survey_revisions fetches, measures and deletes them one after another, and writes
+                 results/{suite}/probes/{steps}.csv, .parquet, .json
+                 results/{suite}/kurtosis/{steps}.csv
+as well.
 """
 
 # A rule per training job: what a job writes depends on the grid of its suite, which
@@ -42,7 +48,7 @@ for job in PRETRAINING_JOBS:
 
 
 rule fetch_checkpoint:
-    """One revision from the hub; deleted once nothing needs it any more."""
+    """One revision from the hub for a fork; deleted once nothing needs it any more."""
     output:
         weights=temp("results/{suite}/checkpoints/step{step}/model.safetensors"),
         config=temp("results/{suite}/checkpoints/step{step}/config.json"),
@@ -53,14 +59,17 @@ rule fetch_checkpoint:
     benchmark:
         "benchmarks/{suite}/fetch_checkpoint/step{step}.tsv"
     wildcard_constraints:
-        suite=suites_from("hub"),
+        suite=STREAMED,
     retries: 3
     conda:
         "../envs/torch.yaml"
+    resources:
+        hub=1,
     params:
         repo=planned("repo", "step"),
         revision=planned("revision", "step"),
         folder=planned("folder", "step"),
+        may_be_missing=False,
         code=code_hash("workflow_scripts/fetch_checkpoint.py"),
     message:
         "Fetching {wildcards.suite} step {wildcards.step}"
@@ -68,14 +77,81 @@ rule fetch_checkpoint:
         "../workflow_scripts/fetch_checkpoint.py"
 
 
+use rule fetch_checkpoint as fetch_checkpoint_kept with:
+    output:
+        weights="results/{suite}/checkpoints/step{step}/model.safetensors",
+        config="results/{suite}/checkpoints/step{step}/config.json",
+        finished="results/{suite}/checkpoints/step{step}/download.json",
+        record="results/{suite}/revisions/commits/step{step}.json",
+    log:
+        "logs/{suite}/fetch_checkpoint/kept-step{step}.log",
+    benchmark:
+        "benchmarks/{suite}/fetch_checkpoint/kept-step{step}.tsv"
+    wildcard_constraints:
+        suite=KEPT,
+    params:
+        repo=planned("repo", "step"),
+        folder=planned("folder", "step"),
+        revision=planned("revision", "step"),
+        may_be_missing=True,
+        code=code_hash("workflow_scripts/fetch_checkpoint.py"),
+    message:
+        "Fetching {wildcards.suite} step {wildcards.step}, to be kept"
+
+
+rule survey_revisions:
+    """Each revision of a range fetched, described, probed, its kurtosis taken, and deleted."""
+    input:
+        validation="results/{suite}/data/validation.safetensors",
+    output:
+        table="results/{suite}/probes/{steps}.csv",
+        sequences="results/{suite}/probes/{steps}.parquet",
+        provenance="results/{suite}/probes/{steps}.json",
+        kurtosis="results/{suite}/kurtosis/{steps}.csv",
+        revisions="results/{suite}/revisions/{steps}.csv",
+        fingerprints="results/{suite}/revisions/{steps}.parquet",
+    log:
+        "logs/{suite}/survey_revisions/{steps}.log",
+    benchmark:
+        "benchmarks/{suite}/survey_revisions/{steps}.tsv"
+    wildcard_constraints:
+        suite=STREAMED,
+    conda:
+        "../envs/torch.yaml"
+    threads: planned("threads")
+    resources:
+        gpu=planned("gpus"),
+        hub=1,
+        on_disk=planned("max_on_disk"),
+    params:
+        repo=planned("hub_repo"),
+        revisions=planned("revisions", "steps"),
+        probe=planned("probe"),
+        layers=planned("kurtosis_layers"),
+        tokens_per_step=planned("tokens_per_step"),
+        unfinished="results/{suite}/unfinished/survey_revisions/{steps}",
+        code=code_hash("workflow_scripts/survey_revisions.py"),
+    message:
+        "Surveying {wildcards.suite} {wildcards.steps}"
+    script:
+        "../workflow_scripts/survey_revisions.py"
+
+
+# For a suite whose checkpoints are not kept both could make these files.
+ruleorder: survey_revisions > probe_checkpoints
+ruleorder: survey_revisions > measure_kurtosis
+ruleorder: survey_revisions > describe_checkpoints
+
+
 rule describe_checkpoints:
-    """Hashes, size and dtype of each checkpoint in a range."""
+    """Hashes, size, dtype and fingerprint of each checkpoint in a range."""
     input:
         weights=planned("weights", "steps"),
         shards=planned("shards", "steps"),
         commits=planned("commits", "steps"),
     output:
         table="results/{suite}/revisions/{steps}.csv",
+        fingerprints="results/{suite}/revisions/{steps}.parquet",
     log:
         "logs/{suite}/describe_checkpoints/{steps}.log",
     benchmark:
@@ -94,9 +170,10 @@ rule describe_checkpoints:
 
 
 rule gather_suite:
-    """The table of revisions, with duplicates marked."""
+    """The table of revisions; stops where they are not what their names say."""
     input:
         tables=planned("revision_tables"),
+        fingerprints=planned("fingerprint_tables"),
     output:
         table=in_report(
             "results/{suite}/suite.csv", "suite", "Audit", item="Revisions", suite="{suite}"
@@ -109,6 +186,8 @@ rule gather_suite:
     conda:
         "../envs/torch.yaml"
     params:
+        severity=planned("integrity"),
+        refused="results/{suite}/unfinished/gather_suite/suite.csv",
         code=code_hash("workflow_scripts/gather_suite.py"),
     message:
         "Gathering the revisions of {wildcards.suite}"

@@ -191,6 +191,18 @@ def phases(suite: dict = MINI, *, onset: bool = True) -> dict:
     }
 
 
+def suite_table(suite: dict = MINI, *, short: bool = False, missing: tuple = ()) -> pd.DataFrame:
+    """The columns of suite.csv that are read beside the audit."""
+    steps = grid(suite, short=short)
+    return pd.DataFrame(
+        {
+            "suite": suite["name"],
+            "step": steps,
+            "status": ["missing" if step in missing else "present" for step in steps],
+        }
+    )
+
+
 def kurtosis(suite: dict = MINI, *, short: bool = False) -> pd.DataFrame:
     """kurtosis.csv: eight tensors, their mean and the pooled value."""
     steps = grid(suite, short=short)
@@ -282,6 +294,7 @@ def write(
         "kurtosis": kurtosis(suite, short=short),
         "forks": forks(suite),
         "statistics": statistics(suite, onset=onset, short=short),
+        "suite": suite_table(suite, short=short),
     }
     for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False)

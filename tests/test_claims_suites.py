@@ -131,7 +131,7 @@ def forks(suite: dict, n: int = 3) -> pd.DataFrame:
 def suite_table() -> pd.DataFrame:
     hashes = ["a", *(f"h{k}" for k in range(153))]
     hashes[1] = "a"
-    return pd.DataFrame({"step": range(154), "weights_sha256": hashes})
+    return pd.DataFrame({"step": range(154), "status": "present", "weights_sha256": hashes})
 
 
 def measure(suite: dict = PYTHIA, **changes) -> Measurements:

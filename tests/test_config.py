@@ -72,6 +72,11 @@ MISTAKES = [
     ("suites.mini.architecture.num_heads", 5, "5 does not divide hidden_size 64"),
     ("suites.mini.batches.train.length", 65, "65 is longer than architecture.max_length 64"),
     ("suites.pythia-160m.repo", DELETE, "repo goes with source hub"),
+    ("suites.mini.keep_checkpoints", True, "keep_checkpoints goes with source hub"),
+    ("suites.mini.max_on_disk", 2, "max_on_disk goes with source hub"),
+    ("suites.pythia-160m.max_on_disk", 0, "max_on_disk: 0 is less than the minimum of 1"),
+    ("suites.pythia-160m.integrity.duplicate", "wran", "did you mean warn"),
+    ("suites.mini.integrity", {"duplicates": "warn"}, "did you mean duplicate?"),
     ("quantizers.int4_g64.bits", 1, "1 is less than the minimum of 2"),
     ("quantizers.int4_g64.granularity", "grup", "did you mean group?"),
     ("quantizers.int8_channel.group_size", 64, "group_size 64 goes with granularity group only"),
@@ -208,7 +213,8 @@ OPTIONAL = {"quantizers.int4_g128.layers", "quantizers.int4_g64.layers",
 @pytest.mark.parametrize("path", [p for p in PATHS if len(p) > 3 or p[0] != "suites"], ids=".".join)
 def test_a_missing_key_is_named(path):
     config = changed_at(path, DELETE)
-    if ".".join(path) in OPTIONAL or path[-2:] in [("schedules", "sgdr"), ("schedules", "oli")]:
+    optional = ".".join(path) in OPTIONAL or "integrity" in path[2:3]
+    if optional or path[-2:] in [("schedules", "sgdr"), ("schedules", "oli")]:
         return check_config(config, SCHEMA)
     with pytest.raises(ConfigError) as error:
         check_config(config, SCHEMA)

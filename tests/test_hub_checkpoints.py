@@ -144,7 +144,8 @@ def test_a_revision_is_fetched_with_a_record_of_where_it_came_from(hub, tmp_path
     log = run_script(
         "fetch_checkpoint", tmp_path,
         output={"record": str(tmp_path / "step1.json")},
-        params={"repo": REPO, "revision": "step1", "folder": str(tmp_path / "c"), "code": "abc"},
+        params={"repo": REPO, "revision": "step1", "folder": str(tmp_path / "c"),
+                "may_be_missing": False, "code": "abc"},
     )  # fmt: skip
     record = json.loads((tmp_path / "step1.json").read_text())
     assert record["commit"] == hub.commit(REPO, "step1")

@@ -326,11 +326,13 @@ def test_an_audit_that_cannot_be_read_is_refused(spoil, spacing, message):
 def test_script_writes_the_same_bytes_twice(tmp_path):
     audit, sequences = suite(count=30)
     audit.to_csv(tmp_path / "audit.csv", index=False)
+    (tmp_path / "suite.csv").write_text("step,status\n0,present\n")
     sequences.to_parquet(tmp_path / "sequences.parquet")
     written = []
     for name in ("a.json", "b.json"):
         job = SimpleNamespace(
-            input=SimpleNamespace(sequences=tmp_path / "sequences.parquet",
+            input=SimpleNamespace(suite_table=tmp_path / "suite.csv",
+                                  sequences=tmp_path / "sequences.parquet",
                                   audit=tmp_path / "audit.csv"),
             output=SimpleNamespace(phases=tmp_path / name), log=[tmp_path / "log"],
             params=SimpleNamespace(spacing=100, resamples=10, seed=1),

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from tests.workflow import ROOT
 from workflow_scripts.lib.config import ConfigError
+from workflow_scripts.lib.findings import DEFAULT_SEVERITY, FINDINGS, SEVERITIES
 from workflow_scripts.lib.planning import SuitePlan, final_outputs
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
+SCHEMA = yaml.safe_load((ROOT / "rules/schemas/config.schema.yaml").read_text())
 
 
 def plan_of(name: str, config=CONFIG) -> SuitePlan:
@@ -81,6 +83,28 @@ def test_a_revision_that_the_hub_suite_lacks_is_not_fetched():
     with pytest.raises(ConfigError, match="step 1001 is not a revision of this suite"):
         PYTHIA.repo("1001")
     assert MINI.commits("step40") == []
+
+
+def test_checkpoints_of_a_hub_are_streamed_unless_they_are_kept():
+    config = copy.deepcopy(CONFIG)
+    suite = config["suites"]["pythia-160m"]
+    assert PYTHIA.streamed and not MINI.streamed
+    suite["keep_checkpoints"] = True
+    assert not plan_of("pythia-160m", config).streamed
+    del suite["keep_checkpoints"], suite["max_on_disk"]
+    assert plan_of("pythia-160m", config).streamed
+    assert PYTHIA.max_on_disk == plan_of("pythia-160m", config).max_on_disk == 2
+
+
+def test_every_kind_of_finding_has_a_severity():
+    config = copy.deepcopy(CONFIG)
+    config["suites"]["pythia-160m"]["integrity"] = {"duplicate": "warn"}
+    severity = plan_of("pythia-160m", config).integrity
+    assert severity == MINI.integrity | {"duplicate": "warn"} and severity.keys() == FINDINGS.keys()
+    assert MINI.integrity == PYTHIA.integrity == DEFAULT_SEVERITY
+    known = SCHEMA["$defs"]["integrity"]["properties"]
+    assert known.keys() == FINDINGS.keys()
+    assert all(kind["enum"] == list(SEVERITIES) for kind in known.values())
 
 
 def test_the_branch_of_a_step():
@@ -174,10 +198,11 @@ def parameters(plan: SuitePlan) -> dict[str, object]:
         what: getattr(plan, what)
         for what in ("text", "batches", "probe", "schedule", "facts", "ledger_facts", "spacing",
                      "last", "tokens_per_step", "phase_resamples", "kurtosis_layers", "save_every",
-                     "steps", "probe_tables", "forks", "cycles")
+                     "steps", "probe_tables", "forks", "cycles", "integrity")
     }  # fmt: skip
     if plan.section["source"] == "hub":
         found |= {"repo": plan.repo("0"), "tokenizer_source": plan.tokenizer_source}
+        found |= {"surveyed repo": plan.hub_repo, "branches": plan.revisions("step0-step1000")}
     else:
         found |= {"vocab_size": plan.vocab_size}
         for number, job in enumerate(plan.pretraining_jobs):
@@ -253,7 +278,11 @@ def test_a_key_moves_the_parameters_that_read_it_and_no_other(path):
 @pytest.mark.parametrize(
     ("path", "value", "expected"),
     [
-        ("repo", "EleutherAI/pythia-70m", {"repo"}),
+        ("repo", "EleutherAI/pythia-70m", {"repo", "surveyed repo"}),
+        ("integrity.duplicate", "warn", {"integrity"}),
+        # How checkpoints are had decides which rules run, and no number.
+        ("keep_checkpoints", True, set()),
+        ("max_on_disk", 5, set()),
         ("tokenizer.repo", "EleutherAI/pythia-70m", {"tokenizer_source"}),
         ("tokenizer.revision", "step3000", {"tokenizer_source"}),
         # A hub suite is trained already: its training section describes what the forks do.

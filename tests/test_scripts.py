@@ -139,7 +139,8 @@ def described(weights, tmp_path_factory) -> list[Path]:
         run_script(
             "describe_checkpoints", folder,
             input={"weights": [weights[step] for step in steps], "commits": []},
-            output={"table": str(tables[-1])},
+            output={"table": str(tables[-1]),
+                    "fingerprints": str(tables[-1].with_suffix(".parquet"))},
             params={"steps": steps, "tokens_per_step": 128, "code": "abc"},
         )  # fmt: skip
     return tables
@@ -148,8 +149,11 @@ def described(weights, tmp_path_factory) -> list[Path]:
 def test_the_suite_table_says_what_each_checkpoint_is(described, weights, tmp_path):
     output = tmp_path / "suite.csv"
     run_script(
-        "gather_suite", tmp_path, input={"tables": [str(table) for table in described]},
-        output={"table": str(output)}, params={"code": "abc"},
+        "gather_suite", tmp_path,
+        input={"tables": [str(table) for table in described],
+               "fingerprints": [str(table.with_suffix(".parquet")) for table in described]},
+        output={"table": str(output)},
+        params={"severity": {}, "refused": str(tmp_path / "refused.csv"), "code": "abc"},
     )  # fmt: skip
     suite = pd.read_csv(output).set_index("step")
     assert list(suite.index) == [0, 1, 2]
@@ -161,7 +165,12 @@ def test_the_suite_table_says_what_each_checkpoint_is(described, weights, tmp_pa
     assert suite["duplicate_of"].isna().tolist() == [True, False, True]
     assert suite.loc[1, "duplicate_of"] == 0
     # Integers stay integers although most of the column is empty.
-    assert ",0\n" in output.read_text() and ",0.0\n" not in output.read_text()
+    assert ",16192,0,0.0," in output.read_text() and ",16192.0" not in output.read_text()
+    assert list(suite["status"]) == ["present"] * 3 and suite["findings"].isna().all()
+    assert set(suite["n_tensors"]) == {len(load_file(weights[0]))}
+    moved = suite["distance_to_previous"]
+    assert np.isnan(moved[0]) and moved[1] == 0.0 and 0.5 < moved[2] < 2.0
+    assert not (tmp_path / "refused.csv").exists()
 
 
 def test_a_commit_of_the_hub_is_part_of_the_table(weights, tmp_path):
@@ -170,7 +179,7 @@ def test_a_commit_of_the_hub_is_part_of_the_table(weights, tmp_path):
     run_script(
         "describe_checkpoints", tmp_path,
         input={"weights": [weights[2]], "commits": [str(record)]},
-        output={"table": str(tmp_path / "t.csv")},
+        output={"table": str(tmp_path / "t.csv"), "fingerprints": str(tmp_path / "f.parquet")},
         params={"steps": [2], "tokens_per_step": 128, "code": "abc"},
     )  # fmt: skip
     row = pd.read_csv(tmp_path / "t.csv", dtype=str).iloc[0]

@@ -200,20 +200,33 @@ def test_mini_is_planned_whole(clean):
 
 def test_the_paper_is_planned_whole(clean):
     jobs = planned("--config", "suite=pythia-160m", folder=clean)
-    assert jobs["fetch_checkpoint"] == 154
-    assert jobs["probe_checkpoints"] == jobs["measure_kurtosis"] == 77
-    assert jobs["describe_checkpoints"] == 77
+    assert jobs["survey_revisions"] == 154 / 22
+    assert jobs["fetch_checkpoint"] == 1, "the start of the forks"
     assert jobs["train_fork"] == 9
     once = {"fetch_tokenizer", "collect_text", "fix_batches", "gather_audit", "judge_claims",
             "plot_audit", "plot_kurtosis", "plot_forks", "render_notebook_tour", "all"}  # fmt: skip
     assert {rule: jobs.get(rule) for rule in once} == dict.fromkeys(once, 1)
-    assert not any(rule.startswith(("pretrain_suite", "train_tokenizer")) for rule in jobs)
+    left_out = ("pretrain_suite", "train_tokenizer", "probe_checkpoints", "measure_kurtosis",
+                "describe_checkpoints")  # fmt: skip
+    assert not any(rule.startswith(left_out) for rule in jobs)
+
+
+def test_checkpoints_that_are_kept_go_through_the_rules_for_checkpoints(clean, tmp_path):
+    more = tmp_path / "keep.yaml"
+    more.write_text("suites: {pythia-160m: {keep_checkpoints: true}}\n")
+    target = "results/pythia-160m/audit.csv"
+    jobs = planned(target, "--configfile", str(more), folder=clean)
+    assert jobs["fetch_checkpoint_kept"] == 154
+    assert jobs["probe_checkpoints"] == jobs["describe_checkpoints"] == 154 / 22
+    assert "survey_revisions" not in jobs and "fetch_checkpoint" not in jobs
 
 
 DATA = {"collect_text": 1, "train_tokenizer": 1, "fix_batches": 1}
 HALF = DATA | {"pretrain_suite_mini_step2800": 1}
 WHOLE = HALF | {"pretrain_suite_mini_step5720": 1}
-AUDIT = WHOLE | {"probe_checkpoints": 2, "gather_audit": 1}
+SUITE = WHOLE | {"describe_checkpoints": 2, "gather_suite": 1}
+# Nothing is gathered of revisions whose integrity was not looked at.
+AUDIT = SUITE | {"probe_checkpoints": 2, "gather_audit": 1}
 PHASES = AUDIT | {"detect_phases": 1}
 FORKS = HALF | {"train_fork": 9, "gather_forks": 1}
 # What each target needs, to the job: no more is planned and no less.
@@ -229,7 +242,9 @@ TARGETS = {
     "revisions/step512.csv": HALF | {"describe_checkpoints": 1},
     "forks/oli-seed0.csv": HALF | {"train_fork": 1},
     "forks/cosine-seed12.csv": HALF | {"train_fork": 1},
+    "suite.csv": SUITE,
     "audit.csv": AUDIT,
+    "kurtosis.csv": SUITE | {"measure_kurtosis": 2, "gather_kurtosis": 1},
     "phases.json": PHASES,
     "tables/table1.csv": PHASES | {"tabulate_audit": 1},
     "figures/fig1_audit.svg": PHASES | {"plot_audit": 1},
@@ -255,8 +270,8 @@ def test_one_claim_needs_the_measurements_and_neither_figure_nor_notebook(clean)
 
 def test_one_revision_of_the_paper_is_fetched_for_its_probe(clean):
     jobs = planned("results/pythia-160m/probes/step70000.csv", folder=clean)
-    assert jobs == {"fetch_checkpoint": 1, "fetch_tokenizer": 1, "collect_text": 1,
-                    "fix_batches": 1, "probe_checkpoints": 1}  # fmt: skip
+    data = {"fetch_tokenizer": 1, "collect_text": 1, "fix_batches": 1}
+    assert jobs == data | {"survey_revisions": 1}
 
 
 def test_the_printed_tables_need_no_model(clean):

@@ -1,18 +1,26 @@
 """Record what the checkpoints of a range of revisions hold."""
 
-import pandas as pd
-
+from workflow_scripts.lib.absent import absence
+from workflow_scripts.lib.fingerprints import fingerprint_checkpoint
+from workflow_scripts.lib.gathering import write_rows
 from workflow_scripts.lib.logs import logged, progress
-from workflow_scripts.lib.revisions import describe_checkpoint
+from workflow_scripts.lib.provenance import read_json
+from workflow_scripts.lib.revisions import describe_checkpoint, describe_missing, revision_table
 
 
-def main(*, weights: dict, commits: dict, tokens_per_step: int, output: str) -> None:
-    """Write one row per revision; ``weights`` and ``commits`` map steps to files."""
-    rows = [
-        describe_checkpoint(step, path, commits.get(step), tokens_per_step)
-        for step, path in progress(weights.items(), "describing", total=len(weights))
-    ]
-    pd.DataFrame(rows).to_csv(output, index=False)
+def main(*, weights: dict, commits: dict, tokens_per_step: int, table: str,
+         fingerprints: str) -> None:  # fmt: skip
+    """Write a row and a fingerprint per revision; ``weights``, ``commits`` map steps to files."""
+    rows, prints = [], []
+    for step, path in progress(weights.items(), "describing", total=len(weights)):
+        origin = read_json(commits[step]) if step in commits else {}
+        if absence(path) is not None:
+            rows.append(describe_missing(step, origin, tokens_per_step))
+            continue
+        prints.append(fingerprint_checkpoint(step, path))
+        rows.append(describe_checkpoint(step, path, origin, prints[-1], tokens_per_step))
+    write_rows([revision_table(rows)], table)
+    write_rows(prints, fingerprints)
 
 
 if __name__ == "__main__":
@@ -22,5 +30,6 @@ if __name__ == "__main__":
             weights=dict(zip(steps, snakemake.input.weights, strict=True)),
             commits=dict(zip(steps, snakemake.input.get("commits", []), strict=False)),
             tokens_per_step=snakemake.params.tokens_per_step,
-            output=snakemake.output.table,
+            table=snakemake.output.table,
+            fingerprints=snakemake.output.fingerprints,
         )

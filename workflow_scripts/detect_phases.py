@@ -6,12 +6,14 @@ from pathlib import Path
 import pandas as pd
 
 from workflow_scripts.lib.logs import logged, say
+from workflow_scripts.lib.missing import missing_steps
 from workflow_scripts.lib.phases import describe_phases
 
 
 def main(
-    *, sequences: str, audit: str, output: str, spacing: int, resamples: int, seed: int
-) -> None:
+    *, suite_table: str, sequences: str, audit: str, output: str, spacing: int, resamples: int,
+    seed: int,
+) -> None:  # fmt: skip
     """Write ``phases.json`` from the audit and the scores of single validation sequences."""
     phases = describe_phases(
         pd.read_csv(audit),
@@ -19,6 +21,7 @@ def main(
         spacing=spacing,
         resamples=resamples,
         seed=seed,
+        missing=missing_steps(pd.read_csv(suite_table)),
     )
     Path(output).write_text(json.dumps(phases, indent=2) + "\n", encoding="utf-8")
     onset = phases["onset"]
@@ -29,6 +32,7 @@ def main(
 if __name__ == "__main__":
     with logged(snakemake.log[0]):
         main(
+            suite_table=snakemake.input.suite_table,
             sequences=snakemake.input.sequences,
             audit=snakemake.input.audit,
             output=snakemake.output.phases,

@@ -1,17 +1,27 @@
 """Fetch one revision of a suite from the Hugging Face hub."""
 
-from dataclasses import asdict
-
-from workflow_scripts.lib.hub.checkpoints import download_checkpoint
+from workflow_scripts.lib.errors import UserError
+from workflow_scripts.lib.findings import MISSING
 from workflow_scripts.lib.logs import logged, say
+from workflow_scripts.lib.origins import fetch_revision, stand_in
 from workflow_scripts.lib.provenance import write_json
 
 
-def main(*, repo: str, revision: str, folder: str, record: str) -> None:
-    """Write the checkpoint to ``folder``, and a record of its commit and the files it came as."""
-    download = download_checkpoint(repo, revision, folder)
-    write_json(record, asdict(download))
-    say(f"{repo} {revision} is commit {download.commit}, {download.bytes / 1e6:.1f} MB")
+def main(*, repo: str, revision: str, folder: str, record: str, may_be_missing: bool) -> None:
+    """Write the checkpoint to ``folder``, and a record of its commit and the files it came as.
+
+    A revision that the hub does not have ends the job in one line, or where it may be
+    missing leaves a checkpoint without weights that says so.
+    """
+    origin = fetch_revision(repo, revision, folder)
+    if origin["status"] == MISSING:
+        if not may_be_missing:
+            raise UserError(f"{repo} at {revision}: {origin['reason']}")
+        stand_in(folder, origin["reason"])
+        say(f"{repo} {revision} is missing: {origin['reason']}")
+    else:
+        say(f"{repo} {revision} is commit {origin['commit']}, {origin['bytes'] / 1e6:.1f} MB")
+    write_json(record, origin)
 
 
 if __name__ == "__main__":
@@ -21,4 +31,5 @@ if __name__ == "__main__":
             revision=snakemake.params.revision,
             folder=snakemake.params.folder,
             record=snakemake.output.record,
+            may_be_missing=snakemake.params.may_be_missing,
         )

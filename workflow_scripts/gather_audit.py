@@ -1,8 +1,7 @@
 """Gather the probes of all revisions of a suite."""
 
-import pandas as pd
-
 from workflow_scripts.lib.auditing import gather_audit
+from workflow_scripts.lib.gathering import read_rows
 from workflow_scripts.lib.logs import logged, say
 from workflow_scripts.lib.pretraining import read_schedule
 
@@ -19,13 +18,13 @@ def main(
     all_sequences: str,
 ) -> None:
     """Write ``audit.csv`` and the per-sequence scores of the whole suite."""
-    probes = pd.concat(map(pd.read_csv, tables), ignore_index=True)
+    probes = read_rows(tables)
     lr, lr_max = (
         (read_schedule(schedule, total_steps), schedule["lr_max"]) if schedule else (None, None)
     )
     gathered = gather_audit(probes, lr, suite=suite, lr_max=lr_max, tokens_per_step=tokens_per_step)
     gathered.to_csv(audit, index=False)
-    pd.concat(map(pd.read_parquet, sequences)).to_parquet(all_sequences, index=False)
+    read_rows(sequences).to_parquet(all_sequences, index=False)
     last = gathered[gathered["step"] == gathered["step"].max()].set_index("role")["gap_pct"]
     say(f"final gap: low bit {last['low_bit']:.2f} %, high bit {last['high_bit']:.3f} %")
 

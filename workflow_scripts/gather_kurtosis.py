@@ -1,14 +1,12 @@
 """Gather the weight kurtosis of all revisions of a suite."""
 
-import pandas as pd
-
+from workflow_scripts.lib.gathering import read_rows
 from workflow_scripts.lib.logs import logged
 
 
 def main(*, tables: list[str], suite: str, output: str) -> None:
     """Write ``kurtosis.csv`` in step order."""
-    gathered = pd.concat(map(pd.read_csv, tables), ignore_index=True)
-    gathered = gathered.sort_values("step", kind="stable")
+    gathered = read_rows(tables).sort_values("step", kind="stable")
     gathered.insert(0, "suite", suite)
     gathered.to_csv(output, index=False)
 

@@ -1,18 +1,19 @@
 """Measure the weight kurtosis of a range of revisions."""
 
-import pandas as pd
-
+from workflow_scripts.lib.absent import absence
+from workflow_scripts.lib.gathering import write_rows
 from workflow_scripts.lib.kurtosis import kurtosis_of_checkpoint
 from workflow_scripts.lib.logs import logged, progress
 
 
 def main(*, weights: dict, layers: str, output: str) -> None:
     """Write the three kurtosis statistics of each step; ``weights`` maps steps to files."""
+    there = {step: path for step, path in weights.items() if absence(path) is None}
     tables = [
         kurtosis_of_checkpoint(step, path, layers)
-        for step, path in progress(weights.items(), "kurtosis", total=len(weights))
+        for step, path in progress(there.items(), "kurtosis", total=len(there))
     ]
-    pd.concat(tables, ignore_index=True).to_csv(output, index=False)
+    write_rows(tables, output)
 
 
 if __name__ == "__main__":

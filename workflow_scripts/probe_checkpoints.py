@@ -1,10 +1,9 @@
 """Probe a range of revisions at full precision, low bit and high bit."""
 
-import pandas as pd
-
-from workflow_scripts.lib.checkpoints import load_model
-from workflow_scripts.lib.intervals import summarise
+from workflow_scripts.lib.absent import absence
+from workflow_scripts.lib.checkpoints import WEIGHTS_FILE, load_model
 from workflow_scripts.lib.logs import logged, progress
+from workflow_scripts.lib.probe_tables import write_probes
 from workflow_scripts.lib.probing import Prober
 from workflow_scripts.lib.provenance import write_json
 
@@ -16,12 +15,12 @@ def main(*, folders: dict, validation: str, probe: dict, threads: int, code: str
     ``folders`` maps steps to checkpoint folders; one model is in memory at a time.
     """
     prober = Prober(validation, probe, threads)
-    scores = pd.concat(
+    there = {s: path for s, path in folders.items() if absence(f"{path}/{WEIGHTS_FILE}") is None}
+    scores = [
         prober(load_model(folder, prober.device), step)
-        for step, folder in progress(folders.items(), "probing", total=len(folders))
-    )
-    scores.to_parquet(sequences, index=False)
-    summarise(scores, ["step"], resamples=probe["resamples"], seed=0).to_csv(table, index=False)
+        for step, folder in progress(there.items(), "probing", total=len(there))
+    ]
+    write_probes(scores, resamples=probe["resamples"], table=table, sequences=sequences)
     write_json(provenance, {**prober.made_by, "code": code})
 
 

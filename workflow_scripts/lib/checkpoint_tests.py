@@ -8,6 +8,7 @@ from scipy import stats
 
 from workflow_scripts.lib.correlations import correlations
 from workflow_scripts.lib.intervals import CONFIDENCE
+from workflow_scripts.lib.missing import holes, missing_words
 from workflow_scripts.lib.statistics_rows import CHECKPOINTS_DEPEND, NAN, Row, join_notes
 from workflow_scripts.lib.two_sample_tests import is_constant
 
@@ -37,12 +38,16 @@ def kurtosis_rows(
     late, start = ("phase 3", onset) if onset is not None else (
         "after convergence", phases["convergence"]["step"]
     )  # fmt: skip
-    note = "" if onset is not None else "no onset, so from FP32 convergence on"
+    lost = missing_words(holes(steps, spacing))
+    note = join_notes("" if onset is not None else "no onset, so from FP32 convergence on", lost)
     at = np.linspace(0, len(steps) - 1, min(len(steps), PAPER_KURTOSIS_CHECKPOINTS))
     spread = steps[np.round(at).astype(int)]
     chosen = {
         late: (steps[steps >= start], join_notes(note, CHECKPOINTS_DEPEND)),
-        "16 checkpoints": (spread, "16 checkpoints spread evenly over all phases"),
+        "16 checkpoints": (
+            spread,
+            join_notes("16 checkpoints spread evenly over all phases", lost),
+        ),
         f"16 checkpoints, {late}": (spread[spread >= start], note),
     }
     for statistic in ("mean_over_tensors", "pooled"):
@@ -62,6 +67,7 @@ def bit_width_rows(audit: pd.DataFrame, spacing: int) -> Iterator[Row]:
     checkpoints and over all revisions. Logarithms leave out deltas of zero or less.
     """
     everything = np.sort(audit["step"].unique())
+    lost = missing_words(holes(everything, spacing))
     for label, steps in (("even steps", _even_steps(audit, spacing)), ("all", everything)):
         high, low = (
             _curve(audit, role, "delta_nll_nats_per_token", steps)
@@ -69,12 +75,13 @@ def bit_width_rows(audit: pd.DataFrame, spacing: int) -> Iterator[Row]:
         )
         where = {"comparison": f"high_bit v low_bit ({label})", "unit": "checkpoint"}
         measure = "delta_nll_nats_per_token"
-        yield from correlations(high, low, {**where, "measure": measure}, CHECKPOINTS_DEPEND)
+        remark = join_notes(CHECKPOINTS_DEPEND, lost)
+        yield from correlations(high, low, {**where, "measure": measure}, remark)
         positive = (high > 0.0) & (low > 0.0)
         left_out = f"{int((~positive).sum())} checkpoints without positive deltas left out"
         x, y = np.log(low[positive]), np.log(high[positive])
         logs = {**where, "measure": f"ln {measure}"}
-        yield from correlations(y, x, logs, join_notes(left_out, CHECKPOINTS_DEPEND))
+        yield from correlations(y, x, logs, join_notes(left_out, remark))
         found, why = {}, "three or more differing checkpoints are needed"
         if len(x) > 2 and not is_constant(x):
             fit = stats.linregress(x, y)
@@ -83,7 +90,7 @@ def bit_width_rows(audit: pd.DataFrame, spacing: int) -> Iterator[Row]:
                 "value": float(fit.slope), "p_value": float(fit.pvalue), "dof": len(x) - 2,
                 "interval_low": float(fit.slope - half), "interval_high": float(fit.slope + half),
             }  # fmt: skip
-            why = f"standard error {fit.stderr:.3g}; p is against slope 0; {CHECKPOINTS_DEPEND}"
+            why = f"standard error {fit.stderr:.3g}; p is against slope 0; {remark}"
         yield Row(
             "log-log regression", **logs, statistic="slope", **found, n_a=len(x), n_b=len(x),
             note=join_notes(left_out, why),
@@ -91,5 +98,5 @@ def bit_width_rows(audit: pd.DataFrame, spacing: int) -> Iterator[Row]:
         ratio = float(np.median(np.exp(x - y))) if len(x) else NAN
         yield Row(
             "ratio", **where, measure=measure, statistic="median low_bit/high_bit", value=ratio,
-            n_a=len(x), n_b=len(x), note=left_out,
+            n_a=len(x), n_b=len(x), note=join_notes(left_out, lost),
         )  # fmt: skip

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from workflow_scripts.lib.absent import absence
 from workflow_scripts.lib.errors import DamagedFile
 from workflow_scripts.lib.files import (
     DIGESTS_FILE,
@@ -69,6 +70,9 @@ def load_model(folder: str | Path, device: str = "cpu") -> nn.Module:
     """
     from transformers import AutoModelForCausalLM
 
+    reason = absence(Path(folder) / WEIGHTS_FILE)
+    if reason is not None:
+        raise DamagedFile(f"{folder}: there is no such checkpoint ({reason})")
     _hide_progress_bars()
     folder = Path(folder)
     for name in (WEIGHTS_FILE, "config.json"):

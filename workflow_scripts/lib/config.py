@@ -6,8 +6,10 @@ to each other. Every error names the key, the value and what would be valid.
 
 import math
 from collections.abc import Mapping
+from itertools import chain
 
 from workflow_scripts.lib.config_error import ConfigError
+from workflow_scripts.lib.config_revisions import revision_mistakes
 from workflow_scripts.lib.config_schema import schema_errors, suggest
 from workflow_scripts.lib.config_sources import grid_mistakes, source_mistakes
 from workflow_scripts.lib.corpus import package_root, package_versions
@@ -149,7 +151,8 @@ def _check_packages(name: str, suite: Mapping) -> None:
 def _check_suite(name: str, suite: Mapping, quantizers: Mapping) -> None:
     if name == PRINTED_SUITE:
         raise ConfigError(f"config key suites.{name}: this name is taken by the printed tables")
-    for line in (*source_mistakes(name, suite), *grid_mistakes(name, suite)):
+    found = (source_mistakes, revision_mistakes, grid_mistakes)
+    for line in chain.from_iterable(mistakes(name, suite) for mistakes in found):
         raise ConfigError(line)
     # A grid that is found is known only when the suite is planned.
     steps = None if suite["grid"] == "discover" else suite_steps(suite)

@@ -15,8 +15,10 @@ import pandas as pd
 from scipy import stats
 
 from workflow_scripts.lib.intervals import PairedScores, paired_scores
+from workflow_scripts.lib.missing import holes, missing_words
 from workflow_scripts.lib.monitor import ConvergenceMonitor, paired_standard_error
 from workflow_scripts.lib.roles import FP32, LOW_BIT
+from workflow_scripts.lib.statistics_rows import join_notes
 
 PAPER_RULE = "FP32 perplexity slope >= 0"
 PAPER_WINDOW = 5  # the paper names none; some smoothing is needed for a rule of use
@@ -199,5 +201,7 @@ def warning_table(
         )
     ]
     table = pd.DataFrame(found)
+    if lost := missing_words(holes(steps, spacing)):
+        table["note"] = [join_notes(note, lost) for note in table["note"]]
     whole = [name for name in table if name not in ("suite", "rule", "parameter", "note")]
     return table.astype(dict.fromkeys(whole, "Int64"))

@@ -7,8 +7,10 @@ from matplotlib.figure import Figure
 
 from workflow_scripts.lib import plotting
 from workflow_scripts.lib.labels import role_labels
+from workflow_scripts.lib.missing import missing_words
 from workflow_scripts.lib.placement import end_labels, place_label
 from workflow_scripts.lib.plotting import GREY, LOOKS, PAGE_IN
+from workflow_scripts.lib.statistics_rows import join_notes
 
 QUANTIZED = ("low_bit", "high_bit")
 
@@ -50,7 +52,7 @@ def draw(
         low, high = (names[role] for role in QUANTIZED)
         figure.suptitle(
             f"{suite['label']}: {low} and {high} against FP32 at {audit['step'].nunique()} "
-            "checkpoints",
+            + join_notes("checkpoints", missing_words(phases)),
             x=0.105, ha="left", y=0.985,
         )  # fmt: skip
         figure.align_ylabels(panels)

@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from workflow_scripts.lib import plotting
 from workflow_scripts.lib.checkpoint_tests import bit_width_rows
 from workflow_scripts.lib.labels import PAPER_MODEL, role_labels
+from workflow_scripts.lib.missing import holes, missing_words
 from workflow_scripts.lib.plotting import GREY, PAGE_IN
-from workflow_scripts.lib.statistics_rows import Row
+from workflow_scripts.lib.statistics_rows import Row, join_notes
 
 PAPER_SPACING = 1000  # steps between the paper's evenly spaced checkpoints
 PAPER_NAMES = {"low_bit": "INT4", "high_bit": "INT8"}
@@ -58,7 +59,10 @@ def draw(audit: pd.DataFrame, paper: pd.DataFrame, *, suite: dict) -> Figure:
                 f"bars: {bars}{expected}",
             ])  # fmt: skip
         figure.suptitle(
-            f"{suite['label']}: loss added by rounding; the paper's own beside it",
+            join_notes(
+                f"{suite['label']}: loss added by rounding; the paper's own beside it",
+                missing_words(holes(audit["step"], suite["spacing"])),
+            ),
             x=0.1, ha="left", y=0.98,
         )  # fmt: skip
     return figure

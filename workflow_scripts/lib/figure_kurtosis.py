@@ -10,9 +10,10 @@ from matplotlib.figure import Figure
 from workflow_scripts.lib import plotting
 from workflow_scripts.lib.checkpoint_tests import kurtosis_rows
 from workflow_scripts.lib.labels import role_labels
+from workflow_scripts.lib.missing import missing_words
 from workflow_scripts.lib.placement import end_labels, place_label
 from workflow_scripts.lib.plotting import GREY, PAGE_IN, Look
-from workflow_scripts.lib.statistics_rows import Row
+from workflow_scripts.lib.statistics_rows import Row, join_notes
 
 SUMMARIES = {"mean_over_tensors": "mean over\ntensors", "pooled": "pooled\nweights"}
 _LOOKS = {
@@ -42,7 +43,10 @@ def draw(kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, *, suite: di
         relations = grid[1].subgridspec(1, len(SUMMARIES), wspace=0.12).subplots(sharey=True)
         _draw_relations(relations, kurtosis, audit, phases, suite["spacing"])
         figure.suptitle(
-            f"{suite['label']}: excess kurtosis of the weights", x=0.075, ha="left", y=0.975
+            join_notes(f"{suite['label']}: excess kurtosis of the weights", missing_words(phases)),
+            x=0.075,
+            ha="left",
+            y=0.975,
         )
     return figure
 

@@ -4,6 +4,7 @@ import pandas as pd
 
 from workflow_scripts.lib.figure_kurtosis import SUMMARIES
 from workflow_scripts.lib.labels import SCHEDULES, role_labels
+from workflow_scripts.lib.missing import missing_words
 
 
 def audit_text(audit: pd.DataFrame, phases: dict, *, suite: dict) -> str:
@@ -25,6 +26,7 @@ def audit_text(audit: pd.DataFrame, phases: dict, *, suite: dict) -> str:
         f"{suite['label']}: three panels over training to step {audit['step'].max():,}. "
         f"Perplexity gaps: {gaps}; {found}. FP32 perplexity is lowest, {best['ppl']:.2f}, at step "
         f"{best['step']:,} and ends at {last.loc['fp32', 'ppl']:.2f}. The learning rate {ends}."
+        + (f" Checkpoints that are {missing_words(phases)}." if missing_words(phases) else "")
     )
 
 

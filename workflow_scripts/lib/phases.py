@@ -124,13 +124,15 @@ def _check(phases: Phases, steps: np.ndarray, nll: np.ndarray, delta: np.ndarray
 
 
 def describe_phases(
-    audit: pd.DataFrame, sequences: pd.DataFrame, *, spacing: int, resamples: int, seed: int
-) -> dict:
+    audit: pd.DataFrame, sequences: pd.DataFrame, *, spacing: int, resamples: int, seed: int,
+    missing: Sequence[int] = (),
+) -> dict:  # fmt: skip
     """Contents of ``phases.json``: boundaries with their intervals, lag and segments.
 
     ``audit`` is the tidy audit of one suite, ``sequences`` its per-sequence scores
     (``intervals.paired_scores``), ``spacing`` the distance of the evenly spaced
-    steps. All values are plain Python numbers; what does not exist is ``None``.
+    steps. Steps whose revision is ``missing`` are passed over and, where there are any,
+    listed. All values are plain Python numbers; what does not exist is ``None``.
     Raises ``ValueError`` where a role or a step is missing.
     """
     even = (audit["step"] > 0) & (audit["step"] % spacing == 0)
@@ -158,6 +160,7 @@ def describe_phases(
     return {
         "suite": str(audit["suite"].iloc[0]),
         "rule": RULE if spacing > 1 else RULE_OF_ALL,
+        **({"missing": list(missing)} if len(missing) else {}),
         "resamples": resamples,
         "convergence": {
             "step": phases.convergence, "step_low": convergence[0], "step_high": convergence[1],

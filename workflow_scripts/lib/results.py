@@ -9,6 +9,7 @@ import pandas as pd
 import yaml
 
 from workflow_scripts.lib.labels import role_labels
+from workflow_scripts.lib.missing import missing_steps, missing_words
 from workflow_scripts.lib.planning import SuitePlan
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,12 +46,14 @@ class Results:
 
     def notice(self) -> str:
         """What a reader must know about the suite before any number of it (Markdown)."""
+        lost = missing_words(missing_steps(self.table("suite.csv")))
+        ending = f" Nothing below counts revisions that could not be had ({lost})." if lost else ""
         if self.suite["is_paper_model"]:
-            return f"**Suite: {self.suite['label']}**, the paper's own model."
+            return f"**Suite: {self.suite['label']}**, the paper's own model." + ending
         return (
             f"**Suite: {self.suite['label']}.** Every number below is about this suite. It is an "
             "experiment of its own and says nothing about Pythia-160m, the paper's model; where "
-            "the paper's numbers appear, they are not comparable with the suite's."
+            "the paper's numbers appear, they are not comparable with the suite's." + ending
         )
 
 

@@ -14,13 +14,15 @@ import pandas as pd
 from workflow_scripts.lib.labels import PAPER_MODEL
 
 LOW, HIGH = "95 % low", "95 % high"
+MISSING_CELL = "NA"
 
 
 @dataclass(frozen=True)
 class Table:
     """A frame of numbers, how each of its columns is printed, a caption and a LaTeX label.
 
-    ``key`` is the heading whose values head the columns of the Markdown table.
+    ``key`` is the heading whose values head the columns of the Markdown table. In the rows
+    ``missing`` (by their place) the suite's empty cells are printed as ``NA``.
     """
 
     frame: pd.DataFrame
@@ -29,6 +31,7 @@ class Table:
     label: str
     key: str
     comparable: bool
+    missing: tuple[int, ...] = ()
 
     @property
     def groups(self) -> tuple[str, str]:
@@ -45,14 +48,28 @@ def _warning(what: str) -> str:
     )
 
 
+def _mark_missing(table: Table, cells: pd.DataFrame) -> pd.DataFrame:
+    """``cells`` with ``NA`` where the suite's numbers are missing; unchanged if none are."""
+    if not table.missing:
+        return cells
+    cells = cells.astype(object)
+    suite, _ = table.groups
+    for column in cells.columns[cells.columns.get_level_values(0) == suite]:
+        for row in table.missing:
+            if pd.isna(table.frame[column].iloc[row]):
+                cells.loc[cells.index[row], column] = MISSING_CELL
+    return cells
+
+
 def _printed(table: Table) -> pd.DataFrame:
     """The frame as text."""
-    return pd.DataFrame(
+    text = pd.DataFrame(
         {
             column: ["" if pd.isna(v) else table.formats[column].format(v) for v in values]
             for column, values in table.frame.items()
         }
     )
+    return _mark_missing(table, text)
 
 
 def _bracketed(text: pd.DataFrame) -> pd.DataFrame:
@@ -60,7 +77,7 @@ def _bracketed(text: pd.DataFrame) -> pd.DataFrame:
     for group, low in [column for column in text.columns if LOW in column[1]]:
         value, high = low.replace(f" {LOW}", ""), low.replace(LOW, HIGH)
         interval = " [" + text[group, low] + ", " + text[group, high] + "]"
-        text[group, value] += interval.where(text[group, value] != "", "")
+        text[group, value] += interval.where(~text[group, value].isin(["", MISSING_CELL]), "")
         text = text.drop(columns=[(group, low), (group, high)])
     return text
 
@@ -72,7 +89,8 @@ def _flat(table: Table, paper: str) -> list[str]:
 
 
 def _csv(table: Table) -> str:
-    return table.frame.set_axis(_flat(table, table.groups[1]), axis=1).to_csv(index=False)
+    cells = _mark_missing(table, table.frame)
+    return cells.set_axis(_flat(table, table.groups[1]), axis=1).to_csv(index=False)
 
 
 def _markdown(table: Table) -> str:

@@ -5,11 +5,13 @@ model it is about, and that it is not comparable unless the suite is that model.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
 from workflow_scripts.lib.labels import PAPER_MODEL, SCHEDULES, role_labels
+from workflow_scripts.lib.missing import missing_words
 from workflow_scripts.lib.table_formats import HIGH, LOW, Table
 
 BASELINE = "cosine"  # the condition that the others are compared with
@@ -52,7 +54,8 @@ def audit_table(audit: pd.DataFrame, phases: dict, paper: pd.DataFrame, *, suite
     ``audit`` and ``phases`` are audit.csv and phases.json of ``suite`` (keys label,
     is_paper_model, spacing in steps); ``paper`` has the columns phase, step, fp32_ppl,
     int4_gap_pct, int8_gap_pct, lr_pct. The equivalent of a step is step x spacing / 1000;
-    where the suite has no such checkpoint its cells are empty. A suite without an even grid
+    where the suite has no such checkpoint its cells are empty, and where its revision could
+    not be had they are NA. A suite without an even grid
     (key ``last``) has a row for each checkpoint that is nearest to one of the paper's
     shares of training.
     """
@@ -64,10 +67,14 @@ def audit_table(audit: pd.DataFrame, phases: dict, paper: pd.DataFrame, *, suite
     else:
         steps = paper["step"] * suite["spacing"] // PAPER_SPACING
         said = f"the paper's step times {suite['spacing']}/{PAPER_SPACING}"
+    lost = set(phases.get("missing", ()))
     by_role = {role: part.set_index("step").reindex(steps) for role, part in audit.groupby("role")}
     fp32, low_bit, high_bit = by_role["fp32"], by_role["low_bit"], by_role["high_bit"]
     measured = {
-        "phase": ("{:.0f}", [_phase_of(step, phases["segments"]) for step in steps]),
+        "phase": (
+            "{:.0f}",
+            [None if step in lost else _phase_of(step, phases["segments"]) for step in steps],
+        ),
         "step": ("{:,.0f}", steps),
         "FP32 PPL": ("{:.2f}", fp32["ppl"]),
         f"{low} gap (%)": ("{:z.1f}", low_bit["gap_pct"]),
@@ -91,7 +98,11 @@ def audit_table(audit: pd.DataFrame, phases: dict, paper: pd.DataFrame, *, suite
         f"{'ten' if len(steps) == 10 else len(steps)} steps ({said}). Intervals: 95 %, paired "
         "bootstrap over validation sequences. Phases are the suite's own."
     )
-    return _side_by_side(measured, printed, suite=suite, text=text, label="tab:audit", key="step")
+    missing = tuple(row for row, step in enumerate(steps) if step in lost)
+    if lost:
+        text += f" NA: the revision could not be had ({missing_words(phases)})."
+    table = _side_by_side(measured, printed, suite=suite, text=text, label="tab:audit", key="step")
+    return replace(table, missing=missing)
 
 
 def forks_table(statistics: pd.DataFrame, paper: pd.DataFrame, *, suite: dict, low: str) -> Table:

@@ -8,8 +8,6 @@ Used as a context, it lets a job that is asked to stop (SIGTERM, as a cluster se
 it takes a machine back, or Ctrl-C) finish its update and save its state first.
 """
 
-import hashlib
-import json
 import os
 import shutil
 import signal
@@ -23,15 +21,13 @@ from torch import nn
 
 from workflow_scripts.lib.errors import DamagedFile
 from workflow_scripts.lib.files import atomic_path
+from workflow_scripts.lib.finished_parts import fingerprint
 from workflow_scripts.lib.logs import say
 from workflow_scripts.lib.training import load_state, save_state, state_fingerprint
 
+__all__ = ["Workspace", "fingerprint"]
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-def fingerprint(**settings: object) -> str:
-    """Hash of everything that decides what a job computes."""
-    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
 
 
 class Workspace:

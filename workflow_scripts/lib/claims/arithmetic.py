@@ -14,6 +14,7 @@ from workflow_scripts.lib.claims.model import (
     printed,
     within,
 )
+from workflow_scripts.lib.missing import missing_steps, missing_words
 from workflow_scripts.lib.schedules import Cosine, CosineNeoxV1
 from workflow_scripts.lib.suite import revision_steps
 
@@ -25,9 +26,12 @@ def revisions(m: Measurements, claim: Claim) -> Finding:
     steps = revision_steps(powers_of_two=powers, spacing=m.suite["spacing"], last=m.suite["last"])
     value, count = f"{len(steps)} revisions in the grid", len(steps)
     if m.suite_table is not None:
-        count = len(m.suite_table)
+        lost = missing_steps(m.suite_table)
+        count = len(m.suite_table) - len(lost)
         distinct = m.suite_table["weights_sha256"].nunique()
         value = f"{count} revisions, {distinct} distinct models"
+        if lost:
+            value += f" ({missing_words(lost)})"
     note = "the update at step 0 has learning rate 0, so steps 0 and 1 hold the same weights"
     return Finding(value, within(count, claim.paper["checkpoints"], claim.tolerance), note)
 

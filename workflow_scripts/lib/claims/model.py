@@ -13,6 +13,7 @@ from typing import Literal
 import pandas as pd
 import yaml
 
+from workflow_scripts.lib.missing import missing_steps
 from workflow_scripts.lib.schedules import Cosine, CosineNeoxV1, pretraining_schedule
 
 NEEDS = {
@@ -175,7 +176,9 @@ class Measurements:
         """One value of the audit; ``NotMeasured`` where ``step`` was not probed."""
         curve = self.curve(role, column)
         if step not in curve.index:
-            raise NotMeasured(f"step {step} in audit.csv")
+            lost = self.suite_table is not None and step in missing_steps(self.suite_table)
+            why = ", whose revision could not be had" if lost else ""
+            raise NotMeasured(f"step {step} in audit.csv{why}")
         return float(curve[step])
 
 

@@ -1,5 +1,6 @@
 """Probes, kurtosis and revisions over the whole run, and its learning rate."""
 
+from workflow_scripts.lib.findings import DEFAULT_SEVERITY
 from workflow_scripts.lib.planning.base import SuiteBase
 
 SCHEDULE_KEYS = ("schedule", "lr_max", "lr_min", "warmup_steps")
@@ -27,6 +28,16 @@ class AuditPlan(SuiteBase):
     def revision_tables(self) -> list[str]:
         """Descriptions of all revisions."""
         return self._each_range("revisions/{steps}.csv")
+
+    @property
+    def fingerprint_tables(self) -> list[str]:
+        """Fingerprints of all revisions."""
+        return self._each_range("revisions/{steps}.parquet")
+
+    @property
+    def integrity(self) -> dict:
+        """What is done about each kind of finding."""
+        return {**DEFAULT_SEVERITY, **self.section.get("integrity", {})}
 
     @property
     def kurtosis_layers(self) -> str:

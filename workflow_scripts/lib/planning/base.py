@@ -6,6 +6,8 @@ from workflow_scripts.lib.config import ConfigError
 from workflow_scripts.lib.planning.grid import GridPlan
 from workflow_scripts.lib.suite import CHECKPOINT_FILES, chunk_names, parse_range
 
+MAX_ON_DISK = 2  # one is measured while the next is fetched
+
 
 @dataclass(frozen=True)
 class SuiteBase(GridPlan):
@@ -28,6 +30,16 @@ class SuiteBase(GridPlan):
         With ``auto`` a cluster is to give one; a machine without any runs such jobs one by one.
         """
         return int(self.section["device"] in ("cuda", "auto"))
+
+    @property
+    def streamed(self) -> bool:
+        """Whether checkpoints come from a hub and are deleted once they are measured."""
+        return self.section["source"] == "hub" and not self.section.get("keep_checkpoints", False)
+
+    @property
+    def max_on_disk(self) -> int:
+        """Checkpoints of a streamed suite that exist at once in a job that surveys it."""
+        return self.section.get("max_on_disk", MAX_ON_DISK)
 
     def steps_in(self, name: str) -> list[int]:
         """Steps of ``step70000`` or ``step60000-step75000``; one line if it is off the grid."""
@@ -90,3 +102,12 @@ class SuiteBase(GridPlan):
         """Hub branch that holds ``step``; one line if the step is off the grid."""
         self.steps_in(f"step{step}")
         return self.branch(int(step))
+
+    def revisions(self, steps: str) -> dict[int, str]:
+        """Hub branches of a range, by step."""
+        return {step: self.revision(step) for step in self.steps_in(steps)}
+
+    @property
+    def hub_repo(self) -> str:
+        """Hub model that all revisions are in."""
+        return self.section["repo"]

@@ -1,0 +1,261 @@
+"""Faults of hubs put into a training run, one by one: each is found, named and nothing else is."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workflow_scripts.lib.findings import (
+    DEFAULT_SEVERITY,
+    FINDINGS,
+    IntegrityError,
+    judge,
+    name_steps,
+)
+from workflow_scripts.lib.fingerprints import WHOLE
+from workflow_scripts.lib.integrity import examine
+from workflow_scripts.lib.revisions import suite_table
+from workflow_scripts.lib.suite import revision_steps
+
+GRID = revision_steps(powers_of_two=10, spacing=1000, last=40_000)
+TENSORS, SIZE = 8, 64
+
+
+def walk(grid=GRID, *, seed: int = 0, straight: float = 0.3, half: bool = False) -> dict:
+    """Weights by step, ``[TENSORS, SIZE]``: a warm-up, then steps that shrink to a tenth.
+
+    Each update is partly noise and partly one direction (``straight``); in ``half``
+    precision the first steps move few weights, or none.
+    """
+    random = np.random.default_rng(seed)
+    weights = random.normal(0, 0.02, (TENSORS, SIZE))
+    drift = random.normal(0, 1, (TENSORS, SIZE))
+    path, before = {}, 0
+    for step in grid:
+        rate = 1e-4 * min(1.0, step / 1430) * (0.1 + 0.9 * (1 - step / grid[-1]))
+        done = step - before
+        noise = random.normal(0, 1, (TENSORS, SIZE))
+        update = rate * (np.sqrt(done * 100) * noise + straight * done * drift)
+        weights = weights + (0.0 if step <= 1 else update)
+        path[step] = weights.astype(np.float16) if half else weights.astype(np.float32)
+        before = step
+    return path
+
+
+def tables(path: dict, missing: tuple = (), shapes: dict | None = None):
+    """The tables of revisions and fingerprints; the sketch is the weights themselves."""
+    revisions, prints = [], []
+    for step, weights in path.items():
+        hashes = [str(hash(tensor.tobytes())) for tensor in weights]
+        revisions.append((step, "present", "", "-".join(hashes)))
+        shape = (shapes or {}).get(step, f"{SIZE}")
+        squares = np.square(weights, dtype=np.float64).sum(axis=1)
+        prints += [
+            (step, f"t{i}", shape, SIZE, h, squares[i], weights[i].astype(float).tolist())
+            for i, h in enumerate(hashes)
+        ]
+        whole = weights.astype(float).ravel()
+        prints.append((step, WHOLE, "", weights.size, "", squares.sum(), whole.tolist()))
+    revisions += [(step, "missing", "no such revision", None) for step in missing]
+    columns = ["step", "tensor", "shape", "n_weights", "sha256", "sum_of_squares", "sketch"]
+    named = ["step", "status", "reason", "weights_sha256"]
+    return pd.DataFrame(revisions, columns=named), pd.DataFrame(prints, columns=columns)
+
+
+def found(path: dict, **more) -> dict[str, list[tuple]]:
+    """Steps by the kind of what is found."""
+    kinds: dict[str, list[tuple]] = {}
+    for one in examine(*tables(path, **more)):
+        kinds.setdefault(one.kind, []).append(one.steps)
+    return kinds
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 10_000),
+    straight=st.sampled_from([0.0, 0.05, 0.3, 2.0]),
+    half=st.booleans(),
+    powers=st.sampled_from([0, 10]),
+)
+def test_a_run_as_it_should_be_has_no_finding(seed, straight, half, powers):
+    grid = revision_steps(powers_of_two=powers, spacing=1000, last=40_000)
+    path = walk(grid, seed=seed, straight=straight, half=half)
+    # In half precision the first updates change nothing: those steps are the same model.
+    path = {s: w for s, w in path.items() if s in (0, 1) or s > 16 or not half}
+    assert found(path) == {}
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 10_000), data=st.data())
+def test_holes_make_no_finding_but_themselves(seed, data):
+    path = walk(seed=seed)
+    lost = data.draw(st.sets(st.sampled_from(GRID[1:]), min_size=1, max_size=8))
+    left = {step: weights for step, weights in path.items() if step not in lost}
+    assert set(found(left, missing=tuple(lost))) == {"missing"}
+
+
+def test_steps_0_and_1_may_be_the_same_and_no_others():
+    path = walk()
+    assert np.array_equal(path[0], path[1]) and found(path) == {}
+    assert found(path | {5000: path[3000]}) == {"duplicate": [(3000, 5000)]}
+    assert found(path | {2: path[0]}) == {"duplicate": [(0, 1, 2)]}
+
+
+def test_final_weights_under_early_steps():
+    path = walk()
+    early = (64, 5000, 6000, 7000, 39_000)
+    assert found(path | {step: path[40_000] for step in early}) == {"final_weights_early": [early]}
+
+
+def test_a_hub_that_ignores_the_branch():
+    path = walk()
+    same = {step: path[40_000] for step in GRID}
+    assert found(same) == {"final_weights_early": [tuple(GRID[:-1])]}
+
+
+@pytest.mark.parametrize("early", [(1000,), (8000,), (5000, 6000, 7000)])
+def test_weights_of_the_end_that_are_not_the_final_ones(early):
+    path = walk()
+    random = np.random.default_rng(1)
+    for step in early:
+        near = path[40_000] + random.normal(0, 1e-4, (TENSORS, SIZE))
+        path[step] = near.astype(np.float32)
+    assert found(path) == {"final_weights_early": [early]}
+
+
+@pytest.mark.parametrize("tensors", [1, 4, 7])
+def test_a_shard_of_the_final_weights(tensors):
+    path = walk()
+    mixed = path[5000].copy()
+    mixed[:tensors] = path[40_000][:tensors]
+    assert found(path | {5000: mixed}) == {"stale_shard": [(5000,)]}
+
+
+def test_a_shard_of_another_step():
+    path = walk()
+    mixed = path[9000].copy()
+    mixed[3] = path[5000][3]
+    assert found(path | {9000: mixed}) == {"stale_shard": [(5000, 9000)]}
+
+
+def test_a_tensor_that_stands_still_for_a_while_is_not_stale():
+    path = walk()
+    for step in GRID:
+        path[step] = path[step].copy()
+        path[step][0] = path[8][0] if step <= 64 else path[step][0]
+        path[step][1] = path[30_000][1] if step >= 30_000 else path[step][1]
+    assert found(path) == {}
+
+
+def test_a_weight_that_is_rounded_to_and_fro_makes_nothing_stale():
+    """A scale of the norms near 1 in half precision; it is the same at 16 and 64, not at 32."""
+    path, start = walk(), walk()[0][2]
+    for step in GRID:
+        path[step] = path[step].copy()
+        path[step][2] = 1.0 if step <= 64 else 1.0 + path[step][2] - start
+    path[32][2, 0] += 2.0**-10
+    assert found(path) == {}
+
+
+@pytest.mark.parametrize(
+    "pair", [(5000, 6000), (5000, 20_000), (64, 30_000), (512, 1000), (39_000, 40_000)]
+)
+@pytest.mark.parametrize("straight", [0.0, 0.3])
+def test_two_steps_in_each_others_place(pair, straight):
+    path = walk(straight=straight)
+    one, other = pair
+    path[one], path[other] = path[other], path[one]
+    assert found(path) == {"swapped_steps": [pair]}
+
+
+def test_two_pairs_of_steps_in_each_others_place():
+    path = walk()
+    for one, other in ((3000, 4000), (20_000, 25_000)):
+        path[one], path[other] = path[other], path[one]
+    assert sorted(found(path)["swapped_steps"]) == [(3000, 4000), (20_000, 25_000)]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [(4,), (5000,), (40_000,), tuple(range(5000, 12_001, 1000)), tuple(range(30_000, 40_001, 1000)),
+     tuple(GRID[:5])],
+    ids=["early", "one", "last", "series", "to the end", "from the start"],
+)  # fmt: skip
+def test_weights_of_another_run(steps):
+    path, other = walk(), walk(seed=1)
+    assert found(path | {step: other[step] for step in steps})["foreign_series"] == [
+        tuple(step for step in steps if step != 1)
+    ]
+
+
+def test_tensors_of_another_shape():
+    kinds = found(walk(), shapes={3000: "8x8", 4000: "8x8"})
+    assert kinds == {"foreign_series": [(3000, 4000)]}
+
+
+def test_few_revisions_and_none():
+    path = walk()
+    assert found({step: path[step] for step in (0, 1, 1000)}) == {}
+    assert found({1000: path[1000]}) == {}
+    with pytest.raises(ValueError, match="no revision of the suite could be had"):
+        found({}, missing=(0, 1))
+
+
+# What is done about it
+
+
+def test_the_line_names_the_finding_the_revisions_and_the_key():
+    path = walk()
+    faults = {step: path[40_000] for step in (64, 5000, 6000, 7000)} | {20_000: path[21_000]}
+    observed = examine(*tables(path | faults, missing=(8,)))
+    with pytest.raises(IntegrityError) as error:
+        judge(observed, {}, grid=GRID, key="suites.tiny.integrity")
+    line = str(error.value)
+    assert "\n" not in line
+    assert "final_weights_early: steps 64, 5000 to 7000 (the weights of step 40000)" in line
+    assert "duplicate: steps 20000, 21000 (the same weights)" in line
+    assert "suites.tiny.integrity.final_weights_early, suites.tiny.integrity.duplicate" in line
+    assert "missing" not in line
+
+
+@pytest.mark.parametrize("kind", FINDINGS)
+def test_severity_decides(kind):
+    from workflow_scripts.lib.findings import Found
+
+    one = [Found(kind, (8,), "why")]
+    assert judge(one, {kind: "ignore"}, grid=GRID, key="k") == []
+    assert judge(one, {kind: "warn"}, grid=GRID, key="k") == [f"{kind}: step 8 (why)"]
+    with pytest.raises(IntegrityError, match=f"k.{kind} to warn or ignore"):
+        judge(one, {kind: "stop"}, grid=GRID, key="k")
+    if DEFAULT_SEVERITY[kind] == "stop":
+        with pytest.raises(IntegrityError):
+            judge(one, {}, grid=GRID, key="k")
+    else:
+        assert kind == "missing" and len(judge(one, {}, grid=GRID, key="k")) == 1
+
+
+def test_runs_of_neighbours_are_named_by_their_ends():
+    assert name_steps([8, 0, 1], GRID) == "0, 1, 8"
+    assert name_steps([0, 1, 2, 4, 64, 39_000, 40_000], GRID) == "0 to 4, 64, 39000, 40000"
+
+
+def test_the_table_shows_what_was_found_and_how_far_each_revision_moved():
+    path = walk()
+    path[5000] = path[40_000]
+    revisions, prints = tables(path, missing=(8,))
+    revisions = revisions[(revisions["step"] != 8) | (revisions["status"] == "missing")]
+    prints = prints[prints["step"] != 8]
+    unread = dict.fromkeys(("bytes", "n_tensors", "n_weights"), 1)
+    table = suite_table(revisions.assign(**unread), prints, examine(revisions, prints), "tiny")
+    table = table.set_index("step")
+    assert list(table.index) == GRID
+    assert table.loc[[8, 5000], "findings"].to_list() == ["missing", "final_weights_early"]
+    assert set(table["findings"]) == {"", "missing", "final_weights_early"}
+    moved = table["distance_to_previous"]
+    assert moved[[0, 8]].isna().all() and moved[1] == 0.0
+    length = np.linalg.norm(path[4].astype(float))
+    expected = np.linalg.norm(path[16].astype(float) - path[4].astype(float)) / length
+    assert moved[16] == pytest.approx(expected, rel=1e-3), "to the previous one that is there"
+    assert moved[5000] > 5 * moved[4000]
+    assert table["duplicate_of"].dropna().to_dict() == {1: 0, 40_000: 5000}

@@ -1,0 +1,169 @@
+"""A revision that could not be had: said beside the numbers, and never one of them."""
+
+import json
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from tests import synthetic
+from tests.test_claims_suites import measure, suite_table
+from tests.test_phases import suite as run_of
+from workflow_scripts.lib import (
+    figure_audit,
+    figure_bit_widths,
+    figure_kurtosis,
+    figure_texts,
+    table_formats,
+    tables,
+)
+from workflow_scripts.lib.claims.verdicts import NOT_RUN, judge_claim
+from workflow_scripts.lib.early_warning import warning_table
+from workflow_scripts.lib.hypothesis_tests import all_statistics
+from workflow_scripts.lib.missing import holes, missing_steps, missing_words
+from workflow_scripts.lib.phases import describe_phases
+from workflow_scripts.lib.results import Results
+
+MINI, LOST = synthetic.MINI, 3080  # the sixth row of Table 1
+WORDS = "missing: step 3,080"
+
+
+def without(table: pd.DataFrame) -> pd.DataFrame:
+    return table[table["step"] != LOST]
+
+
+PHASES = synthetic.phases() | {"missing": [LOST]}
+
+
+def test_holes_of_a_grid():
+    assert holes([0, 1, 2, 40, 80, 160], 40) == [120]
+    assert holes([40, 80], 40) == holes([], 40) == holes([0, 1], 40) == []
+
+
+def test_words():
+    assert missing_words([]) == missing_words({}) == missing_words(synthetic.phases()) == ""
+    assert missing_words([LOST]) == missing_words(PHASES) == WORDS
+    assert missing_words([8, 4]) == "missing: steps 4, 8"
+    assert missing_words(range(0, 9000, 1000)).endswith("4,000, 5,000 and 3 more")
+    table = synthetic.suite_table(missing=(LOST,))
+    assert missing_steps(table) == [LOST] and len(table) == 154
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory) -> dict[str, str]:
+    audit = without(synthetic.audit())
+    table = tables.audit_table(audit, PHASES, synthetic.PAPER_TABLE1, suite=MINI)
+    paths = [tmp_path_factory.mktemp("t") / f"table1.{suffix}" for suffix in ("csv", "md", "tex")]
+    table_formats.write(table, paths)
+    return {path.suffix: " ".join(path.read_text().split("\n")) for path in paths}
+
+
+def test_table_1_has_na_in_the_row_and_a_note(printed):
+    rows = printed[".csv"].split(" ")
+    [row] = [cell for cell in rows if cell.startswith("NA,3080,")]
+    own, paper = row.split(",")[:10], row.split(",")[10:]
+    assert own == ["NA", "3080", *["NA"] * 8]
+    assert "NA" not in paper and paper[1] == "77000"
+    assert printed[".csv"].count("NA") == 9
+    # The note is one; LaTeX has the two ends of the interval in the cell of the gap.
+    assert printed[".md"].count("NA") == 10 and printed[".tex"].count("NA") == 8
+    for text in (printed[".md"], printed[".tex"]):
+        assert f"NA: the revision could not be had ({WORDS})" in text
+    assert "NA [" not in printed[".tex"] and "[NA" not in printed[".tex"]
+
+
+def test_a_suite_without_holes_has_neither(tmp_path):
+    table = tables.audit_table(
+        synthetic.audit(), synthetic.phases(), synthetic.PAPER_TABLE1, suite=MINI
+    )
+    paths = [tmp_path / f"table1.{suffix}" for suffix in ("csv", "md", "tex")]
+    table_formats.write(table, paths)
+    assert not any("NA" in path.read_text() for path in paths)
+
+
+@pytest.mark.parametrize("lost", [500, 3000])
+def test_phases_pass_over_the_hole_and_say_so(lost):
+    audit, sequences = run_of(count=30)
+    rest = {"spacing": 100, "resamples": 10, "seed": 0}
+    whole = describe_phases(audit, sequences, **rest)
+    left = describe_phases(
+        audit[audit["step"] != lost], sequences[sequences["step"] != lost], **rest, missing=[lost]
+    )
+    assert left["missing"] == [lost] and "missing" not in whole
+    last = 2900 if lost == 3000 else 3000
+    assert left["segments"][-1]["last_step"] == last
+    assert sum(part["n"] for part in left["segments"]) < sum(p["n"] for p in whole["segments"])
+    assert lost not in [left[name]["step"] for name in ("convergence", "onset")]
+    json.dumps(left, allow_nan=False)
+
+
+def test_statistics_leave_it_out_and_note_it():
+    audit, kurtosis = without(synthetic.audit()), without(synthetic.kurtosis())
+    more = {"spacing": MINI["spacing"], "baseline": "cosine"}
+    found = all_statistics(synthetic.forks(), audit, kurtosis, PHASES, **more)
+    whole = all_statistics(
+        synthetic.forks(), synthetic.audit(), synthetic.kurtosis(), synthetic.phases(), **more
+    )
+    assert len(found) == len(whole)
+    about_run = found["unit"] == "checkpoint"
+    assert found.loc[about_run, "note"].str.contains(WORDS).all()
+    assert not found.loc[~about_run, "note"].fillna("").str.contains("missing").any()
+    assert not whole["note"].fillna("").str.contains("missing").any()
+    counts = pd.concat([found["n_a"], whole["n_a"]], axis=1)[about_run]
+    assert (counts.iloc[:, 0] < counts.iloc[:, 1]).sum() > 6
+    assert found.loc[about_run, "value"].notna().all()
+
+
+def test_early_warnings_leave_it_out_and_note_it():
+    audit, sequences = run_of(count=30)
+    phases = describe_phases(audit, sequences, spacing=100, resamples=10, seed=0)
+    audit = audit.assign(lr_fraction=1.0 - audit["step"] / 4000)
+    whole = warning_table(audit, sequences, phases, spacing=100)
+    left = warning_table(
+        audit[audit["step"] != 1500], sequences[sequences["step"] != 1500], phases, spacing=100
+    )
+    assert left["note"].str.endswith("missing: step 1,500").all()
+    assert not whole["note"].str.contains("missing").any()
+    assert (left["evaluations"] == whole["evaluations"] - 1).all()
+
+
+def test_figures_and_their_texts_say_so():
+    audit, kurtosis = without(synthetic.audit()), without(synthetic.kurtosis())
+    figures = [
+        figure_audit.draw(audit, PHASES, suite=MINI),
+        figure_kurtosis.draw(kurtosis, audit, PHASES, suite=MINI),
+        figure_bit_widths.draw(audit, synthetic.PAPER_TABLE1, suite=MINI),
+    ]
+    assert all(figure.get_suptitle().endswith(f"; {WORDS}") for figure in figures)
+    assert "at 153 checkpoints" in figures[0].get_suptitle()
+    assert WORDS in figure_texts.audit_text(audit, PHASES, suite=MINI)
+
+
+def test_notebooks_say_so_on_top(tmp_path):
+    synthetic.suite_table(missing=(LOST,)).to_csv(tmp_path / "suite.csv", index=False)
+    assert Results(tmp_path, MINI).notice().endswith(f"could not be had ({WORDS}).")
+    synthetic.suite_table().to_csv(tmp_path / "suite.csv", index=False)
+    assert "could not be had" not in Results(tmp_path, MINI).notice()
+
+
+def test_the_ledger_counts_what_is_there_and_names_what_is_not():
+    known = measure()
+    steps = sorted(known.audit["step"].unique())
+    revisions = suite_table().iloc[: len(steps)].assign(step=steps)
+    lost = 77_000
+    revisions.loc[revisions["step"] == lost, ["status", "weights_sha256"]] = ["missing", None]
+    holed = replace(known, suite_table=revisions, audit=known.audit[known.audit["step"] != lost])
+    claims = {claim.id: claim for claim in known.ledger.claims}
+    count = judge_claim(holed, claims["C01"])
+    expected = f"{len(steps) - 1} revisions, {len(steps) - 2} distinct models"
+    assert f"{expected} (missing: step 77,000)" in count.measured
+    of_table_1 = [f"C{n:02d}" for n in range(6, 26)]
+    rows = [
+        judge_claim(holed, claims[name])
+        for name in of_table_1
+        if claims[name].paper.get("step") == lost
+    ]
+    assert len(rows) == 2
+    for row in rows:
+        assert row.verdict == NOT_RUN
+        assert "step 77000 in audit.csv, whose revision could not be had" in row.reason
