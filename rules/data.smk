@@ -1,6 +1,7 @@
 """Text to fixed batches of tokens.
 
-REQUIRED INPUTS  none: text comes from installed packages or from the hub
+REQUIRED INPUTS  the local text files that a suite names; else text comes from installed
+                 packages or from the hub
 OUTPUTS          results/{suite}/data/train.jsonl, validation.jsonl, text.json
                  results/{suite}/data/tokenizer.json, tokenizer_source.json (from the hub)
                  results/{suite}/data/validation.safetensors, validation.json
@@ -10,6 +11,8 @@ OUTPUTS          results/{suite}/data/train.jsonl, validation.jsonl, text.json
 
 rule collect_text:
     """Documents of both splits and where they came from."""
+    input:
+        files=planned("text_files"),
     output:
         train="results/{suite}/data/train.jsonl",
         validation="results/{suite}/data/validation.jsonl",
@@ -116,6 +119,7 @@ rule fix_batches:
         "../envs/analysis.yaml"
     params:
         batches=planned("batches"),
+        vocabulary=planned("vocabulary"),
         code=code_hash("workflow_scripts/fix_batches.py"),
     message:
         "Fixing the batches of {wildcards.suite}"

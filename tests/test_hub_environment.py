@@ -1,4 +1,4 @@
-"""The user's cache, token and environment; text and tokenizers; the unmodified libraries."""
+"""The user's cache, token and environment; tokenizers; the unmodified libraries."""
 
 import json
 import shutil
@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import zstandard
 from huggingface_hub import constants, hf_hub_download, snapshot_download
 
 from tests.hub.libraries import point_at
@@ -16,7 +15,6 @@ from tests.hub.server import TinyHub
 from tests.test_hub_checkpoints import run_script
 from tests.workflow import ROOT
 from workflow_scripts.lib.hub.checkpoints import download_checkpoint
-from workflow_scripts.lib.hub.documents import stream_documents
 from workflow_scripts.lib.hub.errors import HubError, RevisionMissing
 from workflow_scripts.lib.hub.retrying import Patience
 from workflow_scripts.lib.hub.revisions import resolve
@@ -24,23 +22,16 @@ from workflow_scripts.lib.hub.revisions import resolve
 REPO, GATED, TOKEN = "tiny/neox", "tiny/gated", "hf_test"
 TOKENIZER = b'{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}'
 NO_PATIENCE = Patience(attempts=1)
-DOCUMENTS = [f"document {n}: é 漢字\n\twith lines" for n in range(300)]
-
-
-def jsonl_zst(texts) -> bytes:
-    lines = (json.dumps({"text": text, "meta": {"set": "x"}}) + "\n" for text in texts)
-    return zstandard.compress("".join(lines).encode())
 
 
 @pytest.fixture(scope="module")
 def server():
     main = {"config.json": config_bytes(), "model.safetensors": as_safetensors(model_tensors(400))}
-    text = {"val.jsonl.zst": jsonl_zst(DOCUMENTS), "train/00.jsonl.zst": jsonl_zst(["other"])}
     models = {
         REPO: model_branches(steps=(0, 1)) | {"main": main | {"tokenizer.json": TOKENIZER}},
         GATED: {"main": main},
     }
-    with TinyHub(models, {"tiny/pile": {"main": text}}, gated=(GATED,), token=TOKEN) as hub:
+    with TinyHub(models, gated=(GATED,), token=TOKEN) as hub:
         yield hub
 
 
@@ -191,14 +182,6 @@ def test_text_and_tokenizers_need_no_torch(script):
     """Their rules have an environment without it."""
     code = f"import sys; sys.modules['torch'] = None; import workflow_scripts.{script}"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=300)
-
-
-def test_documents_are_streamed_from_a_compressed_file_of_a_dataset(hub):
-    assert list(stream_documents("tiny/pile", "val.jsonl.zst")) == DOCUMENTS
-    assert list(stream_documents("tiny/pile", "train/00.jsonl.zst")) == ["other"]
-    assert all(r.status < 400 for r in hub.requests if "/datasets/" in r.path)
-    with pytest.raises(FileNotFoundError):
-        list(stream_documents("tiny/pile", "test.jsonl.zst"))
 
 
 # The tiny hub itself

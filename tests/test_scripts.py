@@ -19,8 +19,8 @@ from snakemake.iocontainers import Namedlist
 
 from tests.workflow import ROOT
 from workflow_scripts.lib.checkpoints import save_model
+from workflow_scripts.lib.documents import write_documents
 from workflow_scripts.lib.logs import logged, progress, say
-from workflow_scripts.lib.text import write_documents
 from workflow_scripts.lib.training import build_model
 
 STEPS = (0, 1, 2)
@@ -91,6 +91,7 @@ def data(tmp_path_factory) -> Path:
         params={
             "batches": {"validation": {"sequences": 6, "length": 16},
                         "train": {"sequences": 20, "length": 16}},
+            "vocabulary": {},
             "code": "abc",
         },
     )  # fmt: skip

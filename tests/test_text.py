@@ -1,19 +1,15 @@
 """The embedded text: what is taken, and that validation never occurs in training."""
 
+import hashlib
 import json
 
 import pytest
 
 from workflow_scripts import fix_batches, train_tokenizer
-from workflow_scripts.lib import text as lib_text
-from workflow_scripts.lib.text import (
-    collect,
-    read_documents,
-    shared_documents,
-    up_to,
-    without,
-    write_documents,
-)
+from workflow_scripts.lib.documents import read_documents, write_documents
+from workflow_scripts.lib.leakage import shared_documents
+from workflow_scripts.lib.text import collect, up_to
+from workflow_scripts.lib.text_sources import TextError
 from workflow_scripts.lib.tokens import file_sha256, read_tokens
 
 SOURCE = {
@@ -43,6 +39,7 @@ def fix(folder, out):
         tokenizer=str(folder / "tokenizer.json"),
         manifest=folder / "text.json",
         batches=BATCHES,
+        vocabulary={},
         outputs=outputs,
     )
     return outputs
@@ -121,10 +118,12 @@ def test_documents_survive_the_round_trip(tmp_path):
     assert list(read_documents(tmp_path / "t.jsonl")) == texts
 
 
-def test_up_to_and_without():
-    assert list(up_to(["aa", "bb", "cc"], 3)) == ["aa", "bb"]
-    assert list(without(["a", "b", "a"], {"a"})) == ["b"]
-    assert list(without(["one\n  two", "onetwo", "One two"], ["one two "])) == ["onetwo", "One two"]
+def test_up_to():
+    assert list(up_to(["aa", "bb", "cc"], {"amount": 3})) == ["aa", "bb"]
+    assert list(up_to(["aa", "bb"], {"amount": 5})) == ["aa", "bb"]
+    texts = ["a", "long one", "b", "another", "a third long one", "more"]
+    assert list(up_to(texts, {"amount": 2, "document_of": 5})) == texts[:4]
+    assert list(up_to(texts, {"amount": 10, "longest": 7})) == texts[:6]
 
 
 def test_two_collections_are_the_same_to_the_byte(collected, tmp_path):
@@ -143,39 +142,81 @@ def test_another_seed_divides_the_same_documents_otherwise(collected, tmp_path):
     assert set.union(*before) == set.union(*after) and before[1] != after[1]
 
 
+# Text of files
+
+
 @pytest.fixture
-def hub(monkeypatch):
-    """Files of a hub dataset, by name; training repeats a validation document twice."""
-    files = {
-        "val.jsonl.zst": [f"held out {n}" for n in range(10)],
-        "00.jsonl.zst": [
-            "seen 0",
-            "held out 0",
-            "held\n  out 1 ",
-            *(f"seen {n}" for n in range(1, 9)),
-        ],
-    }
-    monkeypatch.setattr(lib_text, "stream_documents", lambda repo, file: iter(files[file]))
+def files(tmp_path):
+    """A source of local files; training repeats two validation documents."""
+    held_out = [f"held out {n}" for n in range(10)]
+    seen = ["seen 0", "held out 0", "held\n  out 1 ", *(f"seen {n}" for n in range(1, 9))]
+    write_documents(tmp_path / "val.jsonl", held_out)
+    write_documents(tmp_path / "00.jsonl", seen)
     return {
         "text": {
-            "source": "hub",
-            "validation": {"repo": "a/b", "file": "val.jsonl.zst"},
-            "train": {"repo": "a/b", "file": "00.jsonl.zst"},
+            "source": "files",
+            "validation": [{"path": str(tmp_path / "val.jsonl")}],
+            "train": [{"path": str(tmp_path / "00.jsonl")}],
         },
-        "tokens": {"validation": 5, "train": 6},
+        "wanted": {"validation": {"amount": 40}, "train": {"amount": 48}},
     }
 
 
-def test_the_hub_gives_enough_documents_and_none_twice(hub, tmp_path):
+def test_enough_documents_are_taken_and_none_twice(files, tmp_path):
     paths = tmp_path / "train.jsonl", tmp_path / "validation.jsonl"
-    manifest = collect(hub, *paths)
+    manifest = collect(files, *paths)
     train, validation = (list(read_documents(path)) for path in paths)
-    # Eight characters for each wanted token: 40 of validation are four of ten, 48 are eight of six.
+    # Of validation four of ten characters are 40, of training eight of six are 48.
     assert validation == [f"held out {n}" for n in range(4)]
     assert train == [f"seen {n}" for n in range(8)]
     assert manifest["validation_documents"] == 4 and manifest["train_documents"] == 8
-    assert manifest["validation"] == hub["text"]["validation"]
     assert shared_documents(train, validation) == 0
+    taken = manifest["train"]
+    assert taken["taken"] == files["text"]["train"][0]["path"] and taken["commit"] is None
+    assert taken["documents"] == 8 and taken["characters"] == 48
+    assert taken["left_out_as_validation"] == 2 and taken["passed_over"] == []
+    digest = hashlib.sha256(b"".join(text.encode() + b"\0" for text in train)).hexdigest()
+    assert taken["sha256"] == digest
+
+
+def test_one_file_can_be_both_splits(files, tmp_path):
+    files["text"]["train"] = files["text"]["validation"]
+    files["wanted"]["train"]["amount"] = 30
+    paths = tmp_path / "train.jsonl", tmp_path / "validation.jsonl"
+    manifest = collect(files, *paths)
+    assert list(read_documents(paths[0])) == ["held out 4", "held out 5", "held out 6"]
+    assert manifest["train"]["left_out_as_validation"] == 4
+
+
+def test_a_broken_source_leaves_nothing_behind(files, tmp_path):
+    bad = tmp_path / "00.jsonl"
+    bad.write_text('{"text": "fine"}\n{"text": \n')
+    paths = tmp_path / "out" / "train.jsonl", tmp_path / "out" / "validation.jsonl"
+    with pytest.raises(TextError, match="00.jsonl: line 2 is not JSON"):
+        collect(files, *paths)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["validation.jsonl"]
+
+
+def test_the_first_source_that_can_be_had_is_taken_and_the_others_are_said(files, tmp_path):
+    there = files["text"]["validation"][0]
+    missing = {"path": str(tmp_path / "nowhere.jsonl")}
+    files["text"]["validation"] = [missing, there, {"path": str(tmp_path / "00.jsonl")}]
+    manifest = collect(files, tmp_path / "train.jsonl", tmp_path / "validation.jsonl")
+    assert manifest["validation"]["taken"] == there["path"]
+    assert manifest["validation"]["passed_over"] == [
+        {"source": missing["path"], "reason": "no such file"}
+    ]
+
+
+def test_where_none_can_be_had_one_line_says_why_of_each(files, tmp_path):
+    files["text"]["train"] = [{"path": f"{tmp_path}/{name}"} for name in ("a.txt", "b.jsonl")]
+    (tmp_path / "b.jsonl").mkdir()
+    with pytest.raises(TextError) as error:
+        collect(files, tmp_path / "train.jsonl", tmp_path / "validation.jsonl")
+    assert str(error.value) == (
+        f"train text: none of its sources can be had: {tmp_path}/a.txt (no such file); "
+        f"{tmp_path}/b.jsonl (is no file)"
+    )
 
 
 def test_a_document_that_repeats_in_other_white_space_is_refused(tmp_path, collected):

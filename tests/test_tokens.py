@@ -6,11 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
+from workflow_scripts.lib.packing import encode_stream
 from workflow_scripts.lib.tokens import (
     END_OF_TEXT,
-    encode_stream,
     file_sha256,
-    pack,
     read_tokens,
     train_tokenizer,
     write_tokens,
@@ -35,7 +34,7 @@ def tokenizer():
 
 
 def encode(tokenizer, text):
-    [ids] = encode_stream(tokenizer, [text])
+    [ids] = encode_stream(tokenizer, [text], end=0)
     return ids
 
 
@@ -56,7 +55,7 @@ def test_every_text_survives(tokenizer, text):
 
 @given(texts=st.lists(TEXTS, max_size=5))
 def test_one_end_of_text_a_document_and_nothing_before_it(tokenizer, texts):
-    documents = list(encode_stream(tokenizer, texts))
+    documents = list(encode_stream(tokenizer, texts, end=0))
     assert len(documents) == len(texts)
     for ids in documents:
         assert ids.count(0) == 1
@@ -74,7 +73,7 @@ def test_documents_are_encoded_alone_and_lazily(tokenizer):
         yield "first"
         raise RuntimeError("second")
 
-    stream = encode_stream(tokenizer, texts())
+    stream = encode_stream(tokenizer, texts(), end=0)
     assert next(stream) == encode(tokenizer, "first")
     with pytest.raises(RuntimeError, match="second"):
         next(stream)
@@ -104,43 +103,6 @@ def test_a_vocabulary_smaller_than_the_bytes_is_refused(size):
     with pytest.raises(ValueError, match=f"vocab_size {size}: 257 or more"):
         train_tokenizer(TRAINING_TEXTS, size)
     assert train_tokenizer(TRAINING_TEXTS, 257).get_vocab_size() == 257
-
-
-# Packing
-
-
-@given(
-    st.lists(st.lists(st.integers(1, 50), max_size=9).map(lambda ids: [*ids, 0]), min_size=1),
-    st.integers(1, 6),
-    st.integers(1, 8),
-)
-def test_packing_cuts_the_concatenation_and_never_pads(documents, sequences, length):
-    stream = [token for ids in documents for token in ids]
-    if len(stream) < sequences * length:
-        message = f"holds {len(stream)} tokens, .* need {sequences * length}$"
-        with pytest.raises(ValueError, match=message):
-            pack(iter(documents), sequences=sequences, length=length)
-        return
-    tokens = pack(iter(documents), sequences=sequences, length=length)
-    assert tokens.shape == (sequences, length)
-    assert tokens.dtype == np.int32
-    assert tokens.reshape(-1).tolist() == stream[: sequences * length]
-
-
-def test_a_text_one_token_short_is_refused_with_both_numbers():
-    documents = [[1] * 1_000, [2] * 535]
-    assert pack(documents, sequences=5, length=307).shape == (5, 307)
-    with pytest.raises(ValueError) as error:
-        pack(documents, sequences=8, length=192)
-    assert str(error.value) == "the text holds 1,535 tokens, 8 sequences of 192 need 1,536"
-
-
-def test_packing_reads_no_further_than_it_must():
-    def documents():
-        yield [1, 2, 3]
-        raise AssertionError("one document was enough")
-
-    assert pack(documents(), sequences=1, length=3).tolist() == [[1, 2, 3]]
 
 
 # Files

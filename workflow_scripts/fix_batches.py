@@ -1,32 +1,24 @@
 """Fix the validation batches and the training stream of a suite, once for everything."""
 
-from tokenizers import Tokenizer
-
+from workflow_scripts.lib.batches import fix_split, overlap
 from workflow_scripts.lib.logs import logged, say
 from workflow_scripts.lib.provenance import read_json, write_json
-from workflow_scripts.lib.text import read_documents, shared_documents
-from workflow_scripts.lib.tokens import encode_stream, file_sha256, pack, write_tokens
 
 
-def main(*, texts: dict, tokenizer: str, manifest: str, batches: dict, outputs: dict) -> None:
+def main(
+    *, texts: dict, tokenizer: str, manifest: str, batches: dict, vocabulary: dict, outputs: dict
+) -> None:
     """Write one token file and one manifest per split.
 
-    ``texts`` maps splits to documents, ``batches`` to sequences and length, and
-    ``outputs`` to the two files. Raises ``ValueError`` where a validation document
-    occurs in training.
+    ``texts`` maps splits to documents, ``batches`` to how they are cut, and ``outputs`` to
+    the two files; ``vocabulary`` names the end of text and the size of the model's. Raises
+    ``UserError`` where a validation document occurs in training.
     """
-    shared = shared_documents(read_documents(texts["train"]), read_documents(texts["validation"]))
-    if shared:
-        raise ValueError(f"{texts['train']}: {shared} validation documents occur in training")
-    encoder = Tokenizer.from_file(tokenizer)
+    shared, source = overlap(texts["train"], texts["validation"]), read_json(manifest)
     for split, (tokens_file, manifest_file) in outputs.items():
-        tokens = pack(encode_stream(encoder, read_documents(texts[split])), **batches[split])
-        write_tokens(tokens_file, tokens)
-        record = {"split": split, **batches[split], "documents_shared_with_training": 0}
-        record |= {"largest_id": int(tokens.max()), "vocab_size": encoder.get_vocab_size()}
-        record |= {"sha256": file_sha256(tokens_file), "tokenizer_sha256": file_sha256(tokenizer)}
-        write_json(manifest_file, record | {"text": read_json(manifest)})
-        say(f"{split}: {len(tokens)} sequences of {tokens.shape[1]} tokens")
+        record = fix_split(tokenizer, texts[split], tokens_file, **batches[split], **vocabulary)
+        write_json(manifest_file, {"split": split, **record, **shared, "text": source})
+        say(f"{split}: {record['sequences']} sequences of {record['length']} tokens")
 
 
 if __name__ == "__main__":
@@ -37,5 +29,6 @@ if __name__ == "__main__":
             tokenizer=snakemake.input.tokenizer,
             manifest=snakemake.input.manifest,
             batches=snakemake.params.batches,
+            vocabulary=snakemake.params.vocabulary,
             outputs={s: (snakemake.output[s], snakemake.output[f"{s}_manifest"]) for s in splits},
         )

@@ -1,7 +1,7 @@
 """Train the byte-level BPE tokenizer of a suite on its training documents."""
 
+from workflow_scripts.lib.documents import read_documents
 from workflow_scripts.lib.logs import logged, say
-from workflow_scripts.lib.text import read_documents
 from workflow_scripts.lib.tokens import train_tokenizer
 
 

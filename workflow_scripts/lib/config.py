@@ -4,7 +4,6 @@
 to each other. Every error names the key, the value and what would be valid.
 """
 
-import math
 from collections.abc import Mapping
 from itertools import chain
 
@@ -12,6 +11,7 @@ from workflow_scripts.lib.config_error import ConfigError
 from workflow_scripts.lib.config_revisions import revision_mistakes
 from workflow_scripts.lib.config_schema import schema_errors, suggest
 from workflow_scripts.lib.config_sources import grid_mistakes, source_mistakes
+from workflow_scripts.lib.config_text import text_mistakes
 from workflow_scripts.lib.corpus import package_root, package_versions
 from workflow_scripts.lib.roles import FP32
 from workflow_scripts.lib.suite import nearest, revision_steps
@@ -129,14 +129,9 @@ def _check_phase_resolved(key: str, fork: Mapping) -> None:
             )
 
 
-def _check_batches(name: str, suite: Mapping) -> None:
-    longest = suite.get("architecture", {}).get("max_length", math.inf)
-    for split, batches in suite["batches"].items():
-        if batches["length"] > longest:
-            raise ConfigError(
-                f"config key suites.{name}.batches.{split}.length: {batches['length']} is longer "
-                f"than architecture.max_length {longest}"
-            )
+def _check_text(name: str, suite: Mapping) -> None:
+    for key, mistake in text_mistakes(suite):
+        raise ConfigError(f"config key suites.{name}.{key}: {mistake}")
 
 
 def _check_packages(name: str, suite: Mapping) -> None:
@@ -167,7 +162,7 @@ def _check_suite(name: str, suite: Mapping, quantizers: Mapping) -> None:
     _check_quantizers(name, suite, quantizers)
     if "fork" in suite:
         _check_fork(name, suite, steps)
-    _check_batches(name, suite)
+    _check_text(name, suite)
     _check_packages(name, suite)
 
 

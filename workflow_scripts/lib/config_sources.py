@@ -51,7 +51,7 @@ def _purpose(suite: Mapping) -> str:
 
 def _tokenizer_mistakes(prefix: str, suite: Mapping) -> Iterator[str]:
     source, valid = suite["source"], TOKENIZERS[suite["source"]]
-    optional = ("end_of_text",) if source == "pretrain" else ("end_of_text", "revision")
+    optional = () if source == "pretrain" else ("end_of_text", "revision")
     keys = [key for key in suite["tokenizer"] if key not in optional]
     if keys not in valid:
         choices = " or ".join(", ".join(one) or "no key" for one in valid)

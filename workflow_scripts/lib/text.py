@@ -1,64 +1,75 @@
 """Training and validation documents of a suite, as json lines files with a manifest."""
 
-import json
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from workflow_scripts.lib import corpus
-from workflow_scripts.lib.hub.documents import stream_documents
-from workflow_scripts.lib.logs import progress
+from workflow_scripts.lib.documents import read_documents, write_documents
+from workflow_scripts.lib.hub.retrying import PATIENT, Patience
+from workflow_scripts.lib.leakage import document_keys, without
+from workflow_scripts.lib.logs import progress, say
+from workflow_scripts.lib.text_files import read_texts
+from workflow_scripts.lib.text_sources import find_first
 
-# A subword token of English or code stands for three to five characters; eight leave room.
-CHARACTERS_PER_TOKEN = 8
-
-
-def write_documents(path: str | Path, texts: Iterable[str]) -> int:
-    """Write one ``{"text": …}`` per line; returns how many."""
-    count = 0
-    with open(path, "w", encoding="utf-8") as stream:
-        for text in texts:
-            stream.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
-            count += 1
-    return count
+SPLITS = ("validation", "train")  # validation first: training leaves its documents out
 
 
-def read_documents(path: str | Path) -> Iterator[str]:
-    """Texts of a file that ``write_documents`` wrote."""
-    with open(path, encoding="utf-8") as stream:
-        for line in stream:
-            yield json.loads(line)["text"]
+def up_to(texts: Iterable[str], wanted: Mapping[str, int]) -> Iterator[str]:
+    """Texts from the front until they give ``wanted["amount"]``.
 
-
-def up_to(texts: Iterable[str], characters: int) -> Iterator[str]:
-    """Texts from the front until together they have ``characters``."""
-    taken = 0
+    Without ``document_of`` that is so many characters; with it, so many documents of at least
+    ``document_of`` characters. Documents of more than ``longest`` characters do not count.
+    """
+    given = 0
+    shortest, longest = wanted.get("document_of"), wanted.get("longest")
     for text in texts:
         yield text
-        taken += len(text)
-        if taken >= characters:
+        if longest is not None and len(text) > longest:
+            continue
+        given += len(text) if shortest is None else len(text) >= shortest
+        if given >= wanted["amount"]:
             return
 
 
-def without(texts: Iterable[str], excluded: Iterable[str]) -> Iterator[str]:
-    """Texts that are not in ``excluded``, white space aside."""
-    known = set(map(corpus.words, excluded))
-    return (text for text in texts if corpus.words(text) not in known)
+class Tally:
+    """Passes texts on and keeps their number, their characters and a digest of them all."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.texts = texts
+        self.documents = self.characters = 0
+        self._digest = hashlib.sha256()
+
+    def __iter__(self) -> Iterator[str]:
+        for text in self.texts:
+            self.documents += 1
+            self.characters += len(text)
+            self._digest.update(text.encode() + b"\0")
+            yield text
+
+    def record(self) -> dict[str, int | str]:
+        """What went through so far, for the manifest."""
+        counted = {"documents": self.documents, "characters": self.characters}
+        return counted | {"sha256": self._digest.hexdigest()}
 
 
-def collect(source: Mapping, train: str, validation: str) -> dict:
+def collect(
+    source: Mapping, train: str | Path, validation: str | Path, patience: Patience = PATIENT
+) -> dict:
     """Write the documents of both splits and return the manifest.
 
-    ``source`` has ``text``, a suite's section of the configuration, and for the hub
-    ``tokens``, how many each split must give.
+    ``source`` has ``text``, a suite's section of the configuration, and for files
+    ``wanted``, what each split must give (see ``up_to``).
     """
     text = {name: value for name, value in source["text"].items() if name != "source"}
     if source["text"]["source"] == "packages":
         return collect_packages(text, train, validation)
-    return collect_hub(text, train, validation, source["tokens"])
+    paths = {"train": train, "validation": validation}
+    return collect_files(text, paths, source["wanted"], patience)
 
 
-def collect_packages(text: Mapping, train: str, validation: str) -> dict:
+def collect_packages(text: Mapping, train: str | Path, validation: str | Path) -> dict:
     """Write the documents of installed packages and return the manifest."""
     found = {
         name: corpus.package_documents(name, text["min_characters"])
@@ -78,24 +89,37 @@ def collect_packages(text: Mapping, train: str, validation: str) -> dict:
     }
 
 
-def collect_hub(text: Mapping, train: str, validation: str, tokens: Mapping[str, int]) -> dict:
-    """Write enough documents of hub datasets for ``tokens`` per split; return the manifest.
+def collect_files(
+    text: Mapping,
+    paths: Mapping[str, str | Path],
+    wanted: Mapping[str, Mapping[str, int]],
+    patience: Patience = PATIENT,
+) -> dict:
+    """Write what ``wanted`` says of each split's first available source; return the manifest.
 
-    Training leaves out every document that validation holds.
+    Training leaves out every document that validation holds, white space aside. A split of
+    which nothing is wanted has a file without documents.
     """
-    wanted = {split: count * CHARACTERS_PER_TOKEN for split, count in tokens.items()}
-    held_out = list(up_to(stream_documents(**text["validation"]), wanted["validation"]))
-    training = without(stream_documents(**text["train"]), held_out)
-    return {
-        "source": "Hugging Face hub",
-        "validation": dict(text["validation"]),
-        "train": dict(text["train"]),
-        "validation_documents": write_documents(validation, held_out),
-        "train_documents": write_documents(train, up_to(training, wanted["train"])),
-    }
-
-
-def shared_documents(first: Iterable[str], second: Iterable[str]) -> int:
-    """How many documents of ``second`` occur in ``first``, white space aside."""
-    known = set(map(corpus.words, first))
-    return sum(corpus.words(text) in known for text in second)
+    manifest: dict = {"source": "files"}
+    held_out: set[bytes] = set()
+    for split in SPLITS:
+        if split not in wanted:
+            manifest[split] = {"documents": write_documents(paths[split], [])}
+            continue
+        file, passed_over = find_first(text[split], f"{split} text", patience)
+        for entry in passed_over:
+            say(f"{split} text: passed over {entry['source']}: {entry['reason']}")
+        read = Tally(read_texts(file, patience))
+        kept = Tally(up_to(without(read, held_out), wanted[split]))
+        write_documents(paths[split], progress(kept, f"documents from {file.name}"))
+        manifest[split] = {
+            "taken": file.name,
+            "commit": file.commit,
+            "field": None if file.format == "text" else file.field,
+            **kept.record(),
+            "left_out_as_validation": read.documents - kept.documents,
+            "passed_over": passed_over,
+        }
+        if split == "validation":
+            held_out = document_keys(read_documents(paths[split]))
+    return manifest | {f"{split}_documents": manifest[split]["documents"] for split in SPLITS}

@@ -1,11 +1,7 @@
-"""Tokenizer training and fixed batches of tokens.
-
-The batches are made once per suite and are the same file for every checkpoint,
-fork and quantizer (section 3 and appendix A: "constructed once and reused").
-"""
+"""Tokenizer training, and files of fixed token sequences."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -37,37 +33,6 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
-
-
-def encode_stream(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[list[int]]:
-    """Token ids of each document followed by one end-of-text id; nothing else is inserted.
-
-    A document that spells ``<|endoftext|>`` is encoded as those characters, so the id
-    means the end of a document and nothing else. Documents are never cut or padded.
-    """
-    end = tokenizer.token_to_id(END_OF_TEXT)
-    tokenizer = Tokenizer.from_str(tokenizer.to_str())  # the caller's keeps its settings
-    tokenizer.encode_special_tokens = True
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    for text in texts:
-        yield [*tokenizer.encode(text, add_special_tokens=False).ids, end]
-
-
-def pack(documents: Iterable[list[int]], *, sequences: int, length: int) -> np.ndarray:
-    """Concatenate documents and cut them into ``[sequences, length]`` int32 token ids.
-
-    Raises ``ValueError`` where the text is too short: batches are never padded.
-    """
-    needed = sequences * length
-    ids: list[int] = []
-    for document in documents:
-        ids.extend(document)
-        if len(ids) >= needed:
-            return np.asarray(ids[:needed], dtype=np.int32).reshape(sequences, length)
-    raise ValueError(
-        f"the text holds {len(ids):,} tokens, {sequences} sequences of {length} need {needed:,}"
-    )
 
 
 def write_tokens(path: str | Path, tokens: np.ndarray) -> None:

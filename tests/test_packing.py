@@ -1,0 +1,272 @@
+"""Documents become batches without a token more or less than their text has."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from workflow_scripts.lib.batches import fix_split, overlap
+from workflow_scripts.lib.documents import write_documents
+from workflow_scripts.lib.files import file_sha256
+from workflow_scripts.lib.packing import encode_stream, end_of_text_id, make_batches, pack
+from workflow_scripts.lib.tokens import END_OF_TEXT, check_ids, read_tokens
+
+# Packing
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 50), max_size=9).map(lambda ids: [*ids, 0]), min_size=1),
+    st.integers(1, 6),
+    st.integers(1, 8),
+)
+def test_packing_cuts_the_concatenation_and_never_pads(documents, sequences, length):
+    stream = [token for ids in documents for token in ids]
+    if len(stream) < sequences * length:
+        message = f"holds {len(stream)} tokens, .* need {sequences * length}$"
+        with pytest.raises(ValueError, match=message):
+            pack(iter(documents), sequences=sequences, length=length)
+        return
+    tokens = pack(iter(documents), sequences=sequences, length=length)
+    assert tokens.shape == (sequences, length)
+    assert tokens.dtype == np.int32
+    assert tokens.reshape(-1).tolist() == stream[: sequences * length]
+
+
+def test_a_text_one_token_short_is_refused_with_both_numbers():
+    documents = [[1] * 1_000, [2] * 535]
+    assert pack(documents, sequences=5, length=307).shape == (5, 307)
+    with pytest.raises(ValueError) as error:
+        pack(documents, sequences=8, length=192)
+    assert str(error.value) == "the text holds 1,535 tokens, 8 sequences of 192 need 1,536"
+
+
+def test_packing_reads_no_further_than_it_must():
+    def documents():
+        yield [1, 2, 3]
+        raise AssertionError("one document was enough")
+
+    assert pack(documents(), sequences=1, length=3).tolist() == [[1, 2, 3]]
+
+
+DOCUMENTS = [[1, 2, 3, 0], [4, 0], [5, 6, 7, 8, 9, 0], [10, 11, 0]]
+
+
+def test_a_sequence_can_be_the_start_of_one_document():
+    tokens = pack(DOCUMENTS, sequences=3, length=3, document_start=True)
+    assert tokens.tolist() == [[1, 2, 3], [5, 6, 7], [10, 11, 0]]
+    assert pack(DOCUMENTS, sequences=1, length=5, document_start=True).tolist() == [[5, 6, 7, 8, 9]]
+    with pytest.raises(ValueError) as error:
+        pack(DOCUMENTS, sequences=4, length=3, document_start=True)
+    assert str(error.value) == (
+        "the text holds 3 documents of at least 3 tokens, 4 sequences need 4"
+    )
+
+
+@given(st.lists(st.lists(st.integers(1, 50), max_size=12)), st.integers(1, 5), st.integers(1, 6))
+def test_starts_of_documents_come_in_order_and_none_is_padded(documents, sequences, length):
+    expected = [ids[:length] for ids in documents if len(ids) >= length]
+    if len(expected) < sequences:
+        with pytest.raises(ValueError, match=f"holds {len(expected)} documents of at least"):
+            pack(documents, sequences=sequences, length=length, document_start=True)
+        return
+    tokens = pack(documents, sequences=sequences, length=length, document_start=True)
+    assert tokens.tolist() == expected[:sequences]
+
+
+# A tokenizer as GPT-NeoX has it: byte-level BPE, two special tokens, runs of blanks after
+
+
+SIZE = 2 + 256 + 6 + 23
+
+
+@pytest.fixture(scope="module")
+def neox():
+    """Ids 0 and 1 are special, the bytes and merges follow, then runs of 24 to 2 blanks."""
+    merges = [("Ġ", "f"), ("o", "x"), ("f", "ox"), ("t", "h"), ("th", "e"), ("Ċ", "Ċ")]
+    tokens = [END_OF_TEXT, "<|padding|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokens += ["".join(merge) for merge in merges]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END_OF_TEXT, "<|padding|>"])
+    tokenizer.add_tokens([AddedToken(" " * n, normalized=True) for n in range(24, 1, -1)])
+    assert tokenizer.get_vocab_size() == SIZE
+    return tokenizer
+
+
+def ids(tokenizer, text, end=None) -> list[int]:
+    [found] = encode_stream(tokenizer, [text], end)
+    return found
+
+
+def blanks(count: int) -> int:
+    """Id of a run of ``count`` blanks in the tokenizer above."""
+    return SIZE + 1 - count
+
+
+@pytest.mark.parametrize(
+    ("text", "golden"),
+    [
+        ("", []),
+        (" ", ["Ġ"]),
+        ("  ", [blanks(2)]),
+        ("\n   ", ["Ċ", blanks(3)]),
+        ("\n\n\t", ["ĊĊ", "ĉ"]),
+        (" " * 24, [blanks(24)]),
+        (" " * 25, [blanks(24), "Ġ"]),
+        (" " * 48, [blanks(24), blanks(24)]),
+        ("x     = 1", ["x", blanks(5), "=", "Ġ", "1"]),
+        ("\ufeffx", ["ï", "»", "¿", "x"]),
+        ("\u00a0", ["Â", "ł"]),
+        ("\r\n", ["č", "Ċ"]),
+    ],
+)
+def test_golden_ids_of_white_space(neox, text, golden):
+    """The ids of white space moved between versions of the libraries; of the file they do not."""
+    expected = [neox.token_to_id(token) if isinstance(token, str) else token for token in golden]
+    assert ids(neox, text) == expected
+    assert neox.decode(expected, skip_special_tokens=False) == text
+
+
+CODE = "def f(x):\n    if x:\n        return  x\n\n\n" + " " * 30 + "# end  \n   "
+
+
+@pytest.mark.parametrize("text", [CODE, "", "\n   ", "a  b   c    d", "  leading", "trailing  "])
+def test_the_ids_are_those_of_transformers(neox, text):
+    from transformers import PreTrainedTokenizerFast
+
+    theirs = PreTrainedTokenizerFast(tokenizer_object=neox)
+    assert ids(neox, text) == theirs(text, add_special_tokens=False)["input_ids"]
+
+
+def test_what_the_file_adds_around_a_text_is_left_out(neox):
+    """Published tokenizers begin a text with a token, end it with one, or both."""
+    adding = Tokenizer.from_str(neox.to_str())
+    adding.post_processor = processors.TemplateProcessing(
+        single=f"<|padding|> $A {END_OF_TEXT}",
+        special_tokens=[("<|padding|>", 1), (END_OF_TEXT, 0)],
+    )
+    assert adding.encode("fox").ids[0] == 1 and adding.encode("fox").ids[-1] == 0
+    assert ids(adding, "fox") == ids(neox, "fox")
+    assert ids(adding, "fox", end=0) == [*ids(neox, "fox"), 0]
+
+
+def test_end_of_text_between_documents_or_not(neox):
+    texts = ["fox", "", "the"]
+    fox, the = ids(neox, "fox"), ids(neox, "the")
+    for end, expected in ((0, [*fox, 0, 0, *the, 0]), (None, [*fox, *the])):
+        details = {"sequences": 1, "length": len(expected), "end": end}
+        assert make_batches(neox, texts, **details).tolist() == [expected]
+
+
+def test_a_document_that_spells_a_special_token_does_not_make_one(neox):
+    found = ids(neox, f"a{END_OF_TEXT}b<|padding|>")
+    assert not {0, 1} & set(found)
+    assert neox.decode(found, skip_special_tokens=False) == f"a{END_OF_TEXT}b<|padding|>"
+
+
+@pytest.mark.parametrize("end", [0, None])
+def test_longer_documents_can_be_left_out(neox, end):
+    texts = ["fox", "the quick brown fox " * 3, "the", "quick"]
+    longest = len(ids(neox, "fox"))
+    kept = [t for t in texts if len(ids(neox, t)) <= longest]
+    assert "fox" in kept and texts[1] not in kept
+    expected = [token for text in kept for token in ids(neox, text, end)]
+    details = {"sequences": 1, "length": len(expected), "end": end}
+    found = make_batches(neox, texts, longest_document=longest, **details)
+    assert found.tolist() == [expected]
+
+
+def test_another_token_can_end_a_text(neox):
+    assert end_of_text_id(neox) == 0
+    assert end_of_text_id(neox, "<|padding|>") == 1
+    with pytest.raises(ValueError) as error:
+        end_of_text_id(neox, "</s>")
+    assert str(error.value) == (
+        "the tokenizer has no </s>; set tokenizer.end_of_text to a token that it has (special "
+        "ones: <|endoftext|>, <|padding|>), or end_of_text of both batches to false"
+    )
+
+
+def test_ids_outside_of_a_vocabulary_are_refused(neox):
+    """Pythia's model has 50,304 rows, its tokenizer 50,277 entries: the rest was never trained."""
+    tokens = np.array([[0, SIZE - 1]], dtype=np.int32)
+    check_ids(tokens, SIZE, whose="the tokenizer")
+    with pytest.raises(ValueError, match="the tokenizer has 287 entries; the tokens hold id 287"):
+        check_ids(tokens + 1, SIZE, whose="the tokenizer")
+
+
+# The file of a split
+
+
+@pytest.fixture
+def split(neox, tmp_path):
+    """Function that makes a split of three documents with the keys of the configuration."""
+    neox.save(str(tmp_path / "tokenizer.json"))
+    write_documents(tmp_path / "train.jsonl", ["fox", "the quick   brown fox", "the"])
+
+    def make(**keys) -> dict:
+        files = (tmp_path / name for name in ("tokenizer.json", "train.jsonl", "t.safetensors"))
+        return fix_split(*files, **{"sequences": 2, "length": 3} | keys)
+
+    return make
+
+
+def test_the_record_says_how_the_split_was_cut(split, tmp_path):
+    record = split(model_vocabulary=400, longest_document=100)
+    assert record == {
+        "sequences": 2, "length": 3, "end_of_text": END_OF_TEXT, "document_start": False,
+        "longest_document": 100, "largest_id": int(read_tokens(tmp_path / "t.safetensors").max()),
+        "vocab_size": SIZE, "model_vocabulary": 400,
+        "sha256": file_sha256(tmp_path / "t.safetensors"),
+        "tokenizer_sha256": file_sha256(tmp_path / "tokenizer.json"),
+    }  # fmt: skip
+    assert split(end_of_text=False)["end_of_text"] is None
+    assert split(end_token="<|padding|>")["end_of_text"] == "<|padding|>"
+
+
+def test_a_token_file_can_be_held_to_a_digest(split, tmp_path):
+    digest = split()["sha256"]
+    assert split(sha256=digest)["sha256"] == digest
+    with pytest.raises(ValueError, match=f"t.safetensors: its sha256 is .*, not {digest} as con"):
+        split(sha256=digest, end_of_text=False)
+    assert not (tmp_path / "t.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"sequences": 100}, "100 sequences of 3 need 300"),
+        ({"length": 30, "document_start": True}, "0 documents of at least 30 tokens"),
+        ({"end_token": "</s>"}, "the tokenizer has no </s>"),
+        ({"model_vocabulary": 50}, "the model (architecture.vocab_size) has 50 entries"),
+    ],
+)
+def test_what_is_wrong_with_a_split_is_one_line_with_its_file(split, keys, line, tmp_path):
+    with pytest.raises(ValueError) as error:
+        split(**keys)
+    assert str(error.value).startswith(f"{tmp_path}/train.jsonl: ") and line in str(error.value)
+    assert "\n" not in str(error.value) and not (tmp_path / "t.safetensors").exists()
+
+
+def test_what_is_no_tokenizer_is_named(split, tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="tokenizer.json: is no tokenizer.json"):
+        split()
+
+
+def test_overlap_is_recorded_and_shared_documents_refused(tmp_path):
+    words = [f"w{n}" for n in range(40)]
+    write_documents(tmp_path / "val.jsonl", [" ".join(words[:20])])
+    write_documents(tmp_path / "train.jsonl", ["  ".join(words[4:])])
+    assert overlap(tmp_path / "train.jsonl", tmp_path / "val.jsonl") == {
+        "documents_shared_with_training": 0,
+        "word_windows_shared_with_training": {
+            "words": 13, "windows": 8, "windows_looked_for": 8, "in_training_pct": 50.0,
+        },
+    }  # fmt: skip
+    write_documents(tmp_path / "train.jsonl", ["\n".join(words[:20])])
+    with pytest.raises(ValueError, match="train.jsonl: 1 validation documents occur in train"):
+        overlap(tmp_path / "train.jsonl", tmp_path / "val.jsonl")
