@@ -9,6 +9,7 @@ import yaml
 
 from workflow_scripts.lib.code_hash import code_hash
 from workflow_scripts.lib.config import ConfigError, check_config, find_suite
+from workflow_scripts.lib.folder_lock import start_run
 from workflow_scripts.lib.planning import SuitePlan, final_outputs
 from workflow_scripts.lib.suites import read_library, resolve_suites
 
@@ -41,6 +42,12 @@ try:
     check_config(config, SCHEMA)
 except ConfigError as error:
     sys.exit(f"Error: {error}")
+
+# A run takes its place in the folder; a dry run and the jobs of a run do not.
+if workflow.is_main_process and not workflow.dryrun:
+    AT_WORK, line = start_run(Path(".snakemake"), local=workflow.local_exec)
+    if line:
+        print(line, file=sys.stderr)
 
 
 @cache

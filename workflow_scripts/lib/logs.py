@@ -14,6 +14,7 @@ from typing import TextIO, TypeVar
 from tqdm import tqdm
 
 from workflow_scripts.lib.errors import UserError
+from workflow_scripts.lib.folder_lock import at_work
 
 Item = TypeVar("Item")
 # What the machine refuses, whatever the code: no room, no right, a disk that fails.
@@ -52,7 +53,7 @@ def logged(path: str | Path) -> Iterator[None]:
     A ``UserError`` and a refusal of the machine are one line instead, and exit status 1.
     """
     terminal = sys.stderr
-    with open(path, "w", encoding="utf-8") as log:
+    with open(path, "w", encoding="utf-8") as log, at_work(Path(".snakemake")):
         sys.stderr = _Tee(terminal, log)
         try:
             yield

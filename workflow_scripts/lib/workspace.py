@@ -77,11 +77,13 @@ class Workspace:
         if not self.state.exists():
             return start, []
         try:
-            return load_state(self.state, model, optimizer)
+            step, losses = load_state(self.state, model, optimizer)
         except DamagedFile as error:
             say(f"{error}; the job begins anew")
             self._clear()
             return start, []
+        say(f"going on from step {step}, where an unfinished job was saved")
+        return step, losses
 
     def save(
         self, model: nn.Module, optimizer: torch.optim.AdamW, step: int, losses: list[float]

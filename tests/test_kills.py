@@ -1,0 +1,311 @@
+"""Killed at any moment, the same command goes on and ends with the same bytes."""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import TINY as TINY_SHAPE
+from tests.conftest import TINY_VOCABULARY
+from tests.test_workspace import PROCESSES, outputs, tokens, train_until, wait_for
+from tests.workflow import TINY, copy_checkout, snakemake, tiny_checkout
+from workflow_scripts.lib.checkpoints import load_model, save_model
+from workflow_scripts.lib.files import atomic_path
+from workflow_scripts.lib.folder_lock import at_work, start_run
+from workflow_scripts.lib.tokens import write_tokens
+from workflow_scripts.lib.training import build_model
+
+KILLS = 20
+COMMAND = [sys.executable, "-m", "snakemake", "--cores", "2", "--configfile", TINY]
+# Measured by a clock, drawn by a renderer that numbers its parts, or about this very run.
+NOT_COMPARED = {".log", ".html", ".pdf", ".svg", ".png"}
+
+# Files
+
+
+class Killed(BaseException):
+    """Stands for a kill."""
+
+
+def write_and_be_killed(path: str) -> None:
+    with atomic_path(path) as temporary:
+        temporary.write_text("half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path):
+    target = tmp_path / "file.txt"
+    process = PROCESSES.Process(target=write_and_be_killed, args=(str(target),))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    left = [path.name for path in tmp_path.iterdir()]
+    assert left == [f".file.txt.{process.pid}.tmp"]
+    other = tmp_path / ".file.txt.old.1.tmp"  # another target's, and process 1 lives
+    other.write_text("of file.txt.old")
+    with atomic_path(target) as temporary:
+        temporary.write_text("whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, "file.txt"]
+    assert target.read_text() == "whole"
+
+
+@pytest.mark.parametrize("moment", range(3))
+def test_whole_weights_stand_there_whenever_a_checkpoint_is_replaced(
+    tmp_path, tiny_model, monkeypatch, moment
+):
+    """Files are moved one by one; a kill after any of them leaves a checkpoint that loads."""
+    folder = tmp_path / "step40"
+    save_model(tiny_model, folder, digests=True)
+    other = build_model(TINY_SHAPE, TINY_VOCABULARY, seed=1)
+    replace, moved = os.replace, []
+
+    def stop(source, target):
+        replace(source, target)
+        moved.append(target)
+        if Path(target).parent == folder and len(moved) > moment:
+            raise Killed
+
+    monkeypatch.setattr(os, "replace", stop)
+    with pytest.raises(Killed):
+        save_model(other, folder, digests=True)
+    monkeypatch.undo()
+    load_model(folder)
+    save_model(other, folder, digests=True)
+    assert torch.equal(next(load_model(folder).parameters()), next(other.parameters()))
+
+
+# A job that is asked to stop
+
+
+def job(folder: str, train: str, said: str) -> None:
+    with open(said, "a") as stream, contextlib.redirect_stderr(stream):
+        train_until(Path(folder), 40, train=train)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_job_that_is_asked_to_stop_saves_its_state_and_goes_on(tmp_path, number):
+    said = tmp_path / "said.txt"
+    train = str(tmp_path / "train.safetensors")
+    write_tokens(train, tokens())
+    for name in ("stopped", "whole"):
+        (tmp_path / name).mkdir()
+    stopped, unfinished = tmp_path / "stopped", tmp_path / "stopped" / "unfinished"
+    process = PROCESSES.Process(target=job, args=(str(stopped), train, str(said)))
+    process.start()
+    wait_for(unfinished / "step8", process)
+    os.kill(process.pid, number)
+    process.join(60)
+    assert process.exitcode == 128 + number
+    assert [path.name for path in stopped.iterdir()] == ["unfinished"], "no output is in its place"
+    assert (unfinished / "state.safetensors").exists()
+    job(str(tmp_path / "whole"), train, os.devnull)
+    job(str(stopped), train, str(said))
+    assert f"{signal.Signals(number).name}: stopped after step" in said.read_text()
+    assert "going on from step" in said.read_text()
+    assert outputs(stopped) == outputs(tmp_path / "whole")
+
+
+def test_handlers_are_as_they_were_once_a_job_is_done(tmp_path):
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    train = str(tmp_path / "train.safetensors")
+    write_tokens(train, tokens())
+    train_until(tmp_path, 8, train=train)
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+# The lock of a folder
+
+
+def run_and_be_killed(state: str) -> None:
+    stream, _ = start_run(Path(state), local=True)
+    assert stream
+    (Path(state) / "locks").mkdir()
+    (Path(state) / "locks" / "0.output.lock").write_text("results/file\n")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_run(state: Path) -> None:
+    process = PROCESSES.Process(target=run_and_be_killed, args=(str(state),))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    assert list(state.glob("locks/*"))
+
+
+def test_the_lock_of_a_killed_run_is_removed(tmp_path):
+    state = tmp_path / ".snakemake"
+    killed_run(state)
+    stream, line = start_run(state, local=True)
+    assert "its lock is removed" in line and not list(state.glob("locks/*"))
+    stream.close()
+
+
+def test_the_lock_of_a_living_run_is_left_alone(tmp_path):
+    state = tmp_path / ".snakemake"
+    first, line = start_run(state, local=True)
+    assert line == ""
+    (state / "locks").mkdir()
+    (state / "locks" / "0.output.lock").write_text("results/file\n")
+    second, line = start_run(state, local=True)
+    assert line == f"Process {os.getpid()} is at work in this folder."
+    third, _ = start_run(state, local=True)
+    first.close(), second.close(), third.close()
+    assert list(state.glob("locks/*"))
+
+
+def test_the_lock_is_left_alone_while_a_job_of_the_killed_run_lives(tmp_path):
+    state = tmp_path / ".snakemake"
+    killed_run(state)
+    with at_work(state):
+        stream, line = start_run(state, local=True)
+        assert "Jobs of a run that was killed are still at work" in line
+        assert list(state.glob("locks/*"))
+        stream.close()
+    stream, line = start_run(state, local=True)
+    assert "its lock is removed" in line
+    stream.close()
+
+
+@pytest.mark.parametrize("holder", ['{"machine": "another", "pid": 1, "local": true}', "?", ""])
+def test_the_lock_of_another_machine_is_for_its_user_to_remove(tmp_path, holder):
+    state = tmp_path / ".snakemake"
+    killed_run(state)
+    (state / "at_work.json").write_text(holder)
+    stream, line = start_run(state, local=True)
+    assert line == "" and list(state.glob("locks/*"))
+    stream.close()
+
+
+def test_the_lock_of_a_run_with_jobs_elsewhere_is_for_its_user_to_remove(tmp_path):
+    state = tmp_path / ".snakemake"
+    killed_run(state)
+    cluster, line = start_run(state, local=False)
+    assert line == "" and list(state.glob("locks/*"))
+    cluster.close()
+    stream, line = start_run(state, local=True)
+    assert line == "" and list(state.glob("locks/*"))
+    stream.close()
+
+
+# The whole workflow
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    """Every file under results/ that must be the same in every run."""
+    root = folder / "results"
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and path.suffix not in NOT_COMPARED
+    }
+
+
+def assert_same(made: dict[str, bytes], expected: dict[str, bytes]) -> None:
+    assert made.keys() == expected.keys()
+    assert [name for name, data in made.items() if data != expected[name]] == []
+
+
+def start(folder: Path) -> subprocess.Popen:
+    log = open(folder / "said.txt", "w")  # noqa: SIM115
+    return subprocess.Popen(
+        COMMAND, cwd=folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+    )
+
+
+def scripts_of(process: subprocess.Popen) -> list[int]:
+    """Processes of the jobs of a run."""
+    children = Path(f"/proc/{process.pid}/task").glob("*/children")
+    return [int(pid) for path in children for pid in path.read_text().split()]
+
+
+def wait_for_jobs(folder: Path, seconds: float = 300) -> None:
+    """Jobs whose Snakemake was killed end by themselves."""
+    started = time.monotonic()
+    while time.monotonic() - started < seconds:
+        stream, line = start_run(folder / ".snakemake", local=False)
+        stream.close()
+        if "still at work" not in line:
+            return
+        time.sleep(0.5)
+    raise AssertionError("jobs of a killed run did not end")
+
+
+def kill(process: subprocess.Popen, how: str, random_: random.Random) -> bool:
+    """SIGKILL to ``how`` of a run; whether anything was there to be killed."""
+    if process.poll() is not None:
+        return False
+    if how == "a job":
+        jobs = scripts_of(process)
+        if not jobs:
+            return False
+        os.kill(random_.choice(jobs), signal.SIGKILL)
+    elif how == "snakemake":
+        process.kill()
+    else:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(300)
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.workflow
+def test_twenty_kills_at_random_moments(tmp_path_factory):
+    """A power cut, Snakemake alone, or one job: each time the same command is given again."""
+    expected = results(tiny_checkout(tmp_path_factory))
+    folder = copy_checkout(tmp_path_factory.mktemp("killed"))
+    chance, kills, finished = random.Random(11), Counter(), 0
+    while kills.total() < KILLS:
+        process = start(folder)
+        try:
+            process.wait(chance.uniform(2.0, 25.0))
+        except subprocess.TimeoutExpired:
+            how = chance.choice(["everything", "snakemake", "a job"])
+            kills[how] += kill(process, how, chance)
+            continue
+        said = (folder / "said.txt").read_text()
+        if process.returncode == 0:
+            assert_same(results(folder), expected)
+            finished += 1
+            subprocess.run(["rm", "-rf", "results", ".snakemake"], cwd=folder, check=True)
+        else:
+            assert "Jobs of a run that was killed are still at work" in said, said[-3000:]
+            assert "cannot be locked" in said
+            time.sleep(1.0)
+    run = snakemake(*COMMAND[3:], folder=folder)
+    while "still at work" in run.stdout:
+        time.sleep(1.0)
+        run = snakemake(*COMMAND[3:], folder=folder)
+    assert run.returncode == 0, run.stdout[-5000:]
+    assert_same(results(folder), expected)
+    print(f"{kills.total()} kills survived: {dict(kills)}; {finished + 1} suites finished")
+    assert not list(folder.glob("results/*/unfinished/*/*/*"))
+    assert not list(folder.rglob("results/**/.*.tmp"))
+
+
+@pytest.mark.slow
+@pytest.mark.workflow
+def test_a_run_that_a_cluster_takes_back_goes_on(tmp_path_factory):
+    """SIGTERM to Snakemake and its jobs while a fork trains, as before a preemption."""
+    expected = results(tiny_checkout(tmp_path_factory))
+    folder = copy_checkout(tmp_path_factory.mktemp("preempted"))
+    process = start(folder)
+    unfinished = folder / "results/tiny/unfinished/pretrain_suite"
+    while not list(unfinished.glob("*/step2")):
+        assert process.poll() is None, (folder / "said.txt").read_text()[-3000:]
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait(300) != 0
+    assert "SIGTERM: stopped after step" in (folder / "said.txt").read_text()
+    assert not list(folder.glob("results/tiny/checkpoints/*/*"))
+    run = snakemake(*COMMAND[3:], folder=folder)
+    assert run.returncode == 0, run.stdout[-5000:]
+    assert "going on from step" in run.stdout
+    assert_same(results(folder), expected)
