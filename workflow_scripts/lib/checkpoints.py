@@ -56,6 +56,8 @@ def _damage_named(path: str | Path) -> Iterator[None]:
         if isinstance(error, DamagedFile | FileNotFoundError | FloatingPointError):
             raise
         reason = " ".join(str(error).split())[:300]
+        if "trust_remote_code" in reason:
+            reason = "it wants code that came with it to be run, which is never done here"
         raise DamagedFile(f"{path}: cannot be read as a checkpoint: {reason}") from error
 
 
@@ -84,7 +86,12 @@ def load_model(folder: str | Path, device: str = "cpu") -> nn.Module:
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
+            ignore_mismatched_sizes=True,  # refused below, with their names
             output_loading_info=True,
+        )
+    for name, stored, expected in found["mismatched_keys"]:
+        raise DamagedFile(
+            f"{folder}: {name} has shape {list(stored)}; the model's is {list(expected)}"
         )
     for kind in ("missing", "unexpected"):
         names = sorted(n for n in found[f"{kind}_keys"] if not is_legacy_buffer(n))

@@ -31,21 +31,14 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def temporary_name(path: Path) -> Path:
-    """Name of this process's temporary file beside ``path``; what killed ones left is removed."""
+    """Name of this process's temporary file beside ``path``; what killed ones left is removed.
+
+    A target has one writer at a time, so whatever another process left there is of no use.
+    """
     for left in path.parent.glob(".*.tmp"):
         name, _, pid = left.name.removesuffix(".tmp").rpartition(".")
-        if name == f".{path.name}" and pid.isdecimal() and not _is_alive(int(pid)):
+        if name == f".{path.name}" and pid.isdecimal() and int(pid) != os.getpid():
             remove(left)
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 

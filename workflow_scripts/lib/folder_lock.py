@@ -20,7 +20,16 @@ LOCKS = "locks"
 
 
 def _describe(local: bool) -> dict:
-    return {"machine": platform.node(), "pid": os.getpid(), "local": local}
+    pid = os.getpid()
+    return {"machine": platform.node(), "pid": pid, "since": _started(pid), "local": local}
+
+
+def _started(pid: object) -> str | None:
+    """When a process began, in the kernel's ticks; its number alone is used again and again."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None
 
 
 def _read(stream: TextIO) -> dict:
@@ -37,10 +46,6 @@ def _write(stream: TextIO, holder: dict) -> None:
     stream.truncate()
     stream.write(json.dumps(holder) + "\n")
     stream.flush()
-
-
-def _is_alive(pid: object) -> bool:
-    return isinstance(pid, int) and Path(f"/proc/{pid}").exists()
 
 
 def start_run(state: Path, *, local: bool) -> tuple[TextIO | None, str]:
@@ -67,7 +72,7 @@ def start_run(state: Path, *, local: bool) -> tuple[TextIO | None, str]:
             line = "The last run was killed; its lock is removed, and the work goes on."
         _write(stream, _describe(local))
     except BlockingIOError:
-        if locks and _is_alive(last.get("pid")):
+        if locks and last.get("since") and _started(last.get("pid")) == last["since"]:
             line = f"Process {last['pid']} is at work in this folder."
         elif locks:
             line = "Jobs of a run that was killed are still at work in this folder."
