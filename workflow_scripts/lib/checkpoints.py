@@ -119,7 +119,7 @@ def save_model(model: nn.Module, folder: Path, *, digests: bool = False) -> None
         with refusals_named(folder):
             model.save_pretrained(staging)
         if digests:
-            write_digests(staging)
+            write_digests(staging, ("config.json", WEIGHTS_FILE))
         for file in staging.iterdir():
             flush(file)
         if folder.is_dir():

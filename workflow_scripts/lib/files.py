@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -91,10 +91,9 @@ def file_sha256(path: str | Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def write_digests(folder: Path) -> None:
-    """Write the digests of all files of ``folder`` beside them."""
-    files = sorted(file for file in folder.iterdir() if file.name != DIGESTS_FILE)
-    lines = "".join(f"{file_sha256(file)}  {file.name}\n" for file in files)
+def write_digests(folder: Path, names: Iterable[str]) -> None:
+    """Write the digests of some files of ``folder`` beside them."""
+    lines = "".join(f"{file_sha256(folder / name)}  {name}\n" for name in names)
     with atomic_path(folder / DIGESTS_FILE) as temporary:
         temporary.write_text(lines, encoding="utf-8")
 

@@ -185,15 +185,15 @@ def summarise(
     ``FloatingPointError`` naming the row where a perplexity is beyond what a float holds.
     """
     scores = paired_scores(sequences, keys)
+    nll = scores.mean_nll()
+    if (beyond := ~(nll < np.log(np.finfo(np.float64).max))).any():
+        row = scores.rows[beyond].iloc[0].to_dict()
+        raise FloatingPointError(f"{row}: NLL {nll[beyond][0]} nats, no finite perplexity")
+    nll_fp32 = nll[scores.reference]
     _, interval = resampled_means(scores, resamples=resamples, seed=seed)
     tokens = scores.scored.sum()
     sums = sequences.groupby([*keys, *_IDENTITY])[["kl_nats", "top1_changed"]].sum()
     sums = sums.loc[pd.MultiIndex.from_frame(scores.rows)]
-    nll = scores.mean_nll()
-    nll_fp32 = nll[scores.reference]
-    if (beyond := ~(nll < np.log(np.finfo(np.float64).max))).any():
-        row = scores.rows[beyond].iloc[0].to_dict()
-        raise FloatingPointError(f"{row}: NLL {nll[beyond][0]} nats, no finite perplexity")
     return scores.rows.assign(
         nll_nats_per_token=nll,
         ppl=np.exp(nll),
