@@ -35,11 +35,13 @@ for job in PRETRAINING_JOBS:
         conda:
             "../envs/torch.yaml"
         threads: job.threads
+        # How a job runs, not what it computes: unlike params, resources rerun nothing.
+        resources:
+            save_every=config["suites"][job.suite]["training"]["save_every"],
         params:
             checkpoints=job.checkpoints,
             workspace=f"results/{job.suite}/unfinished/pretrain_suite/step{job.stop}",
             settings=job.settings,
-            save_every=config["suites"][job.suite]["training"]["save_every"],
             code=code_hash("workflow_scripts/pretrain_suite.py"),
         message:
             f"Training {job.suite} from step {job.start} to {job.stop}"

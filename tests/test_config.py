@@ -158,6 +158,27 @@ MISTAKES = [
     ("suites.pythia-160m.training", DELETE, "lacks training, needed for its forks"),
     ("suites.pythia-160m.batches.train", DELETE, "lacks batches.train, needed for its forks"),
     ("suites.pythia-160m.tokens_per_step", 0, "0 is less than the minimum of 1"),
+    ("suites.mini.fork.optimizer_state", "rewarmed", "rewarm_steps goes with optimizer_state rew"),
+    ("suites.mini.fork.rewarm_steps", 9, "always with it; optimizer_state is fresh"),
+    ("suites.pythia-160m.fork.optimizer_state", "restored",
+     "a suite with source hub does not have; valid: fresh, rewarmed"),
+    ("suites.mini.compute", {"precision": "bf17"}, "'bf17' is not valid; did you mean bf16?"),
+    ("suites.mini.compute", {"processes": 3}, "compute.processes: 3 does not divide fork.batch_s"),
+    ("suites.mini.compute", {"micro_batch": 0}, "0 is less than the minimum of 1"),
+    ("suites.mini.fork.pilot.length", 12, "12 must divide batches.train.length 64 and be shorter"),
+    ("suites.mini.fork.pilot.length", 64, "64 must divide batches.train.length 64 and be shorter"),
+    ("suites.mini.fork.pilot.probe_every", 7, "7 does not divide pilot.steps 80"),
+    ("suites.mini.fork.amplitudes", [0.0], "0.0 is less than or equal to the minimum of 0"),
+    ("suites.mini.fork.schedules", {"cosine": {"kind": "cosine"}}, "needs a schedule of kind oli"),
+    ("suites.mini.fork.rivals.sgdr", {"kind": "linear"}, "rivals.sgdr: this name is taken"),
+    ("suites.mini.fork.rivals.oli_x2_p15", {"kind": "linear"}, "oli_x2_p15: this name is taken"),
+    ("suites.mini.fork.rivals.wsd", {"kind": "wsd"}, "rivals.wsd lacks decay_steps, needed with"),
+    ("suites.mini.fork.rivals.wsd.decay_steps", 1201, "1201 is more than fork.steps 1200"),
+    ("suites.mini.fork.rivals.wsd.window", 3, "window does not go with kind wsd; valid with it: d"),
+    ("suites.mini.fork.rivals.run.sam_radius", 1.0, "sam_radius does not go with kind average; va"),
+    ("suites.mini.fork.rivals.run.window", 200, "up to step 4000 are more than there are; valid:"),
+    ("suites.mini.fork.rivals.ema.kind", "mean", "'mean' is not valid; valid: cosine, sgdr"),
+    ("suites.mini.fork.steps", 1240 - 5, "does not divide"),
     ("suites.pythia-160m", DELETE, "is_paper_model is true for no suite; it must be true for"),
 ]  # fmt: skip
 
@@ -226,11 +247,20 @@ OPTIONAL = {"quantizers.int4_g128.layers", "quantizers.int4_g64.layers",
             "suites.pythia-160m.architecture.vocab_size"}  # fmt: skip
 
 
+# Of forks beyond the paper's: the sections themselves, each rival, and what it may change.
+LEFT_OUT = {"pilot", "amplitudes", "rivals", "rival_seeds", "sam_radius", "precision"}
+
+
+def optional(path) -> bool:
+    of_rival = path[3:4] == ("rivals",) and (len(path) == 5 or path[5:] == ("weight_decay",))
+    named = ".".join(path) in OPTIONAL or path[-1] in LEFT_OUT or "integrity" in path[2:3]
+    return named or of_rival
+
+
 @pytest.mark.parametrize("path", [p for p in PATHS if len(p) > 3 or p[0] != "suites"], ids=".".join)
 def test_a_missing_key_is_named(path):
     config = changed_at(path, DELETE)
-    optional = ".".join(path) in OPTIONAL or "integrity" in path[2:3]
-    if optional or path[-2:] in [("schedules", "sgdr"), ("schedules", "oli")]:
+    if optional(path) or path[-2:] == ("schedules", "sgdr"):
         return check_config(config, SCHEMA)
     with pytest.raises(ConfigError) as error:
         check_config(config, SCHEMA)
@@ -262,8 +292,21 @@ def plan_everything(config) -> None:
             plan.fork_settings(schedule)
             if definition["kind"] == "oli":
                 plan.cycle_settings(schedule, "bump")
+        fork = section.get("fork", {})
+        for key, what in (("pilot", "pilot_tables"), ("amplitudes", "amplitude_tables"),
+                          ("rivals", "rival_tables")):  # fmt: skip
+            for path in getattr(plan, what) if fork.get(key) else []:
+                condition = path.rsplit("/", 1)[1].removesuffix(".csv").rpartition("-seed")[0]
+                if "/variants/" in path:
+                    assert plan.variant_settings(condition) and plan.variant_inputs(condition)
+                else:
+                    name = path.rsplit("/", 1)[1].removesuffix(".csv")
+                    assert set(plan.average_steps(name)) <= set(plan.steps)
+        assert bool(plan.extended_forks) == plan.has_forks
         assert plan.has_forks == ("fork" in section)
-        of_forks = ("ledger_facts", "forks", "cycles") if plan.has_forks else ()
+        of_forks = (
+            ("ledger_facts", "forks", "cycles", "fork_probe", "fork_gpus") if plan.has_forks else ()
+        )
         for what in (*of_forks, "probe", "text", "batches", "schedule", "facts", "tokens_per_step",
                      "probe_tables", "probe_sequences", "kurtosis_tables", "revision_tables",
                      "kurtosis_layers", "phase_resamples", "gpus", "threads"):  # fmt: skip

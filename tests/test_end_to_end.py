@@ -66,6 +66,7 @@ def test_everything_of_the_design_exists(tiny):
         "checkpoints/step120/config.json", "suite.csv", "audit.csv", "audit_sequences.parquet",
         "kurtosis.csv", "phases.json", "forks.csv", "statistics.csv", "claims.csv", "claims.md",
         *(f"forks/{s}-seed{n}.{x}" for s in SCHEDULES for n in (0, 1) for x in ("csv", "json")),
+        *(f"forks/losses/{s}-seed{n}.csv" for s in SCHEDULES for n in (0, 1)),
         *(f"tables/table{n}.{x}" for n in (1, 2) for x in ("csv", "md", "tex")),
         *(f"figures/{f}.{x}" for f in ("fig1_audit", "fig2_kurtosis", "fig3_forks")
           for x in ("pdf", "svg", "png")),

@@ -100,7 +100,8 @@ TABLES = {"tabulate_audit": 1, "tabulate_forks": 1}
 FIGURES = {"plot_audit": 1, "plot_kurtosis": 1, "plot_forks": 1, "plot_bit_widths": 1}
 LAST = {"test_hypotheses": 1, "judge_claims": 1, "render_notebook": 4}
 AUDIT = {"probe_checkpoints": 2, "gather_audit": 1, "detect_phases": 1, "warn_early": 1}
-FORKS = {"train_fork": 6, "gather_forks": 1}
+SUMMARIES = {"summarise_fork": 6, "gather_forks": 1}
+FORKS = {"train_fork": 6} | SUMMARIES
 AFTER_FORKS = {"tabulate_forks": 1, "plot_forks": 1, "render_notebook": 3}
 KURTOSIS = {"measure_kurtosis": 2, "gather_kurtosis": 1}
 TRAINING = {"pretrain_suite": 2, "describe_checkpoints": 2, "gather_suite": 1}
@@ -114,16 +115,23 @@ CHANGES = {
     ),
     "code of a figure": (code("figure_forks"), {"plot_forks": 1, "render_notebook": 2}),
     "period of one schedule": (
-        setting("period: 16", "period: 20"), FORKS | LAST | AFTER_FORKS | {"train_fork": 2},
+        setting("period: 16", "period: 20"),
+        FORKS | LAST | AFTER_FORKS | {"train_fork": 2, "summarise_fork": 2},
     ),
     "one more seed": (
         setting("seeds: [0, 1]", "seeds: [0, 1, 2]"),
-        FORKS | LAST | AFTER_FORKS | {"train_fork": 3},
+        FORKS | LAST | AFTER_FORKS | {"train_fork": 3, "summarise_fork": 3},
     ),
     "intervals of the probe": (
         setting("steps_per_job: 8\n      resamples: 50", "steps_per_job: 8\n      resamples: 60"),
-        AUDIT | FORKS | TABLES | FIGURES | LAST,
+        AUDIT | SUMMARIES | TABLES | FIGURES | LAST,
     ),
+    "code of the intervals": (
+        code("intervals"),
+        AUDIT | SUMMARIES | TABLES | FIGURES | LAST,
+    ),
+    "how often a state is saved": (setting("save_every: 20", "save_every: 10"), {}),
+    "a rival": (setting("decay_steps: 10", "decay_steps: 20"), {}),
     "layers whose kurtosis is measured": (
         setting("kurtosis:\n      layers: blocks", "kurtosis:\n      layers: blocks+head"),
         KURTOSIS | LAST | {"plot_kurtosis": 1, "tabulate_forks": 1, "render_notebook": 3},

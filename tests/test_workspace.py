@@ -4,9 +4,11 @@ import multiprocessing
 import os
 import signal
 import time
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -186,10 +188,10 @@ def run_fork(folder: Path, inputs: dict, **changes) -> None:
     arguments = {
         "settings": FORK, "probe": PROBE, "threads": 1, "save_every": 5, "code": "abc", "seed": 3,
         "workspace": str(folder / "unfinished"),
-        "outputs": {"table": folder / "f.csv", "sequences": folder / "f.parquet",
+        "outputs": {"losses": folder / "f.csv", "sequences": folder / "f.parquet",
                     "provenance": folder / "f.json"},
     }  # fmt: skip
-    train_fork.main(suite="tiny", schedule="oli", inputs=inputs, **(arguments | changes))
+    train_fork.main(inputs=inputs, **(arguments | changes))
 
 
 @pytest.fixture(scope="module")
@@ -215,9 +217,11 @@ def interrupted(monkeypatch, at: int, *, before_saving: bool, job) -> None:
             job()
 
 
-def test_a_fork_has_a_row_per_probe_and_quantizer(whole_fork):
+def test_a_fork_has_a_loss_per_update_and_a_score_per_probe_and_sequence(whole_fork):
     assert set(whole_fork) == {"f.csv", "f.parquet", "f.json"}
-    assert whole_fork["f.csv"].count(b"\n") == 1 + 4 * 3
+    assert whole_fork["f.csv"].count(b"\n") == 1 + 12
+    scores = pd.read_parquet(BytesIO(whole_fork["f.parquet"]))
+    assert len(scores) == 4 * 3 * 6 and list(scores["step"].unique()) == [11, 14, 17, 20]
 
 
 @pytest.mark.parametrize("before_saving", [True, False])

@@ -40,5 +40,6 @@ if __name__ == "__main__":
             final_state=snakemake.output.state,
             losses=snakemake.output.losses,
             threads=snakemake.threads,
+            save_every=snakemake.resources.save_every,
             **snakemake.params,
         )

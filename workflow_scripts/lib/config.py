@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from itertools import chain
 
 from workflow_scripts.lib.config_error import ConfigError
+from workflow_scripts.lib.config_forks import fork_mistakes
 from workflow_scripts.lib.config_revisions import revision_mistakes
 from workflow_scripts.lib.config_schema import schema_errors, suggest
 from workflow_scripts.lib.config_sources import grid_mistakes, source_mistakes
@@ -107,12 +108,6 @@ def _check_fork(name: str, suite: Mapping, steps: list[int] | None) -> None:
             f"config key {key}.schedules.cosine.kind: {control['kind']!r} is not valid for the "
             "control that others are held against; valid: cosine"
         )
-    states = suite["training"].get("jobs_end_at", [])
-    if fork["optimizer_state"] == "restored" and fork["start"] not in states:
-        raise ConfigError(
-            f"config key {key}.optimizer_state: restored needs a training state at step "
-            f"{fork['start']}; add it to training.jobs_end_at or use fresh"
-        )
 
 
 def _check_phase_resolved(key: str, fork: Mapping) -> None:
@@ -164,6 +159,8 @@ def _check_suite(name: str, suite: Mapping, quantizers: Mapping) -> None:
         _check_fork(name, suite, steps)
     _check_text(name, suite)
     _check_packages(name, suite)
+    for line in fork_mistakes(name, suite, steps) if "fork" in suite else ():
+        raise ConfigError(line)
 
 
 def check_config(config: Mapping, schema: Mapping) -> None:

@@ -27,7 +27,7 @@ from workflow_scripts.lib.workspace import Workspace
 def read_recipe(training: Mapping, batch_size: int | None = None) -> Recipe:
     """The recipe in a ``training`` section, with another batch size for forks."""
     values = {**training} if batch_size is None else {**training, "batch_size": batch_size}
-    return Recipe(**{field.name: values[field.name] for field in fields(Recipe)})
+    return Recipe(**{f.name: values[f.name] for f in fields(Recipe) if f.name in values})
 
 
 def read_schedule(training: Mapping, total_steps: int) -> Cosine | CosineNeoxV1:

@@ -20,16 +20,27 @@ from torch import Tensor, nn
 
 from workflow_scripts.lib.checkpoints import load_tensors, read_metadata, save_tensors
 from workflow_scripts.lib.errors import DamagedFile
+from workflow_scripts.lib.gradients import (
+    PLAIN,
+    Compute,
+    batch_gradients,
+    sharpness_aware_gradients,
+)
+from workflow_scripts.lib.gradients import next_token_loss as next_token_loss
 from workflow_scripts.lib.schedules import Schedule
 
 _COUNTERS = "state"
+# Where torch has AdamW as one kernel; elsewhere it falls back on the slower one.
+_FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 @dataclass(frozen=True)
 class Recipe:
     """How one update is made (section 5.1: "Adam with Pythia's original hyperparameters").
 
-    ``weight_decay`` is decoupled (AdamW) and spares biases and layer norms.
+    ``weight_decay`` is decoupled (AdamW) and spares biases and layer norms. A
+    ``sam_radius`` above 0 takes the gradient at the worst point that near
+    (``gradients.sharpness_aware_gradients``).
     """
 
     batch_size: int
@@ -38,6 +49,7 @@ class Recipe:
     beta2: float
     eps: float
     clip_norm: float
+    sam_radius: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -97,14 +109,15 @@ def build_model(architecture: dict, vocab_size: int, seed: int) -> nn.Module:
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
-    """AdamW with fresh moments; weight decay on matrices only."""
+    """AdamW with fresh moments; weight decay on matrices only. Fused where the device has it."""
     parameters = list(model.parameters())
+    fused = all(p.device.type in _FUSED_DEVICES for p in parameters)
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": recipe.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
-        groups, lr=0.0, betas=(recipe.beta1, recipe.beta2), eps=recipe.eps, fused=True
+        groups, lr=0.0, betas=(recipe.beta1, recipe.beta2), eps=recipe.eps, fused=fused or None
     )
 
 
@@ -126,12 +139,6 @@ def batch_rows(step: int, *, sequences: int, batch_size: int, seed: int) -> np.n
     )
 
 
-def next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
-    """Mean NLL in nats per token of ``[batch, length]`` token ids, T - 1 scored of T."""
-    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-    return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
-
-
 def train(
     model: nn.Module,
     optimizer: torch.optim.AdamW,
@@ -143,12 +150,14 @@ def train(
     stop: int,
     seed: int,
     device: str = "cpu",
+    compute: Compute = PLAIN,
 ) -> Iterator[Update]:
     """Train from step ``start`` to step ``stop``, yielding after each update.
 
-    ``tokens`` is ``[sequences, length]``; ``seed`` decides the data order. The
-    caller saves, probes or stops between updates. Raises ``FloatingPointError``
-    where a loss or a gradient is not finite, naming the step, before any weight moves.
+    ``tokens`` is ``[sequences, length]``; ``seed`` decides the data order; ``compute``
+    says how gradients are computed, on one process or on several. The caller saves,
+    probes or stops between updates. Raises ``FloatingPointError`` where a loss or a
+    gradient is not finite, naming the step, before any weight moves.
     """
     for step in range(start, stop):
         model.train()
@@ -157,11 +166,12 @@ def train(
         lr = schedule(step)
         for group in optimizer.param_groups:
             group["lr"] = lr
-        loss = next_token_loss(model, ids)
-        value = loss.item()
+        if recipe.sam_radius:
+            value = sharpness_aware_gradients(model, ids, recipe.sam_radius, compute)
+        else:
+            value = batch_gradients(model, ids, compute)
         if not math.isfinite(value):
             raise FloatingPointError(f"the training loss at step {step} is {value}")
-        loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm).item()
         if not math.isfinite(norm):
             raise FloatingPointError(f"the gradient norm at step {step} is {norm}")

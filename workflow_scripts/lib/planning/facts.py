@@ -1,9 +1,9 @@
 """What tables, figures, notebooks and the ledger need to know of a suite."""
 
-from workflow_scripts.lib.planning.forks import ForkPlan
+from workflow_scripts.lib.planning.variants import VariantPlan
 
 
-class FactsPlan(ForkPlan):
+class FactsPlan(VariantPlan):
     """What tables, figures, notebooks and the ledger need to know of a suite."""
 
     @property
@@ -27,11 +27,11 @@ class FactsPlan(ForkPlan):
     @property
     def ledger_facts(self) -> dict:
         """What the ledger of claims needs to know of the suite."""
-        unread = ("optimizer_state", "phase_resolved")
+        read = ("start", "steps", "probe_every", "batch_size", "seeds", "schedules")
         return {
             **self.facts,
             **self.section["grid"],
             **self.schedule,
             "tokens_per_step": self.tokens_per_step,
-            "fork": {k: v for k, v in self.section["fork"].items() if k not in unread},
+            "fork": {key: self.section["fork"][key] for key in read},
         }

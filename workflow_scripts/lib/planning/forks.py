@@ -1,7 +1,12 @@
 """Training that leaves the run under another schedule."""
 
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
 from workflow_scripts.lib.config import ConfigError, find_schedule
 from workflow_scripts.lib.planning.pretraining import PretrainingPlan
+
+_READ = ("start", "steps", "probe_every", "batch_size", "optimizer_state", "rewarm_steps")
 
 
 class ForkPlan(PretrainingPlan):
@@ -22,17 +27,35 @@ class ForkPlan(PretrainingPlan):
             for seed in fork["seeds"]
         ]
 
+    @property
+    def fork_gpus(self) -> int:
+        """GPUs that a fork asks for: one a process where the device is cuda."""
+        return self.gpus * self.section.get("compute", {}).get("processes", 1)
+
+    @property
+    def fork_probe(self) -> dict:
+        """How a fork is probed; what is done with the scores is not part of it."""
+        return {key: value for key, value in self.probe.items() if key != "resamples"}
+
+    @property
+    def train_length(self) -> int:
+        """Tokens per training sequence."""
+        return self.section["batches"]["train"]["length"]
+
     def fork_inputs(self, schedule: str) -> dict[str, str]:
         """The checkpoint that a fork leaves from, and the run's state where moments are restored.
 
         Raises ``ConfigError`` for an unknown schedule.
         """
         find_schedule(self.section, schedule)
-        fork = self.section["fork"]
-        folder = self.folder(fork["start"])
-        inputs = {"weights": f"{folder}/model.safetensors", "config": f"{folder}/config.json"}
-        if fork["optimizer_state"] == "restored":
-            inputs["state"] = f"{self.root}/training/step{fork['start']}.safetensors"
+        return self._inputs_of(self.section["fork"]["optimizer_state"])
+
+    def _inputs_of(self, optimizer_state: str) -> dict[str, str]:
+        start = self.section["fork"]["start"]
+        (weights,) = self.weights(f"step{start}")
+        inputs = {"weights": weights, "config": f"{self.folder(start)}/config.json"}
+        if optimizer_state == "restored":
+            inputs["state"] = f"{self.root}/training/step{start}.safetensors"
         return inputs
 
     @property
@@ -82,12 +105,28 @@ class ForkPlan(PretrainingPlan):
 
     def fork_settings(self, schedule: str) -> dict:
         """What one fork's trajectory depends on besides its seed and its inputs."""
-        unread = ("seeds", "schedules", "phase_resolved")
-        fork = {k: v for k, v in self.section["fork"].items() if k not in unread}
-        training = {k: v for k, v in self.training.items() if k not in ("seed", "batch_size")}
+        return self._settings_of(find_schedule(self.section, schedule))
+
+    def _settings_of(
+        self,
+        definition: Mapping,
+        *,
+        fork: Mapping = MappingProxyType({}),
+        training: Mapping = MappingProxyType({}),
+        compute: Mapping = MappingProxyType({}),
+    ) -> dict:
+        """Settings of a condition, with what it changes in the sections of the suite."""
+        section = self.section["fork"]
+        own = {k: v for k, v in self.training.items() if k not in ("seed", "batch_size")}
         return {
-            "definition": dict(find_schedule(self.section, schedule)),
-            "fork": fork,
-            "training": training,
+            "definition": dict(definition),
+            "fork": {key: section[key] for key in _READ if key in section} | dict(fork),
+            "training": own | dict(training),
             "total_steps": self.last,
+            "compute": dict(self.section.get("compute", {})) | dict(compute),
         }
+
+
+def seeded(pattern: str, names: Iterable[str], seeds: Iterable[int]) -> list[str]:
+    """``pattern`` for each name and seed."""
+    return [pattern.format(name=name, seed=seed) for name in names for seed in seeds]

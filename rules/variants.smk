@@ -1,0 +1,183 @@
+"""Conditions that the paper does not have: its pilot taken apart, other amplitudes, rivals.
+
+REQUIRED INPUTS  results/{suite}/checkpoints/step{start}/, and those that averages are made of
+                 results/{suite}/data/train.safetensors, validation.safetensors
+                 results/{suite}/forks.csv
+OUTPUTS          results/{suite}/variants/{variant}-seed{seed}.csv, .parquet, .json
+                 results/{suite}/variants/losses/{variant}-seed{seed}.csv
+                 results/{suite}/averages/{average}.csv, .parquet, .json
+                 results/{suite}/pilot.csv, amplitudes.csv, rivals.csv, calibration.json
+                 results/{suite}/figures/fig8_rivals.*             (pdf, svg, png)
+"""
+
+
+use rule train_fork as train_fork_variants with:
+    input:
+        unpack(planned("variant_inputs", "variant")),
+        train="results/{suite}/data/train.safetensors",
+        validation="results/{suite}/data/validation.safetensors",
+    output:
+        sequences="results/{suite}/variants/{variant}-seed{seed}.parquet",
+        losses="results/{suite}/variants/losses/{variant}-seed{seed}.csv",
+        provenance="results/{suite}/variants/{variant}-seed{seed}.json",
+    log:
+        "logs/{suite}/train_fork/variants/{variant}-seed{seed}.log",
+    benchmark:
+        "benchmarks/{suite}/train_fork/variants/{variant}-seed{seed}.tsv"
+    priority: 0
+    params:
+        workspace="results/{suite}/unfinished/train_fork/{variant}-seed{seed}",
+        settings=planned("variant_settings", "variant"),
+        probe=planned("fork_probe"),
+        code=code_hash("workflow_scripts/train_fork.py"),
+    message:
+        "Forking {wildcards.suite}: {wildcards.variant}, seed {wildcards.seed}"
+
+
+use rule summarise_fork as summarise_fork_variants with:
+    input:
+        sequences="results/{suite}/variants/{variant}-seed{seed}.parquet",
+        losses="results/{suite}/variants/losses/{variant}-seed{seed}.csv",
+    output:
+        table="results/{suite}/variants/{variant}-seed{seed}.csv",
+    log:
+        "logs/{suite}/summarise_fork/variants/{variant}-seed{seed}.log",
+    benchmark:
+        "benchmarks/{suite}/summarise_fork/variants/{variant}-seed{seed}.tsv"
+    params:
+        name="{variant}",
+        settings=planned("variant_settings", "variant"),
+        labels=planned("variant_labels", "variant"),
+        sequence_length=planned("variant_length", "variant"),
+        resamples=planned("probe_resamples"),
+        code=code_hash("workflow_scripts/summarise_fork.py"),
+    message:
+        "Summarising {wildcards.variant} of {wildcards.suite}, seed {wildcards.seed}"
+
+
+use rule gather_forks as gather_forks_pilot with:
+    input:
+        tables=planned("pilot_tables"),
+    output:
+        table="results/{suite}/pilot.csv",
+    log:
+        "logs/{suite}/gather_forks/pilot.log",
+    benchmark:
+        "benchmarks/{suite}/gather_forks/pilot.tsv"
+    message:
+        "Gathering the pilot of {wildcards.suite}"
+
+
+use rule gather_forks as gather_forks_amplitudes with:
+    input:
+        tables=planned("amplitude_tables"),
+    output:
+        table="results/{suite}/amplitudes.csv",
+    log:
+        "logs/{suite}/gather_forks/amplitudes.log",
+    benchmark:
+        "benchmarks/{suite}/gather_forks/amplitudes.tsv"
+    message:
+        "Gathering the amplitudes of {wildcards.suite}"
+
+
+rule average_checkpoints:
+    """Weights averaged over the run's own checkpoints, or one of them, without training."""
+    input:
+        checkpoints=planned("average_files", "average"),
+        validation="results/{suite}/data/validation.safetensors",
+    output:
+        table="results/{suite}/averages/{average}.csv",
+        sequences="results/{suite}/averages/{average}.parquet",
+        provenance="results/{suite}/averages/{average}.json",
+    log:
+        "logs/{suite}/average_checkpoints/{average}.log",
+    benchmark:
+        "benchmarks/{suite}/average_checkpoints/{average}.tsv"
+    wildcard_constraints:
+        average="[a-z0-9_]+",
+    conda:
+        "../envs/torch.yaml"
+    threads: planned("threads")
+    resources:
+        gpu=planned("gpus"),
+    params:
+        definition=planned("average_definition", "average"),
+        folders=planned("average_folders", "average"),
+        steps=planned("average_steps", "average"),
+        probe=planned("probe"),
+        code=code_hash("workflow_scripts/average_checkpoints.py"),
+    message:
+        "Averaging checkpoints of {wildcards.suite}: {wildcards.average}"
+    script:
+        "../workflow_scripts/average_checkpoints.py"
+
+
+rule calibrate_amplitude:
+    """OLI's amplitude from gradient statistics at the fork point (appendix B)."""
+    input:
+        unpack(planned("calibration_inputs")),
+        train="results/{suite}/data/train.safetensors",
+    output:
+        calibration="results/{suite}/calibration.json",
+    log:
+        "logs/{suite}/calibrate_amplitude.log",
+    benchmark:
+        "benchmarks/{suite}/calibrate_amplitude.tsv"
+    conda:
+        "../envs/torch.yaml"
+    threads: planned("threads")
+    resources:
+        gpu=planned("gpus"),
+    params:
+        settings=planned("calibration_settings"),
+        device=planned("device"),
+        code=code_hash("workflow_scripts/calibrate_amplitude.py"),
+    message:
+        "Calibrating the amplitude of OLI on {wildcards.suite}"
+    script:
+        "../workflow_scripts/calibrate_amplitude.py"
+
+
+rule gather_rivals:
+    """Every condition of the forks at its end."""
+    input:
+        forks="results/{suite}/forks.csv",
+        tables=planned("rival_tables"),
+    output:
+        table="results/{suite}/rivals.csv",
+    log:
+        "logs/{suite}/gather_rivals.log",
+    benchmark:
+        "benchmarks/{suite}/gather_rivals.tsv"
+    localrule: True
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        code=code_hash("workflow_scripts/gather_rivals.py"),
+    message:
+        "Gathering the rivals of {wildcards.suite}"
+    script:
+        "../workflow_scripts/gather_rivals.py"
+
+
+rule plot_rivals:
+    """Figure 8: absolute low-bit perplexity against FP32 perplexity of every condition."""
+    input:
+        rivals="results/{suite}/rivals.csv",
+    output:
+        figure("results/{suite}/figures/fig8_rivals", "Forks", "8"),
+    log:
+        "logs/{suite}/plot_rivals.log",
+    benchmark:
+        "benchmarks/{suite}/plot_rivals.tsv"
+    localrule: True
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        suite=planned("facts"),
+        code=code_hash("workflow_scripts/plot_rivals.py"),
+    message:
+        "Figure 8 of {wildcards.suite}"
+    script:
+        "../workflow_scripts/plot_rivals.py"

@@ -1,0 +1,40 @@
+"""Average checkpoints of a suite's own run and probe the result."""
+
+import pandas as pd
+
+from workflow_scripts.lib.averaging import average_model, checkpoint_shares
+from workflow_scripts.lib.files import write_table
+from workflow_scripts.lib.intervals import summarise
+from workflow_scripts.lib.logs import logged
+from workflow_scripts.lib.probing import Prober
+from workflow_scripts.lib.provenance import write_json
+
+
+def main(*, suite: str, name: str, definition: dict, folders: list[str], steps: list[int],
+         validation: str, probe: dict, threads: int, code: str, table: str, sequences: str,
+         provenance: str) -> None:  # fmt: skip
+    """Write a row per quantizer, the scores of each sequence, and what made them.
+
+    ``folders`` are checkpoints of ``steps``, in order; the rows carry the last step.
+    """
+    prober = Prober(validation, probe, threads)
+    shares = checkpoint_shares(definition, len(folders))
+    scores = prober(average_model(folders, shares, prober.device), steps[-1])
+    write_table(sequences, scores)
+    rows = summarise(scores, ["step"], resamples=probe["resamples"], seed=0)
+    first = pd.DataFrame({"suite": suite, "schedule": name, "seed": pd.NA}, index=rows.index)
+    write_table(table, pd.concat([first, rows], axis=1))
+    averaged = {"definition": definition, "steps": steps, "shares": shares, "code": code}
+    write_json(provenance, {**prober.made_by, **averaged})
+
+
+if __name__ == "__main__":
+    with logged(snakemake.log[0]):
+        main(
+            suite=snakemake.wildcards.suite,
+            name=snakemake.wildcards.average,
+            validation=snakemake.input.validation,
+            threads=snakemake.threads,
+            **dict(snakemake.output.items()),
+            **snakemake.params,
+        )

@@ -1,0 +1,23 @@
+"""Gather every condition of the forks at its end."""
+
+import pandas as pd
+
+from workflow_scripts.lib.files import write_table
+from workflow_scripts.lib.logs import logged
+from workflow_scripts.lib.rivals import rival_table
+
+
+def main(*, forks: str, tables: list[str], output: str) -> None:
+    """Write ``rivals.csv``; ``tables`` lie in ``variants/`` (trained) or in ``averages/``."""
+    variants = [pd.read_csv(path) for path in tables if "/variants/" in path]
+    averages = [pd.read_csv(path) for path in tables if "/averages/" in path]
+    write_table(output, rival_table(pd.read_csv(forks), variants, averages))
+
+
+if __name__ == "__main__":
+    with logged(snakemake.log[0]):
+        main(
+            forks=snakemake.input.forks,
+            tables=list(snakemake.input.tables),
+            output=snakemake.output.table,
+        )

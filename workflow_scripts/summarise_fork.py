@@ -1,0 +1,34 @@
+"""Turn the scores of one fork into gaps with their intervals."""
+
+import pandas as pd
+
+from workflow_scripts.lib.files import write_table
+from workflow_scripts.lib.fork_settings import ForkSettings
+from workflow_scripts.lib.logs import logged
+from workflow_scripts.lib.trajectories import trajectory
+
+
+def main(*, suite: str, name: str, seed: int, sequences: str, losses: str, table: str,
+         settings: dict, labels: dict, sequence_length: int, resamples: int,
+         code: str) -> None:  # fmt: skip
+    """Write a row per probe and quantizer."""
+    rows = trajectory(
+        ForkSettings(**settings),
+        pd.read_parquet(sequences),
+        pd.read_csv(losses, float_precision="round_trip"),
+        suite=suite, name=name, seed=seed, labels=labels, sequence_length=sequence_length,
+        resamples=resamples,
+    )  # fmt: skip
+    write_table(table, rows)
+
+
+if __name__ == "__main__":
+    with logged(snakemake.log[0]):
+        main(
+            suite=snakemake.wildcards.suite,
+            seed=int(snakemake.wildcards.seed),
+            sequences=snakemake.input.sequences,
+            losses=snakemake.input.losses,
+            table=snakemake.output.table,
+            **snakemake.params,
+        )
