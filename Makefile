@@ -3,6 +3,8 @@
 # make test-slow  the tests that take minutes: faults, kills, whole chains
 # make report     report.html: every table and figure of what was built, on one page
 # make status     how far a run is: what is in the making, what is left, each fork's newest gap
+# make plan       what a suite costs: downloads, disk, operations, hours on this machine
+# make freeze     which revisions a hub suite has, listed once and committed (needs the hub)
 # make lint       the checks of style and structure alone
 # make lock       write envs/requirements.lock anew (needs uv)
 
@@ -12,7 +14,7 @@ SUITE ?=
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: all test test-slow report status lint lock clean
+.PHONY: all test test-slow report status plan freeze lint lock clean
 .DEFAULT_GOAL := all
 
 # The environment is whole when the lock file has been installed to the end.
@@ -37,6 +39,12 @@ report: $(READY)
 
 status: $(READY)
 	@$(BIN)/python -m workflow_scripts.show_status $(if $(SUITE),--config suite=$(SUITE))
+
+plan: $(READY)
+	@$(BIN)/python -m workflow_scripts.plan_suite $(if $(SUITE),--suite $(SUITE))
+
+freeze: $(READY)
+	@$(BIN)/python -m workflow_scripts.freeze_revisions $(if $(SUITE),--suite $(SUITE))
 
 lint: $(READY)
 	$(BIN)/ruff check .

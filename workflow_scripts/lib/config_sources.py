@@ -38,7 +38,7 @@ def source_mistakes(name: str, suite: Mapping) -> Iterator[str]:
             check_pattern(suite["pattern"])
         except ValueError as error:
             yield f"{prefix}.pattern: {error}"
-    for key in ("family", "vocab_size", "intermediate_size"):
+    for key in ("family", "vocab_size", "intermediate_size", "dtype"):
         if source == "pretrain" and key in suite.get("architecture", {}):
             yield f"{prefix}.architecture.{key} goes with source hub or local"
     if "revision" in suite:

@@ -81,6 +81,11 @@ class DataPlan(SuiteBase):
         return [last, last.parent]
 
     @property
+    def length(self) -> int:
+        """Tokens of a validation sequence."""
+        return self.section["batches"]["validation"]["length"]
+
+    @property
     def vocabulary(self) -> dict:
         """The token that ends a document and the size of the model's vocabulary, where given."""
         named = {

@@ -1,0 +1,107 @@
+"""``make plan`` and ``make freeze`` as a person runs them, in a checkout of their own."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.hub.repos import config_bytes
+from tests.hub.server import TinyHub
+from tests.workflow import copy_checkout, planned, snakemake
+
+pytestmark = pytest.mark.workflow
+
+OWN = """
+suites:
+  named:
+    extends: pythia-70m
+    label: branches that say more than the step
+    repo: tiny/olmo
+    revision: 'stage1-step(?P<step>\\d+)-tokens(?P<billions>\\d+)B'
+    grid: discover
+    training:
+"""
+STEPS = {0: 0, 300: 1, 10000: 21, 20000: 42}
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    folder = copy_checkout(tmp_path_factory.mktemp("commands"))
+    (folder / "own.yaml").write_text(OWN)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hub():
+    content = {"config.json": config_bytes()}
+    branches = {f"stage1-step{step}-tokens{n}B": content for step, n in STEPS.items()}
+    branches |= {"main": content, "stage2-ingredient1-step1000-tokens3B": content}
+    with TinyHub({"tiny/olmo": branches}) as server:
+        yield server
+
+
+def command(name, *arguments, folder, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", f"workflow_scripts.{name}", *arguments],
+        cwd=folder, env=os.environ | environment, text=True, capture_output=True, timeout=300,
+    )  # fmt: skip
+
+
+def test_a_suite_is_frozen_once_and_then_planned_without_the_hub(checkout, hub, tmp_path):
+    files = ("--configfile", "own.yaml")
+    target = "results/named/suite.csv"
+    before = snakemake(target, "-n", *files, folder=checkout)
+    assert "make freeze SUITE=named lists them from the hub" in before.stdout
+
+    environment = hub.environment(tmp_path)
+    run = command("freeze_revisions", "--suite", "named", *files, folder=checkout, **environment)
+    assert run.returncode == 0, run.stderr
+    assert "4 revisions of tiny/olmo, step 0 to 20,000" in run.stdout
+    lines = (checkout / "resources/revisions/named.csv").read_text().splitlines()
+    assert lines[0] == "step,branch,commit" and len(lines) == 5
+    branch = "stage1-step10000-tokens21B"
+    assert lines[3] == f"10000,{branch},{hub.commit('tiny/olmo', branch)}"
+
+    hub.requests.clear()
+    assert planned(target, *files, folder=checkout)
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--suite", "mini"], "Error: suite mini: its source is pretrain, not hub"),
+        (["--suite", "mini", "--configfile", "none.yaml"], "Error: none.yaml: no such file"),
+        (["--suite", "pythia-70m"], "EleutherAI/pythia-70m at its list of branches: "),
+    ],
+)
+def test_a_mistake_of_freezing_is_one_line(arguments, line, checkout, hub, tmp_path):
+    environment = hub.environment(tmp_path)
+    run = command("freeze_revisions", *arguments, folder=checkout, **environment)
+    assert run.returncode == 1 and line in run.stderr
+    assert "Traceback" not in run.stderr and run.stderr.count("\n") == 1, run.stderr
+    assert not (checkout / "resources/revisions/pythia-70m.csv").exists()
+
+
+def test_the_plan_of_a_suite_is_printed(checkout):
+    run = command("plan_suite", "--suite", "pythia-160m", "--seconds", "0",
+                  folder=checkout, COLUMNS="160")  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    for text in (
+        "Pythia-160m",
+        "154",
+        "162,322,944 parameters",
+        "58.1 GB",
+        "7.8e+15 FLOP",
+        "jobs left",
+    ):
+        assert text in run.stdout, text
+    assert "measured" not in run.stdout.replace("is not measured", ""), "nothing was timed"
+
+
+def test_hours_follow_from_a_measurement(checkout):
+    run = command("plan_suite", "--seconds", "0.1", folder=checkout, COLUMNS="160")
+    assert run.returncode == 0, run.stderr
+    assert "mini (embedded suite, not Pythia) on cpu" in run.stdout
+    assert "measured: 1 x 64 tokens" in run.stdout and "time, all" in run.stdout

@@ -1,0 +1,44 @@
+"""Show what a suite costs: ``make plan SUITE=…``, ``python -m workflow_scripts.plan_suite``."""
+
+import argparse
+import subprocess
+import sys
+
+from rich.console import Console
+
+from workflow_scripts.lib.config_files import read_plan
+from workflow_scripts.lib.costs import suite_costs
+from workflow_scripts.lib.plan_report import model_config, model_shape, report
+from workflow_scripts.lib.probing import choose_device
+from workflow_scripts.lib.status import jobs_left
+from workflow_scripts.lib.throughput import measure, timed_batch
+
+
+def main(*, suite: str | None, configfiles: list[str], seconds: float) -> None:
+    """Print the plan; ``seconds`` are spent on each of two measurements, none where it is 0."""
+    plan = read_plan(suite, configfiles)
+    config, throughput = model_config(plan), None
+    shape = model_shape(plan, config)
+    if seconds > 0:
+        device = choose_device(plan.section["device"])
+        sequences, length = timed_batch(plan.probe["batch_size"], plan.length, device)
+        batch = {"sequences": sequences, "length": length}
+        throughput = measure(config, device=device, seconds=seconds, **batch)
+    arguments = ["--dry-run", "--quiet", "host", "--config", f"suite={plan.name}"]
+    arguments += ["--configfile", *configfiles] if configfiles else []
+    command = [sys.executable, "-m", "snakemake", *arguments]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False)
+    costs = suite_costs(plan.section, shape, revisions=len(plan.steps), last=plan.last)
+    jobs = jobs_left(listed.stdout + listed.stderr)
+    Console().print(report(plan, costs, shape, jobs=jobs, throughput=throughput), *plan.skipped)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--suite")
+    parser.add_argument("--configfile", nargs="*", default=[], dest="configfiles")
+    parser.add_argument("--seconds", type=float, default=5.0)
+    try:
+        main(**vars(parser.parse_args()))
+    except ValueError as error:
+        sys.exit(f"Error: {error}")
