@@ -8,6 +8,13 @@ import numpy as np
 SEQUENCE = 32
 
 
+def documents(count: int, seed: int) -> list[str]:
+    """Documents of a few words in any order."""
+    words = ["the", "weights", "of", "a", "model", "are", "rounded", "to", "few", "values"]
+    random = np.random.default_rng(seed)
+    return [" ".join(random.choice(words, 60)) for _ in range(count)]
+
+
 def train_tokenizer_of(texts: list[str]):
     """A fast tokenizer of 300 entries, as ``AutoTokenizer`` would load it."""
     from transformers import PreTrainedTokenizerFast
@@ -24,9 +31,7 @@ def run_trainer(folder: Path, *, steps: int = 24, save_every: int = 4) -> None:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-    words = ["the", "weights", "of", "a", "model", "are", "rounded", "to", "few", "values"]
-    random = np.random.default_rng(0)
-    texts = [" ".join(random.choice(words, 60)) for _ in range(60)]
+    texts = documents(60, seed=0)
     tokenizer = train_tokenizer_of(texts)
     ids = [tokenizer(text)["input_ids"][:SEQUENCE] for text in texts]
     rows = [{"input_ids": row, "labels": row} for row in ids if len(row) == SEQUENCE]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.local_run import run_trainer
+from tests.local_run import documents, run_trainer
 from tests.workflow import copy_checkout, planned, snakemake
 
 pytestmark = [pytest.mark.workflow, pytest.mark.slow]
@@ -23,12 +23,7 @@ suites:
     label: my own run
     source: local
     pattern: runs/mine/checkpoint-{step}
-    text:
-      source: packages
-      packages: [seaborn]
-      min_characters: 100
-      validation_fraction: 0.5
-      seed: 0
+    text: {source: files, validation: [{path: held_out.txt}]}
     batches:
       validation: {sequences: 16, length: 32}
     probe: {low_bit: int4_g16, steps_per_job: 3, resamples: 50}
@@ -42,6 +37,7 @@ def mine(tmp_path_factory) -> Path:
     folder = copy_checkout(tmp_path_factory.mktemp("mine"))
     run_trainer(folder / "runs/mine")
     (folder / "mine.yaml").write_text(MINE)
+    (folder / "held_out.txt").write_text("\n\n".join(documents(40, seed=1)))
     cut_off = folder / "runs/mine/checkpoint-28"
     shutil.copytree(folder / "runs/mine/checkpoint-24", cut_off)
     whole = (cut_off / "model.safetensors").read_bytes()
