@@ -62,7 +62,6 @@ rule fetch_checkpoint:
         "benchmarks/{suite}/fetch_checkpoint/step{step}.tsv"
     wildcard_constraints:
         suite=STREAMED,
-    retries: 3
     conda:
         "../envs/torch.yaml"
     resources:

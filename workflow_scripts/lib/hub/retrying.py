@@ -25,7 +25,7 @@ class BrokenOff(Exception):
 class Patience:
     """How often to try without progress, and the seconds between: doubled up to ``longest``."""
 
-    attempts: int = 8
+    attempts: int = 12  # about six minutes
     first: float = 1.0
     longest: float = 60.0
     sleep: Callable[[float], None] = time.sleep
