@@ -1,5 +1,6 @@
 """The probe of one model: full precision, low bit and high bit on the same batches."""
 
+import os
 from collections.abc import Mapping
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from workflow_scripts.lib.evaluation import score
+from workflow_scripts.lib.gpus import own_gpu, slots_folder
 from workflow_scripts.lib.logs import say
 from workflow_scripts.lib.numerics import prepare_backend
 from workflow_scripts.lib.provenance import describe_run
@@ -44,12 +46,17 @@ class Prober:
 
     ``validation`` is the token file; ``settings`` has ``quantizers`` (definitions by
     name), ``roles`` (``low_bit`` or ``high_bit`` by the same names), ``batch_size`` and
-    ``device``. Sets the number of torch's threads and its numeric mode.
+    ``device``. Sets the number of torch's threads and its numeric mode; where there are
+    several GPUs, takes one for this process.
     """
 
     def __init__(self, validation: str, settings: Mapping, threads: int) -> None:
         torch.set_num_threads(threads)
         prepare_backend()
+        # First of all: what has been asked of a GPU decides which one is used.
+        self._gpu = own_gpu(
+            settings["device"], torch.cuda.device_count(), os.environ, slots_folder()
+        )
         self.device = choose_device(settings["device"])
         self.tokens = read_tokens(validation)
         self.specs = read_specs(settings["quantizers"])

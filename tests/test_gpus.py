@@ -1,0 +1,149 @@
+"""Every job on a machine with several GPUs has one of its own; the devices here are names."""
+
+import os
+import signal
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.test_workspace import PROCESSES
+from workflow_scripts.lib import probing
+from workflow_scripts.lib.gpus import own_gpu, take_slot
+from workflow_scripts.lib.tokens import write_tokens
+
+GPUS = 4
+
+
+def hold(folder: str, pipe: Connection) -> None:
+    """Take a GPU, tell which, and keep it until told to end."""
+    environment: dict[str, str] = {}
+    slot = own_gpu("cuda", GPUS, environment, Path(folder))
+    pipe.send(environment["CUDA_VISIBLE_DEVICES"])
+    pipe.recv()
+    assert slot
+
+
+class Job:
+    """A process that holds a GPU."""
+
+    def __init__(self, folder: Path) -> None:
+        self.pipe, theirs = PROCESSES.Pipe()
+        self.process = PROCESSES.Process(target=hold, args=(str(folder), theirs))
+        self.process.start()
+
+    def gpu(self, seconds: float = 60.0) -> str | None:
+        """Its GPU; nothing where it still waits for one."""
+        return self.pipe.recv() if self.pipe.poll(seconds) else None
+
+    def end(self) -> None:
+        self.pipe.send("end")
+        self.process.join(60)
+        assert self.process.exitcode == 0
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join(60)
+        assert self.process.exitcode == -signal.SIGKILL
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    started: list[Job] = []
+
+    def start() -> Job:
+        started.append(Job(tmp_path))
+        return started[-1]
+
+    yield start
+    for job in started:
+        job.process.kill()
+
+
+def test_jobs_at_the_same_time_have_gpus_of_their_own(jobs):
+    running = [jobs() for _ in range(GPUS)]
+    assert {job.gpu() for job in running} == {"0", "1", "2", "3"}
+    for job in running:
+        job.end()
+
+
+def test_one_job_more_than_gpus_waits_for_the_next_that_is_free(jobs):
+    running = [jobs() for _ in range(GPUS)]
+    held = {job.gpu(): job for job in running}
+    late = jobs()
+    assert late.gpu(seconds=3.0) is None
+    held["2"].end()
+    assert late.gpu() == "2"
+
+
+def test_a_killed_job_lets_go_of_its_gpu(jobs):
+    running = [jobs() for _ in range(GPUS)]
+    held = {job.gpu(): job for job in running}
+    held["1"].kill()
+    assert jobs().gpu() == "1"
+
+
+def test_a_slot_is_free_again_once_it_is_closed(tmp_path):
+    first = take_slot(["a", "b"], tmp_path)
+    second = take_slot(["a", "b"], tmp_path)
+    assert (first.gpu, second.gpu) == ("a", "b")
+    first.lock.close()
+    assert take_slot(["a", "b"], tmp_path).gpu == "a"
+
+
+def test_a_job_that_waits_says_so_once(tmp_path, capsys, monkeypatch):
+    held = take_slot(["0"], tmp_path)
+    naps = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            held.lock.close()
+
+    monkeypatch.setattr(time, "sleep", nap)
+    assert take_slot(["0"], tmp_path).gpu == "0"
+    assert capsys.readouterr().err.count("all 1 GPUs are taken by other jobs") == 1
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [("2,3", "2"), ("GPU-8f0a, GPU-91bc", "GPU-8f0a"), ("MIG-1/7/0,MIG-1/8/0", "MIG-1/7/0")],
+)
+def test_only_gpus_that_the_user_left_visible_are_taken(tmp_path, visible, expected):
+    environment = {"CUDA_VISIBLE_DEVICES": visible}
+    slot = own_gpu("auto", 8, environment, tmp_path)
+    assert slot.gpu == environment["CUDA_VISIBLE_DEVICES"] == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "count", "environment"),
+    [
+        ("cpu", 4, {}),
+        ("mps", 4, {}),
+        ("cuda", 1, {}),
+        ("auto", 0, {}),
+        ("cuda", 1, {"CUDA_VISIBLE_DEVICES": "3"}),
+        ("cuda", 2, {"SLURM_JOB_ID": "7", "CUDA_VISIBLE_DEVICES": "0,1"}),
+    ],
+)
+def test_nothing_is_taken_where_there_is_no_choice(tmp_path, device, count, environment):
+    before = dict(environment)
+    assert own_gpu(device, count, environment, tmp_path / "slots") is None
+    assert environment == before and not (tmp_path / "slots").exists()
+
+
+def test_a_probe_takes_its_gpu_before_it_looks_for_devices(tmp_path, monkeypatch):
+    """What torch finds first is what it keeps."""
+    order = []
+    write_tokens(tmp_path / "v.safetensors", np.zeros((2, 4), dtype=np.int32))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: GPUS)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: order.append(os.environ.get(
+        "CUDA_VISIBLE_DEVICES")) or False)  # fmt: skip
+    monkeypatch.setattr(probing, "slots_folder", lambda: tmp_path / "slots")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # as it was, after the test
+    settings = {"quantizers": {}, "roles": {}, "batch_size": 1, "device": "auto"}
+    assert probing.Prober(str(tmp_path / "v.safetensors"), settings, 1).device == "cpu"
+    assert order[0] == "0"
