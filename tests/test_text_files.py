@@ -38,10 +38,11 @@ PACKED = {
     "a.jsonl": jsonl(TEXTS),
     "a.json": jsonl(TEXTS),
     "a.jsonl.zst": zstandard.compress(jsonl(TEXTS)),
-    "a.jsonl.gz": gzip.compress(jsonl(TEXTS)),
+    "a.jsonl.gz": gzip.compress(jsonl(TEXTS), mtime=0),
     # As two runs of zstd or gzip one after another leave it.
     "b.jsonl.zst": zstandard.compress(jsonl(TEXTS[:5])) + zstandard.compress(jsonl(TEXTS[5:])),
-    "b.jsonl.gz": gzip.compress(jsonl(TEXTS[:5])) + gzip.compress(jsonl(TEXTS[5:])),
+    "b.jsonl.gz": gzip.compress(jsonl(TEXTS[:5]), mtime=0)
+    + gzip.compress(jsonl(TEXTS[5:]), mtime=0),
     "c.jsonl": b"\xef\xbb\xbf" + jsonl(TEXTS).replace(b"\n", b"\r\n") + b"\n   \n",
     "name with blanks, é.jsonl": jsonl(TEXTS),
 }
@@ -109,7 +110,7 @@ BROKEN = [
     ("a.jsonl.zst", GOOD, "cannot be read after document 0 (ZstdError"),
     ("a.jsonl.zst", zstandard.compress(GOOD)[:30], "a.jsonl.zst: "),
     ("a.jsonl.gz", GOOD, "cannot be read after document 0 (BadGzipFile"),
-    ("a.jsonl.gz", gzip.compress(GOOD)[:60], "cannot be read after document 0 (EOFError"),
+    ("a.jsonl.gz", gzip.compress(GOOD, mtime=0)[:60], "cannot be read after document 0 (EOFError"),
     ("a.parquet", GOOD, "cannot be read after document 0 (ArrowInvalid"),
 ]
 
