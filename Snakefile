@@ -23,6 +23,7 @@ wildcard_constraints:
     steps=r"step\d+(-step\d+)?",
     step=r"\d+",
     schedule=r"[^/]+?",
+    variant=r"[^/]+?",
     seed=r"\d+",
 
 

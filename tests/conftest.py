@@ -1,6 +1,7 @@
 """Tiny models and settings shared by the tests; heavy imports happen inside the fixtures."""
 
 import os
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -14,6 +15,14 @@ settings.load_profile("repeatable")
 
 TINY = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_length": 16}
 TINY_VOCABULARY = 64
+
+
+@pytest.fixture(autouse=True)
+def _subnormal_numbers_are_kept():
+    """What measures sets torch to flush them to zero; the next test starts without that."""
+    yield
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_flush_denormal(False)
 
 
 @pytest.fixture

@@ -97,7 +97,13 @@ def code(module: str) -> tuple[str, Callable[[str], str]]:
 
 # What is drawn or told from tables that were rebuilt.
 TABLES = {"tabulate_audit": 1, "tabulate_forks": 1}
-FIGURES = {"plot_audit": 1, "plot_kurtosis": 1, "plot_forks": 1, "plot_bit_widths": 1}
+FIGURES = {
+    "draw_audit_page": 1,
+    "plot_audit": 1,
+    "plot_kurtosis": 1,
+    "plot_forks": 1,
+    "plot_bit_widths": 1,
+}
 LAST = {"test_hypotheses": 1, "judge_claims": 1, "render_notebook": 4}
 AUDIT = {"probe_checkpoints": 2, "gather_audit": 1, "detect_phases": 1, "warn_early": 1}
 SUMMARIES = {"summarise_fork": 6, "gather_forks": 1}
@@ -111,6 +117,7 @@ CHANGES = {
     "code of the phases": (
         code("phases"),
         LAST | {"detect_phases": 1, "warn_early": 1, "tabulate_audit": 1, "plot_audit": 1,
+                "draw_audit_page": 1,
                 "plot_kurtosis": 1, "tabulate_forks": 1},
     ),
     "code of a figure": (code("figure_forks"), {"plot_forks": 1, "render_notebook": 2}),

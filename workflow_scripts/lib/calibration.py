@@ -112,3 +112,35 @@ def amplitudes(
     half = 0.5 * mean_step
     found = {name: half / (rate * size) for name, size in updates.items()}
     return found | {"adam_bump": half / (rate * updates["adam_fresh"] * bump_steps)}
+
+
+def calibrate(
+    model: nn.Module, tokens: np.ndarray, moments: Mapping[str, Tensor] | None, settings: Mapping
+) -> dict:
+    """Gradients, updates per unit of rate, the grid's step and the amplitudes they lead to.
+
+    ``tokens`` is the training stream; ``moments`` is a saved training state where the suite
+    has one; ``settings`` is ``SuitePlan.calibration_settings``.
+    """
+    spec, training = QuantizerSpec(**settings["quantizer"]), settings["training"]
+    found = gradient_statistics(
+        model, tokens, spec, start=settings["start"], batches=settings["batches"],
+        batch_size=settings["batch_size"], eps=training["eps"],
+    )  # fmt: skip
+    updates = {"gradient": found["mean_abs"], "adam_fresh": found["adam_fresh"]}
+    if moments is not None:
+        adam = {key: training[key] for key in ("beta1", "beta2", "eps")}
+        names = list(linear_weights(model, spec.layers))
+        updates["adam_restored"] = restored_update(moments, names, **adam)
+    step = mean_grid_step(model, spec)
+    values = amplitudes(
+        mean_step=step, rate=settings["rate"], bump_steps=settings["bump"], updates=updates
+    )
+    return {
+        "gradients": found,
+        "updates_per_unit_rate": updates,
+        "mean_grid_step": step,
+        "rate": settings["rate"],
+        "bump_steps": settings["bump"],
+        "amplitudes": values,
+    }
