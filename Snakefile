@@ -29,6 +29,7 @@ wildcard_constraints:
 
 localrules:
     all,
+    extended,
 
 
 # The first rule is what `snakemake` builds when no target is named.
@@ -36,6 +37,12 @@ rule all:
     input:
         final_outputs(plan_of(config["suite"]), tables=TABLES, figures=FIGURES, notebooks=NOTEBOOKS),
         [f"results/paper/{name}" for name in PRINTED],
+
+
+# Everything that goes beyond the paper, for the suites whose configuration asks for it.
+rule extended:
+    input:
+        plan_of(config["suite"]).extended_outputs,
 
 
 include: "rules/data.smk"
@@ -48,3 +55,7 @@ include: "rules/statistics.smk"
 include: "rules/figures.smk"
 include: "rules/notebooks.smk"
 include: "rules/search.smk"
+include: "rules/factorial.smk"
+include: "rules/mechanism.smk"
+include: "rules/replication.smk"
+include: "rules/findings.smk"

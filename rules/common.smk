@@ -10,7 +10,7 @@ import yaml
 from workflow_scripts.lib.code_hash import code_hash
 from workflow_scripts.lib.config import ConfigError, check_config, find_suite
 from workflow_scripts.lib.folder_lock import start_run
-from workflow_scripts.lib.planning import SuitePlan, final_outputs
+from workflow_scripts.lib.planning import MECHANISM_TABLES, RANGED, SuitePlan, final_outputs
 from workflow_scripts.lib.suites import read_library, resolve_suites
 
 FIGURES = ["fig1_audit", "fig2_kurtosis", "fig3_forks", "fig5_bit_widths"]
@@ -30,6 +30,16 @@ NOTEBOOKS = {
     "audit": ["suite.csv", "audit.csv", "phases.json", "tables/table1.md"],
     "kurtosis": ["suite.csv", "kurtosis.csv", "audit.csv", "phases.json", "statistics.csv"],
     "forks": ["suite.csv", "forks.csv", "audit.csv", "statistics.csv", "tables/table2.md"],
+}
+# Notebooks of the target extended.
+EXTENDED_NOTEBOOKS = {
+    "mechanism": [
+        *(f"mechanism/{name}.csv" for name in MECHANISM_TABLES),
+        "suite.csv",
+        "audit.csv",
+        "kurtosis.csv",
+        "phases.json",
+    ],
 }
 LEDGER = "resources/paper/claims.yaml"
 SCHEMA = yaml.safe_load(Path(workflow.basedir, "rules/schemas/config.schema.yaml").read_text())
@@ -64,18 +74,21 @@ def say_what_was_skipped(name):
         print(f"suite {name}: skipped {line}", file=sys.stderr)
 
 
-def planned(what, *names):
-    """Function of the wildcards: a property or, given wildcard names, a method of the plan.
+def planned(what, *names, **fixed):
+    """Function of the wildcards: a property or, given arguments, a method of the plan.
 
-    A mistake in a target ends in one line: Snakemake adds a traceback to any other
-    exception of such a function.
+    ``names`` are wildcards whose values are passed, ``fixed`` is passed as it is. A mistake
+    in a target ends in one line: Snakemake adds a traceback to any other exception of such a
+    function.
     """
 
     def value(wildcards):
         try:
             say_what_was_skipped(wildcards.suite)
             found = getattr(plan_of(wildcards.suite), what)
-            return found(*(wildcards[name] for name in names)) if names else found
+            if not (names or fixed):
+                return found
+            return found(*(wildcards[name] for name in names), **fixed)
         except ConfigError as error:
             sys.exit(f"Error: {error}")
 

@@ -6,7 +6,7 @@ OUTPUTS          results/{suite}/notebooks/{notebook}.html
 """
 
 # A rule per notebook: each carries the hash of the code in its own cells.
-for notebook, needed in NOTEBOOKS.items():
+for notebook, needed in {**NOTEBOOKS, **EXTENDED_NOTEBOOKS}.items():
 
     rule:
         """A notebook executed on the suite's results; a failing cell fails the rule."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.workflow import ROOT
 from workflow_scripts.lib.config import ConfigError, check_config, find_suite
-from workflow_scripts.lib.planning import SuitePlan, final_outputs
+from workflow_scripts.lib.planning import RANGED, SuitePlan, final_outputs
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
 SCHEMA = yaml.safe_load((ROOT / "rules/schemas/config.schema.yaml").read_text())
@@ -242,9 +242,13 @@ def test_a_value_of_another_kind_is_refused_and_named(path):
     assert line.startswith(f"config key {'.'.join(path)}: {{'a': [1]}} is not ")
 
 
-OPTIONAL = {"quantizers.int4_g128.layers", "quantizers.int4_g64.layers",
-            "quantizers.int8_channel.layers",
-            "suites.pythia-160m.architecture.vocab_size"}  # fmt: skip
+OPTIONAL = {
+    "suites.pythia-160m.architecture.vocab_size",
+    *(f"quantizers.{name}.layers" for name in CONFIG["quantizers"]),
+    # A measurement that is left out is not made.
+    *(f"suites.{name}.mechanism.{measure}" for name, suite in CONFIG["suites"].items()
+      for measure in suite.get("mechanism", {}) if measure != "batch_size"),
+}  # fmt: skip
 
 
 # Of forks beyond the paper's: the sections themselves, each rival, and what it may change.
@@ -287,6 +291,9 @@ def plan_everything(config) -> None:
         ranges = f"step{plan.steps[0]}-step{plan.steps[-1]}"
         for what in ("steps_in", "checkpoint_files", "weights", "commits", "folders"):
             getattr(plan, what)(ranges)
+        assert all(path.startswith(plan.root) for path in plan.extended_outputs)
+        for measure in set(RANGED) & set(section.get("mechanism", {})):
+            assert plan.measured_steps(measure) and plan.measure_tables(measure)
         for schedule, definition in section.get("fork", {"schedules": {}})["schedules"].items():
             plan.fork_inputs(schedule)
             plan.fork_settings(schedule)

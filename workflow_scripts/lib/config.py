@@ -9,6 +9,7 @@ from itertools import chain
 
 from workflow_scripts.lib.config_error import ConfigError
 from workflow_scripts.lib.config_forks import fork_mistakes
+from workflow_scripts.lib.config_mechanism import mechanism_errors
 from workflow_scripts.lib.config_revisions import revision_mistakes
 from workflow_scripts.lib.config_schema import schema_errors, suggest
 from workflow_scripts.lib.config_sources import grid_mistakes, source_mistakes
@@ -160,6 +161,8 @@ def _check_suite(name: str, suite: Mapping, quantizers: Mapping) -> None:
     _check_text(name, suite)
     _check_packages(name, suite)
     for line in fork_mistakes(name, suite, steps) if "fork" in suite else ():
+        raise ConfigError(line)
+    for line in mechanism_errors(name, suite, steps, quantizers):
         raise ConfigError(line)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from workflow_scripts.lib.claims.beyond import number
 from workflow_scripts.lib.claims.model import (
     Claim,
     Finding,
@@ -144,6 +145,21 @@ def correlation(m: Measurements, claim: Claim) -> Finding:
     )
 
 
+def activation_outliers(m: Measurements) -> str:
+    """Activation kurtosis and rounded activations, where they were measured."""
+    if not m.knows("activation_kurtosis_rank_r"):
+        return ""
+    r = m.finding("activation_kurtosis_rank_r")
+    costs = [
+        f"{name} {number(m.finding(f'added_loss_{key}_last'), 3)}"
+        for key, name in (("W", "weights"), ("A", "activations"), ("WA", "both"))
+    ]
+    return (
+        f"; activations: rank correlation of their kurtosis with the INT4 loss {number(r)}, and "
+        f"rounding at the last step adds {', '.join(costs)} nats per token"
+    )
+
+
 @measured("C52")
 def matrices_that_calm(m: Measurements, claim: Claim) -> Finding:
     """Matrices whose kurtosis is lower at the end than at the start of Phase 3."""
@@ -157,7 +173,8 @@ def matrices_that_calm(m: Measurements, claim: Claim) -> Finding:
         f"lower in {int((change < 0).sum())} of {len(change)} matrices; largest rise "
         f"{change.max():+.2f} in {change.idxmax()}",
         bool((change < 0).all()),
-        f"since the {name}; extreme values and group ranges are not looked at",
+        f"since the {name}; extreme values and group ranges are not looked at"
+        + activation_outliers(m),
     )
 
 

@@ -1,7 +1,6 @@
 """Claims about why INT4 collapses: grid, amplitude, drift, averaging (sections 4.4, 6 and B).
 
-Most of them need measurements that this workflow does not make. What can be said from
-the printed numbers and the settings is computed all the same.
+What the printed numbers and the settings say; the measurements are in ``beyond``.
 """
 
 import numpy as np

@@ -28,6 +28,8 @@ NEEDS = {
     "statistics": "statistics.csv",
     "early_warning": "early_warning.csv",
     "lambada": "the published LAMBADA results",
+    "mechanism": "mechanism/findings.csv",
+    "rivals": "rivals.csv",
     "extended": "not measured by this workflow",
 }
 
@@ -126,6 +128,8 @@ class Measurements:
     statistics: pd.DataFrame | None = None
     early_warning: pd.DataFrame | None = None
     suite_table: pd.DataFrame | None = None
+    mechanism: pd.DataFrame | None = None
+    rivals: pd.DataFrame | None = None
 
     def has(self, need: str) -> bool:
         """Whether the measurement called ``need`` (a key of ``NEEDS``) is there."""
@@ -134,6 +138,17 @@ class Measurements:
         if need in ("extended", "sequences"):
             return False
         return getattr(self, {"suite": "suite_table"}.get(need, need)) is not None
+
+    def knows(self, *names: str) -> bool:
+        """Whether these findings beyond the paper are there."""
+        return self.mechanism is not None and set(names) <= set(self.mechanism["finding"])
+
+    def finding(self, name: str) -> pd.Series:
+        """One finding beyond the paper (value, low, high, n); ``NotMeasured`` without it."""
+        rows = self.mechanism.set_index("finding")
+        if name not in rows.index:
+            raise NotMeasured(f"{name} in mechanism/findings.csv")
+        return rows.loc[name]
 
     @property
     def pythia(self) -> Mapping:

@@ -5,6 +5,7 @@ import pandas as pd
 from scipy import stats
 
 from workflow_scripts.lib.claims.arithmetic import loss
+from workflow_scripts.lib.claims.beyond import number
 from workflow_scripts.lib.claims.model import (
     Claim,
     Finding,
@@ -202,6 +203,17 @@ def rise(m: Measurements, claim: Claim) -> Finding:
     )
 
 
+def second_order_ratio(m: Measurements) -> str:
+    """The two probes' second-order costs, where they were measured; empty where not."""
+    if not m.knows("low_over_high_second_order", "paper_kl_bits_factor"):
+        return ""
+    ratio, bits = m.finding("low_over_high_second_order"), m.finding("paper_kl_bits_factor")
+    return (
+        f"by their second-order terms INT4 costs {number(ratio, 0)} times INT8; bits alone "
+        f"change the KL divergence {number(bits, 0)}-fold (mechanism/findings.csv)"
+    )
+
+
 @measured("C47")
 def one_sensitivity_of_suite(m: Measurements, claim: Claim) -> Finding:
     """INT8 against INT4 loss over all evenly spaced revisions."""
@@ -219,6 +231,7 @@ def one_sensitivity_of_suite(m: Measurements, claim: Claim) -> Finding:
     return Finding(
         f"r = {r.statistic:.3f} over {len(low)} revisions{detail}",
         bool(r.statistic <= claim.tolerance["r_below"]),
+        second_order_ratio(m),
     )
 
 

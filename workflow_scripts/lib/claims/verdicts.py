@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from workflow_scripts.lib.claims import (  # noqa: F401
     arithmetic,
     audit,
+    beyond,
     consistency,
     fork_text,
     forks,
@@ -57,6 +58,8 @@ TARGETS = {
     "forks": "forks.csv",
     "statistics": "statistics.csv",
     "early_warning": "early_warning.csv",
+    "mechanism": "mechanism/findings.csv",
+    "rivals": "rivals.csv",
 }
 WITHOUT_SUITE = {"paper", "lambada"}
 ALPHA = 0.05

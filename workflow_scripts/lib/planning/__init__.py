@@ -9,13 +9,13 @@ the stage whose rules read it.
 from collections.abc import Mapping
 from pathlib import Path
 
-from workflow_scripts.lib.planning.facts import FactsPlan
+from workflow_scripts.lib.planning.mechanism import MECHANISM_TABLES, RANGED, MechanismPlan
 from workflow_scripts.lib.planning.pretraining import PretrainingJob
 
-__all__ = ["PretrainingJob", "SuitePlan", "final_outputs"]
+__all__ = ["MECHANISM_TABLES", "RANGED", "PretrainingJob", "SuitePlan", "final_outputs"]
 
 
-class SuitePlan(FactsPlan):
+class SuitePlan(MechanismPlan):
     """Everything that rules ask of one suite."""
 
 

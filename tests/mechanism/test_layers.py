@@ -1,0 +1,127 @@
+"""Layer sets, and probes of one matrix at a time on a model with one matrix."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from workflow_scripts.lib.mechanism.factorial import cell_spec, probe_cells, quantize
+from workflow_scripts.lib.mechanism.factorial_design import Cell, cells, granularity_name
+from workflow_scripts.lib.mechanism.layers import (
+    block_of,
+    in_order,
+    layer_sets,
+    matrices,
+    short_name,
+)
+from workflow_scripts.lib.mechanism.layerwise import additivity, probe_layers
+from workflow_scripts.lib.quantizers import QuantizerSpec, fake_quantize, linear_weights
+
+INT3 = QuantizerSpec(3, "group", False, 8)
+
+
+class OneLayer(nn.Module):
+    """Embedding, one linear layer in block 0, head: what one matrix adds is what all add."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed_in = nn.Embedding(64, 16)
+        self.body = nn.Module()
+        self.body.layers = nn.ModuleList([nn.ModuleDict({"mlp": nn.Linear(16, 16, bias=False)})])
+        self.embed_out = nn.Linear(16, 64, bias=False)
+
+    def get_input_embeddings(self):
+        return self.embed_in
+
+    def get_output_embeddings(self):
+        return self.embed_out
+
+    def forward(self, input_ids, use_cache):
+        states = self.embed_in(input_ids)
+        states = states + self.body.layers[0]["mlp"](states)
+        return SimpleNamespace(logits=self.embed_out(states))
+
+
+def test_one_matrix_in_is_all_and_out_is_none(tiny_tokens):
+    whole = OneLayer()
+    table = probe_layers(whole, tiny_tokens, INT3, step=4, batch_size=4, resamples=20)
+    added = table.set_index(["probe", "tensor"])["delta_nll_nats_per_token"]
+    [name] = [n for n in matrices(whole) if "mlp" in n]
+    assert added[("in", name)] == added[("all", "all")] != 0
+    assert added[("out", name)] == 0
+    removed = table.set_index(["probe", "tensor"])["removed_nats"]
+    assert removed[("out", name)] == added[("all", "all")]
+    assert additivity(table)["ratio"].tolist() == [1.0]
+    assert {"embed_in.weight", "embed_out.weight"} <= set(table["tensor"])
+
+
+def test_layer_sets_of_a_gpt_neox(tiny_model):
+    sets = layer_sets(tiny_model)
+    assert set(sets) == {"blocks", "attention", "qkv", "mlp", "block0", "block1", "head",
+                         "embed_in", "all"}  # fmt: skip
+    assert set(sets["blocks"]) == set(linear_weights(tiny_model))
+    assert set(sets["attention"]) | set(sets["mlp"]) == set(sets["blocks"])
+    assert not set(sets["attention"]) & set(sets["mlp"])
+    assert set(sets["block0"]) | set(sets["block1"]) == set(sets["blocks"])
+    assert all("query_key_value" in name for name in sets["qkv"]) and len(sets["qkv"]) == 2
+    assert set(sets["all"]) == set(sets["blocks"]) | set(sets["head"]) | set(sets["embed_in"])
+    ordered = in_order(sets["all"])
+    assert ordered[0] == sets["embed_in"][0] and ordered[-1] == sets["head"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "block", "short"),
+    [
+        ("gpt_neox.layers.11.mlp.dense_h_to_4h.weight", 11, "11 mlp.dense_h_to_4h"),
+        ("model.layers.3.self_attn.q_proj.weight", 3, "3 self_attn.q_proj"),
+        ("transformer.h.0.attn.c_proj.weight", 0, "0 attn.c_proj"),
+        ("gpt_neox.embed_in.weight", None, "embed_in"),
+        ("lm_head.weight", None, "lm_head"),
+    ],
+)
+def test_names_of_several_architectures(name, block, short):
+    assert block_of(name) == block and short_name(name) == short
+
+
+def test_cells_are_the_whole_crossing_and_each_layer_set():
+    low = {"symmetric": False, "granularity": "g8"}
+    found = cells(bits=[2, 4], group_sizes=[8, 16], formats=["nf4"], sets=["blocks", "mlp", "all"],
+                  low=low)  # fmt: skip
+    assert len(found) == 2 * 2 * 4 + 2 * 2 + 1
+    assert len({cell.name for cell in found}) == len(found)
+    names = {cell.name for cell in found}
+    assert {
+        "int4-asym-g8-blocks",
+        "int2-sym-tensor-blocks",
+        "int4-asym-g8-mlp",
+        "nf4-blocks",
+    } <= names
+    assert granularity_name({"granularity": "group", "group_size": 8}) == "g8"
+    assert granularity_name({"granularity": "channel"}) == "channel"
+
+
+def test_a_cell_quantizes_as_the_quantizer_it_stands_for():
+    w = torch.randn(4, 32)
+    cell = Cell("blocks", "int", 4, False, "g8")
+    assert cell_spec(cell) == QuantizerSpec(4, "group", False, 8)
+    assert torch.equal(quantize(w, cell), fake_quantize(w, cell_spec(cell)))
+    assert cell_spec(Cell("blocks", "nf4")) is None
+
+
+def test_a_factorial_probe_says_what_each_cell_did(tiny_model, tiny_tokens):
+    design = {"bits": [2, 8], "group_sizes": [8], "formats": ["nvfp4"],
+              "low": {"symmetric": False, "granularity": "g8"}}  # fmt: skip
+    table, scores = probe_cells(tiny_model, tiny_tokens, design, step=7, batch_size=4, resamples=20)
+    assert len(table) == scores["quantizer"].nunique() == 1 + 2 * 2 * 3 + 8 * 2 + 1
+    rows = table.set_index("quantizer")
+    assert np.isnan(rows.loc["fp32", "n_weights"])
+    whole = rows.loc["int8-asym-g8-blocks"]
+    assert whole["n_weights"] == sum(w.numel() for w in linear_weights(tiny_model).values())
+    # Positions are as good as uniform, so the two agree.
+    assert whole["error_norm2"] == pytest.approx(whole["step_variance"], rel=0.1)
+    assert rows.loc["int2-asym-g8-blocks", "kl_nats_per_token"] > whole["kl_nats_per_token"]
+    assert np.isnan(rows.loc["nvfp4-blocks", "step_variance"])
+    assert (table["step"] == 7).all()

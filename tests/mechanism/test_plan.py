@@ -1,0 +1,117 @@
+"""Which checkpoints are measured, in which jobs, and the one-line errors of the section."""
+
+import copy
+
+import pytest
+import yaml
+
+from tests.workflow import ROOT
+from workflow_scripts.lib.config import ConfigError, check_config
+from workflow_scripts.lib.planning import RANGED, SuitePlan
+
+CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
+SCHEMA = yaml.safe_load((ROOT / "rules/schemas/config.schema.yaml").read_text())
+
+
+def plan_of(name: str, config=CONFIG) -> SuitePlan:
+    return SuitePlan(name, config["suites"][name], config["quantizers"])
+
+
+MINI, PYTHIA = plan_of("mini"), plan_of("pythia-160m")
+
+
+@pytest.mark.parametrize("plan", [MINI, PYTHIA])
+@pytest.mark.parametrize("measure", RANGED)
+def test_the_jobs_of_a_measurement_cover_its_checkpoints_once(plan, measure):
+    names = [path.split("/")[-1].removesuffix(".csv") for path in plan.measure_tables(measure)]
+    covered = [step for name in names for step in plan.measure_folders(name, measure=measure)]
+    assert covered == plan.measured_steps(measure)
+    assert covered[-1] == plan.last and set(covered) <= set(plan.steps)
+    size = plan.mechanism[measure]["steps_per_job"]
+    assert all(len(plan.measure_folders(name, measure=measure)) <= size for name in names)
+
+
+def test_every_nth_is_counted_back_from_the_end():
+    steps = MINI.measured_steps("sensitivity")
+    assert steps[-3:] == [5400, 5560, 5720] and len(steps) == 39
+
+
+def test_a_single_step_can_be_measured_though_it_is_none_of_those():
+    assert list(MINI.measure_folders("step1000", measure="curvature")) == [1000]
+    with pytest.raises(ConfigError, match="curvature looks at no step of step1000-step1040"):
+        MINI.measure_folders("step1000-step1040", measure="curvature")
+
+
+def test_what_a_suite_does_not_measure_is_one_line():
+    with pytest.raises(ConfigError, match="suite pythia-160m has no mechanism.drift"):
+        _ = PYTHIA.drift_files
+
+
+def test_settings_hold_what_the_job_reads_and_not_how_often():
+    settings = MINI.measure_settings(measure="curvature")
+    assert set(settings) == {"sequences", "draws", "batch_size", "resamples", "device"}
+    assert MINI.probed_cells["low_bit"] == {
+        "bits": 4, "symmetric": False, "granularity": "g64"}  # fmt: skip
+    assert MINI.probed_cells["high_bit"]["granularity"] == "channel"
+
+
+def test_small_runs_are_the_suites_training_scaled():
+    settings = MINI.replica_settings("32")
+    assert settings["architecture"]["hidden_size"] == 32
+    assert settings["training"]["warmup_steps"] == 12 and "seed" not in settings["training"]
+    assert len(MINI.replicas) == len(MINI.replica_sequences) == 9
+    assert settings["train_sequences"] <= MINI.section["batches"]["train"]["sequences"]
+
+
+def test_extended_is_what_the_configuration_asks_for():
+    outputs = MINI.extended_outputs
+    assert "results/mini/notebooks/mechanism.html" in outputs
+    assert sum(path.endswith(".pdf") and "/fig" in path for path in outputs) >= 7
+    pythia = PYTHIA.extended_outputs
+    assert "results/pythia-160m/mechanism/findings.csv" in pythia
+    assert not any("mechanism.html" in path or "fig12" in path for path in pythia)
+    bare = copy.deepcopy(CONFIG)
+    del bare["suites"]["mini"]["mechanism"]
+    left = plan_of("mini", bare).extended_outputs
+    assert not any("mechanism" in path or "claims" in path for path in left)
+
+
+MISTAKES = {
+    "layers: {every: 2, steps: [40]}": "mechanism.layers takes every or steps; one of them",
+    "curvature: {steps: [41]}": "curvature.steps: step 41 is not on the grid; nearest: 40 and 64",
+    "drift: {steps: [80, 40]}": "drift.steps: [80, 40] must rise",
+    "sensitivity: {sequences: 100}": "sensitivity.sequences: 100 is no multiple of",
+    "activations: {sequences: 512}": "activations.sequences: 512; the suite has 256",
+    "factorial: {group_sizes: [128]}": "group_sizes: 128 is larger than hidden_size 64",
+    "factorial: {bits: [4, 9]}": "mechanism.factorial.bits.1: 9 is greater than the maximum of 8",
+    "factorial: {formats: [nf5]}": "'nf5' is not valid; did you mean nf4?",
+    "replication: {widths: [34]}": "replication.widths: num_heads 4 does not divide 34",
+    "replication: {widths: [16]}": "widths: 16 is below the group size 32 of low_bit",
+    "replication: {last: 1201}": "replication.last: 1201 is no multiple of spacing",
+    "replication: {low_bit: int4}": "replication.low_bit: 'int4' is not known; did you mean",
+    "replication: {train_sequences: 5000}": "train_sequences: 5000; the suite has 4096",
+}
+
+
+@pytest.mark.parametrize("text", MISTAKES)
+def test_a_mistake_is_one_line(text):
+    config = copy.deepcopy(CONFIG)
+    section = config["suites"]["mini"]["mechanism"]
+    for measure, entry in yaml.safe_load(text).items():
+        if "steps" in entry and "every" not in entry:
+            section[measure].pop("every", None)
+        section[measure].update(entry)
+    with pytest.raises(ConfigError) as error:
+        check_config(config, SCHEMA)
+    assert MISTAKES[text] in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_a_suite_cannot_have_is_not_planned():
+    config = copy.deepcopy(CONFIG)
+    mini, pythia = (config["suites"][name] for name in ("mini", "pythia-160m"))
+    pythia["mechanism"]["replication"] = mini["mechanism"]["replication"]
+    del mini["fork"]["schedules"]["oli"]
+    check_config(config, SCHEMA)
+    assert "replication" not in plan_of("pythia-160m", config).mechanism
+    assert "phase_flips" not in plan_of("mini", config).mechanism
+    assert not any("fig11" in path for path in plan_of("mini", config).extended_outputs)

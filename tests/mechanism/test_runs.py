@@ -1,0 +1,158 @@
+"""Phases of OLI, small runs, estimates and findings, where the answer is known."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from workflow_scripts.lib.mechanism.estimates import (
+    Value,
+    exact,
+    growth,
+    mean_of,
+    mean_of_series,
+    rank_correlation,
+)
+from workflow_scripts.lib.mechanism.findings import COLUMNS, findings
+from workflow_scripts.lib.mechanism.phase_flips import phase_ends, trace_phases
+from workflow_scripts.lib.mechanism.replication_phases import growth_slopes, run_phases
+from workflow_scripts.lib.quantizers import QuantizerSpec
+from workflow_scripts.lib.schedules import Cosine, OscillatoryLockIn
+from workflow_scripts.lib.training import build_model
+
+TRAINING = {"schedule": "cosine_neox_v1", "lr_max": 0.01, "lr_min": 0.001, "warmup_steps": 2,
+            "batch_size": 4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.0,
+            "clip_norm": 1.0}  # fmt: skip
+TINY = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_length": 16}
+
+
+@pytest.mark.parametrize(
+    ("first", "ends"),
+    [
+        ("cool", [(105, "cool"), (106, "bump"), (111, "cool"), (112, "bump")]),
+        ("bump", [(101, "bump"), (106, "cool"), (107, "bump"), (112, "cool")]),
+    ],
+)
+def test_phases_end_where_the_rate_changes(first, ends):
+    schedule = OscillatoryLockIn(Cosine(0.01, 0.001, 1, 200), 100, 1, 5, 4.0, first)
+    assert phase_ends(schedule, 2) == ends
+
+
+def settings(amplitude: float) -> dict:
+    oli = {"kind": "oli", "bump_steps": 1, "cool_steps": 3, "amplitude": amplitude, "first": "cool"}
+    return {"schedules": {"cosine": {"kind": "cosine"}, "oli": oli}, "start": 50, "batch_size": 4,
+            "training": TRAINING, "total_steps": 120}  # fmt: skip
+
+
+def trace(amplitude: float) -> pd.DataFrame:
+    tokens = np.random.default_rng(0).integers(0, 64, (32, 16)).astype(np.int32)
+    return trace_phases(
+        lambda: build_model(TINY, 64, seed=0), tokens, QuantizerSpec(4, "group", False, 8),
+        settings=settings(amplitude), cycles=2, seeds=[0, 1], device="cpu",
+    )  # fmt: skip
+
+
+def test_a_larger_bump_flips_more_codes_and_an_amplitude_of_one_is_the_baseline():
+    plain, bumped = trace(1.0), trace(20.0)
+    assert set(plain["schedule"]) == {"oli", "baseline"} and len(plain) == 2 * 2 * 4
+    assert list(plain["updates"].unique()) == [3, 1]
+    flips = plain.pivot(index=["seed", "step"], columns="schedule", values="flipped_own")
+    assert flips["oli"].to_numpy() == pytest.approx(flips["baseline"].to_numpy())
+    bump = bumped[(bumped["schedule"] == "oli") & (bumped["phase"] == "bump")]["flipped_own"]
+    other = plain[(plain["schedule"] == "oli") & (plain["phase"] == "bump")]["flipped_own"]
+    assert bump.mean() > 2 * other.mean() > 0
+
+
+def run(slope_after: float) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """40 probes: FP32 is best at step 400, the added loss grows by 0.1 and then otherwise."""
+    rng = np.random.default_rng(0)
+    steps = np.arange(20, 801, 20)
+    fp32 = 3 + 0.5 * np.abs(steps - 400) / 400
+    added = 0.01 + 0.0001 * np.minimum(steps, 400) + slope_after * np.maximum(steps - 400, 0) / 1000
+    base = rng.uniform(-1, 1, 30)
+    rows = []
+    for step, nll, more in zip(steps, fp32, added, strict=True):
+        for role, value in (("fp32", nll), ("low_bit", nll + more)):
+            noise = 0.02 * rng.standard_normal(30) if role == "low_bit" else np.zeros(30)
+            rows.append(pd.DataFrame({
+                "step": step, "quantizer": role, "role": role, "sequence": np.arange(30),
+                "nll_nats": 10 * (value + base + noise - noise.mean()),
+                "kl_nats": 0.0, "top1_changed": 0, "scored": 10,
+            }))  # fmt: skip
+    scores = pd.concat(rows, ignore_index=True)
+    from workflow_scripts.lib.intervals import summarise
+
+    table = summarise(scores, ["step"], resamples=30, seed=0)
+    return table.assign(suite="toy", width=16, seed=0), scores
+
+
+def test_growth_before_and_after_the_own_minimum():
+    table, scores = run(slope_after=0.4)
+    found = growth_slopes(table, scores, 400, resamples=40)
+    assert found["slope_before"] == pytest.approx(0.1, abs=1e-6)
+    assert found["slope_after"] == pytest.approx(0.4, abs=1e-6)
+    assert found["slope_change"] == pytest.approx(0.3, abs=1e-6)
+    assert found["slope_change_low"] > 0
+    row = run_phases(table, scores, spacing=20, resamples=40)
+    assert row["fp32_step"] == 400 and row["width"] == 16
+    assert row["gap_last_pct"] == pytest.approx(100 * np.expm1(0.05 + 0.16), rel=1e-6)
+
+
+def test_a_run_that_is_best_at_its_first_probe_has_no_growth_before():
+    table, scores = run(slope_after=0.1)
+    assert np.isnan(growth_slopes(table, scores, 20, resamples=20)["slope_before"])
+
+
+def test_ratios_and_means_of_estimates():
+    ratio = growth(Value(8, 4, 16, 5, "x"), exact(2, 5, "x"))
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((4, 2, 8))
+    assert np.isnan(growth(Value(8, -1, 16, 5, "x"), exact(2, 5, "x")).low)
+    mean = mean_of(np.array([1.0, 2.0, 3.0]), "x")
+    assert mean.value == 2 and mean.high - 2 == pytest.approx(4.302653 / np.sqrt(3))
+    assert mean_of(np.array([4.0, 4.0]), "x").low == 4.0
+    assert np.isnan(mean_of_series(np.ones(3), "x").low)
+    assert mean_of_series(np.arange(30.0), "x").value == 14.5
+    assert rank_correlation(np.arange(9.0), np.arange(9.0) ** 3, "x").value == pytest.approx(1.0)
+
+
+def test_findings_of_what_was_measured_and_of_nothing_else():
+    steps = np.arange(10, 210, 10)
+    audit = pd.DataFrame({"step": steps, "role": "low_bit",
+                          "delta_nll_nats_per_token": steps / 1000})  # fmt: skip
+    curvature = pd.DataFrame({
+        "step": steps, "weight_norm2": 4.0, "trace": steps / 1.0, "trace_low": steps * 0.9,
+        "trace_high": steps * 1.1, "trace_n": 20, "top_eigenvalue": 5.0,
+        "top_eigenvalue_low": 4.0, "top_eigenvalue_high": 6.0, "top_eigenvalue_n": 8,
+    })  # fmt: skip
+    phases = {"convergence": {"step": 100}, "rapid_learning_end": {"step": 20}}
+    found = findings({"audit": audit, "curvature": curvature}, phases, spacing=10)
+    assert list(found.columns) == COLUMNS
+    at = found.set_index("finding")["value"]
+    assert at["trace_growth"] == 2.0 and at["top_eigenvalue_growth"] == 1.0
+    assert at["normalised_trace_growth"] == 2.0
+    assert at["trace_rank_r"] == pytest.approx(1.0)
+    assert np.isnan(at["top_eigenvalue_rank_r"])  # of a constant
+    assert set(at.index) == {
+        "trace_growth", "normalised_trace_growth", "top_eigenvalue_growth",
+        "normalised_top_eigenvalue_growth", "trace_rank_r", "top_eigenvalue_rank_r",
+    }  # fmt: skip
+    assert findings({"audit": audit}, phases, spacing=10).empty
+
+
+def test_noise_and_sensitivity_are_told_apart():
+    rows = []
+    for step, noise, cost in ((100, 2.0, 0.1), (150, 2.0, 0.2), (200, 4.0, 0.8)):
+        terms = ("measured", "first_order", "second_order", "predicted")
+        bounds = {"nats": cost, "low": 0.9 * cost, "high": 1.1 * cost}
+        row = {f"{term}_{end}": value for term in terms for end, value in bounds.items()}
+        row |= {"step": step, "tensor": "all", "noise_norm2": noise, "weight_norm2": 10.0}
+        names = ("low_bit", "high_bit", "noise0", "dither0")
+        rows += [{**row, "perturbation": name, "n_weights": 9, "n_batches": 4} for name in names]
+    phases = {"convergence": {"step": 100}, "rapid_learning_end": {"step": 20}}
+    audit = pd.DataFrame({"step": [100], "role": "low_bit", "delta_nll_nats_per_token": 0.1})
+    tables = {"audit": audit, "sensitivity": pd.DataFrame(rows)}
+    at = findings(tables, phases, spacing=10).set_index("finding")["value"]
+    assert at["cost_growth"] == pytest.approx(8) and at["noise_growth"] == pytest.approx(2)
+    assert at["sensitivity_growth"] == pytest.approx(4)
+    assert at["predicted_over_measured"] == pytest.approx(1)
+    assert at["dither_over_rounding"] == at["noise_over_rounding"] == pytest.approx(1)
+    assert at["low_over_high_second_order"] == pytest.approx(1)

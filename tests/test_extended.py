@@ -1,0 +1,68 @@
+"""What goes beyond the paper, built for the tiny suite: the target extended."""
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.workflow import TINY, copy_checkout, planned, snakemake
+
+pytestmark = [pytest.mark.workflow, pytest.mark.slow]
+LABEL = "tiny (test suite, not Pythia)"
+FIGURES = ("fig6_factorial", "fig7_layers", "fig9_sensitivity", "fig10_curvature", "fig11_drift",
+           "fig12_activations", "fig13_replication")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    """Results of the tiny suite in a checkout where only the target extended was built."""
+    folder = copy_checkout(tmp_path_factory.mktemp("extended"))
+    run = snakemake("--configfile", TINY, "--cores", "2", "extended", folder=folder)
+    assert run.returncode == 0, run.stdout[-5000:]
+    assert planned("--configfile", TINY, "extended", folder=folder) == {}
+    return folder / "results" / "tiny"
+
+
+def test_figures_and_notebook_are_there_and_labelled(built):
+    for name in FIGURES:
+        for suffix in ("pdf", "svg", "png"):
+            assert (built / f"figures/{name}.{suffix}").stat().st_size > 1000
+    page = (built / "notebooks/mechanism.html").read_text(encoding="utf-8")
+    assert f"Suite: {LABEL}" in page
+    texts = re.findall(r'<img[^>]*alt="([^"]*)"', page)
+    assert len(texts) == 7 and all(text.startswith(f"{LABEL}: ") for text in texts)
+
+
+def test_the_measurements_agree_with_the_audit(built):
+    audit = pd.read_csv(built / "audit.csv")
+    sensitivity = pd.read_csv(built / "mechanism/sensitivity.csv")
+    own = sensitivity[(sensitivity["perturbation"] == "low_bit") & (sensitivity["tensor"] == "all")]
+    assert set(own["step"]) <= set(audit["step"])
+    # To second order and at this size the prediction is the measurement.
+    off = (own["predicted_nats"] - own["measured_nats"]).abs().max()
+    assert off < 0.1 * own["measured_nats"].abs().max() + 1e-4
+    drift = pd.read_csv(built / "mechanism/drift.csv")
+    assert list(drift["step"]) == sorted(audit["step"].unique())
+    assert drift["index"].between(0.8, 1.2).all()
+    layers = pd.read_csv(built / "mechanism/layers.csv")
+    assert set(layers["probe"]) == {"fp32", "all", "in", "out"}
+
+
+def test_findings_have_intervals_and_the_ledger_points_to_them(built):
+    findings = pd.read_csv(built / "mechanism/findings.csv")
+    known = findings.dropna(subset=["low", "high"])
+    assert findings["finding"].is_unique and len(known) > 40
+    assert (known["low"] <= known["high"]).all()
+    ledger = pd.read_csv(built / "claims_extended.csv").set_index("id")
+    for claim in ("C46", "C71", "C72", "C73", "C76"):
+        assert ledger.loc[claim, "analogue"].startswith("analogue"), ledger.loc[claim]
+    assert "mechanism/findings.csv" in (built / "claims_extended.md").read_text(encoding="utf-8")
+    assert not (built / "claims.md").exists()
+
+
+def test_nothing_of_it_belongs_to_all(built):
+    jobs = planned("--configfile", TINY, folder=built.parents[1])
+    assert jobs["judge_claims"] == 1
+    beyond = ("factorial", "layers", "sensitivity", "curvature", "drift", "replica", "mechanism")
+    assert not [rule for rule in jobs if any(part in rule for part in beyond)]

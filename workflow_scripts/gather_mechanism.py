@@ -1,0 +1,17 @@
+"""Gather the tables of one measurement from all its jobs."""
+
+import pandas as pd
+
+from workflow_scripts.lib.files import write_table
+from workflow_scripts.lib.logs import logged
+
+
+def main(*, tables: list[str], output: str) -> None:
+    """Write one table in step order."""
+    gathered = pd.concat(map(pd.read_csv, tables), ignore_index=True)
+    write_table(output, gathered.sort_values("step", kind="stable"))
+
+
+if __name__ == "__main__":
+    with logged(snakemake.log[0]):
+        main(tables=snakemake.input.tables, output=snakemake.output.table)

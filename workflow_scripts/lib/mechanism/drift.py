@@ -1,0 +1,51 @@
+"""Weights along training: how they sit in their grids, which codes flip, how far they move."""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workflow_scripts.lib.checkpoints import read_weights
+from workflow_scripts.lib.kurtosis import is_measured
+from workflow_scripts.lib.mechanism.code_flips import code_flips
+from workflow_scripts.lib.mechanism.displacement import displacements, flatten
+from workflow_scripts.lib.mechanism.misalignment import misalignment
+from workflow_scripts.lib.quantizers import QuantizerSpec
+
+_FLIPS = ("flipped_own", "flipped_fixed", "flipped_expected", "mean_move_in_steps")
+
+
+def block_weights(path: str, layers: str) -> dict[str, Tensor]:
+    """Float32 matrices of a checkpoint that a probe of ``layers`` quantizes, by name."""
+    return {
+        name: tensor.to(torch.float32)
+        for name, tensor in read_weights(path)
+        if is_measured(name, tensor.shape, layers)
+    }
+
+
+def drift_rows(
+    states: Iterable[tuple[int, str]], spec: QuantizerSpec, *, layers: str, spacing: int
+) -> tuple[list[dict], list[dict]]:
+    """Rows of drift.csv (every step) and displacement.csv (evenly spaced steps and lags).
+
+    ``states`` yields steps in order with their weights files; few of them are in memory
+    at a time. The codes of a step are compared with those of the step before it.
+    """
+    positions: list[dict] = []
+
+    def even() -> Iterator[tuple[int, np.ndarray]]:
+        before, earlier = None, None
+        for step, path in states:
+            weights = block_weights(path, layers)
+            row = {"step": step, "previous_step": earlier,
+                   **misalignment(weights, spec, seed=step)}  # fmt: skip
+            flips = code_flips(before, weights, spec) if before else dict.fromkeys(_FLIPS, np.nan)
+            positions.append(row | flips)
+            before, earlier = weights, step
+            if step % spacing == 0 and step > 0:
+                yield step, flatten(weights)
+
+    distances = list(displacements(even(), spacing))
+    return positions, distances

@@ -1,0 +1,30 @@
+"""Draw figure 12: activations beside weights."""
+
+import pandas as pd
+
+from workflow_scripts.lib import plotting
+from workflow_scripts.lib.logs import logged
+from workflow_scripts.lib.mechanism import figure_activations
+from workflow_scripts.lib.provenance import read_json
+
+
+def main(
+    *, activations: str, kurtosis: str, phases: str, figures: list[str], suite: dict, bits: int
+) -> None:
+    """Write ``figures`` (pdf, svg, png). ``bits`` of a rounded activation."""
+    drawing = figure_activations.draw(
+        pd.read_csv(activations), pd.read_csv(kurtosis), read_json(phases), suite=suite, bits=bits
+    )
+    plotting.save(drawing, figures)
+
+
+if __name__ == "__main__":
+    with logged(snakemake.log[0]):
+        main(
+            activations=snakemake.input.activations,
+            kurtosis=snakemake.input.kurtosis,
+            phases=snakemake.input.phases,
+            figures=list(snakemake.output),
+            suite=snakemake.params.suite,
+            bits=snakemake.params.bits,
+        )

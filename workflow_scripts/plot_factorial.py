@@ -1,0 +1,23 @@
+"""Draw figure 6: which property of the grid costs what."""
+
+import pandas as pd
+
+from workflow_scripts.lib import plotting
+from workflow_scripts.lib.logs import logged
+from workflow_scripts.lib.mechanism import figure_factorial
+
+
+def main(*, cells: str, factors: str, figures: list[str], suite: dict) -> None:
+    """Write ``figures`` (pdf, svg, png)."""
+    drawing = figure_factorial.draw(pd.read_csv(cells), pd.read_csv(factors), suite=suite)
+    plotting.save(drawing, figures)
+
+
+if __name__ == "__main__":
+    with logged(snakemake.log[0]):
+        main(
+            cells=snakemake.input.cells,
+            factors=snakemake.input.factors,
+            figures=list(snakemake.output),
+            suite=snakemake.params.suite,
+        )

@@ -1,0 +1,23 @@
+"""Draw figure 13: small runs against their own FP32 minimum."""
+
+import pandas as pd
+
+from workflow_scripts.lib import plotting
+from workflow_scripts.lib.logs import logged
+from workflow_scripts.lib.mechanism import figure_replication
+
+
+def main(*, runs: str, comparison: str, figures: list[str], suite: dict) -> None:
+    """Write ``figures`` (pdf, svg, png)."""
+    drawing = figure_replication.draw(pd.read_csv(runs), pd.read_csv(comparison), suite=suite)
+    plotting.save(drawing, figures)
+
+
+if __name__ == "__main__":
+    with logged(snakemake.log[0]):
+        main(
+            runs=snakemake.input.runs,
+            comparison=snakemake.input.comparison,
+            figures=list(snakemake.output),
+            suite=snakemake.params.suite,
+        )

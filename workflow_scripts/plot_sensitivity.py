@@ -1,0 +1,27 @@
+"""Draw figure 9: noise, sensitivity and their product."""
+
+import pandas as pd
+
+from workflow_scripts.lib import plotting
+from workflow_scripts.lib.logs import logged
+from workflow_scripts.lib.mechanism import figure_sensitivity
+from workflow_scripts.lib.provenance import read_json
+
+
+def main(*, sensitivity: str, phases: str, figures: list[str], suite: dict, low: str) -> None:
+    """Write ``figures`` (pdf, svg, png). ``low`` is the name of the low-bit quantizer."""
+    drawing = figure_sensitivity.draw(
+        pd.read_csv(sensitivity), read_json(phases), suite=suite, low=low
+    )
+    plotting.save(drawing, figures)
+
+
+if __name__ == "__main__":
+    with logged(snakemake.log[0]):
+        main(
+            sensitivity=snakemake.input.sensitivity,
+            phases=snakemake.input.phases,
+            figures=list(snakemake.output),
+            suite=snakemake.params.suite,
+            low=snakemake.params.low,
+        )

@@ -1,0 +1,35 @@
+"""Count the codes that flip in single bumps and cool phases of OLI."""
+
+from pathlib import Path
+
+from workflow_scripts.lib.checkpoints import load_model
+from workflow_scripts.lib.files import write_table
+from workflow_scripts.lib.logs import logged
+from workflow_scripts.lib.mechanism.jobs import prepare
+from workflow_scripts.lib.mechanism.phase_flips import trace_phases
+from workflow_scripts.lib.quantizers import QuantizerSpec
+from workflow_scripts.lib.tokens import read_tokens
+
+
+def main(*, weights: str, train: str, settings: dict, quantizer: dict, threads: int,
+         table: str) -> None:  # fmt: skip
+    """Write a row per schedule, seed and phase."""
+    device = prepare(settings, threads)
+    found = trace_phases(
+        lambda: load_model(Path(weights).parent, device), read_tokens(train),
+        QuantizerSpec(**quantizer), settings=settings,
+        cycles=settings["cycles"], seeds=settings["seeds"], device=device,
+    )  # fmt: skip
+    write_table(table, found)
+
+
+if __name__ == "__main__":
+    with logged(snakemake.log[0]):
+        main(
+            weights=snakemake.input.weights,
+            train=snakemake.input.train,
+            settings=snakemake.params.settings,
+            quantizer=snakemake.params.quantizer,
+            threads=snakemake.threads,
+            table=snakemake.output.table,
+        )
