@@ -112,7 +112,7 @@ def test_a_cell_quantizes_as_the_quantizer_it_stands_for():
 
 
 def test_a_factorial_probe_says_what_each_cell_did(tiny_model, tiny_tokens):
-    design = {"bits": [2, 8], "group_sizes": [8], "formats": ["nvfp4"],
+    design = {"bits": [2, 8], "group_sizes": [8, 512], "formats": ["nvfp4"],
               "low": {"symmetric": False, "granularity": "g8"}}  # fmt: skip
     table, scores = probe_cells(tiny_model, tiny_tokens, design, step=7, batch_size=4, resamples=20)
     assert len(table) == scores["quantizer"].nunique() == 1 + 2 * 2 * 3 + 8 * 2 + 1

@@ -69,7 +69,7 @@ def test_extended_is_what_the_configuration_asks_for():
     assert sum(path.endswith(".pdf") and "/fig" in path for path in outputs) >= 7
     pythia = PYTHIA.extended_outputs
     assert "results/pythia-160m/mechanism/findings.csv" in pythia
-    assert not any("mechanism.html" in path or "fig12" in path for path in pythia)
+    assert not any("mechanism.html" in path or "fig13" in path for path in pythia)
     bare = copy.deepcopy(CONFIG)
     del bare["suites"]["mini"]["mechanism"]
     left = plan_of("mini", bare).extended_outputs
@@ -82,7 +82,6 @@ MISTAKES = {
     "drift: {steps: [80, 40]}": "drift.steps: [80, 40] must rise",
     "sensitivity: {sequences: 100}": "sensitivity.sequences: 100 is no multiple of",
     "activations: {sequences: 512}": "activations.sequences: 512; the suite has 256",
-    "factorial: {group_sizes: [128]}": "group_sizes: 128 is larger than hidden_size 64",
     "factorial: {bits: [4, 9]}": "mechanism.factorial.bits.1: 9 is greater than the maximum of 8",
     "factorial: {formats: [nf5]}": "'nf5' is not valid; did you mean nf4?",
     "replication: {widths: [34]}": "replication.widths: num_heads 4 does not divide 34",
@@ -110,7 +109,7 @@ def test_what_a_suite_cannot_have_is_not_planned():
     config = copy.deepcopy(CONFIG)
     mini, pythia = (config["suites"][name] for name in ("mini", "pythia-160m"))
     pythia["mechanism"]["replication"] = mini["mechanism"]["replication"]
-    del mini["fork"]["schedules"]["oli"]
+    del mini["fork"]["schedules"]["oli"], mini["fork"]["amplitudes"]
     check_config(config, SCHEMA)
     assert "replication" not in plan_of("pythia-160m", config).mechanism
     assert "phase_flips" not in plan_of("mini", config).mechanism

@@ -61,10 +61,6 @@ def mechanism_errors(
                 f"config key {key}.sequences: {entry['sequences']} is no multiple of "
                 f"{top}.batch_size {section['batch_size']}"
             )
-        width = suite.get("architecture", {}).get("hidden_size", float("inf"))
-        for size in entry.get("group_sizes", []):
-            if size > width:
-                yield f"config key {key}.group_sizes: {size} is larger than hidden_size {width}"
     # Elsewhere it is inherited from a suite that is trained here, and not made.
     if "replication" in section and suite["source"] == "pretrain":
         yield from _replication(f"{top}.replication", section["replication"], suite, quantizers)

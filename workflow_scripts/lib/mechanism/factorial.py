@@ -56,13 +56,16 @@ def probe_cells(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Every cell of the design on one model: a row per cell, and the per-sequence scores.
 
-    ``design`` has the arguments of ``cells`` but ``sets``, which the model decides. Rows
+    ``design`` has the arguments of ``cells`` but ``sets``, which the model decides; groups
+    larger than its narrowest matrix are left out. Rows
     have the columns of the audit, those of ``Cell`` and what the cell did to the weights:
     ``error_norm2`` (sum of squared errors) and ``step_variance`` (sum of step²/12).
     """
     sets = layer_sets(model)
-    chosen = cells(sets=list(sets), **design)
     weights = {name: p.detach() for name, p in matrices(model).items()}
+    narrowest = min(weight.shape[1] for weight in weights.values())
+    sizes = [size for size in design["group_sizes"] if size <= narrowest]
+    chosen = cells(sets=list(sets), **{**design, "group_sizes": sizes})
     described = []
 
     def variants() -> Iterator[Variant]:
