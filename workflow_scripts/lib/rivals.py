@@ -19,7 +19,7 @@ def settled_rows(trajectories: pd.DataFrame) -> pd.DataFrame:
     ``trajectories`` are in the format of forks.csv. A fork that ends on a bump is not at
     rest, so that its last cool probe stands beside its last probe.
     """
-    table = trajectories.assign(update_phase=trajectories["update_phase"].fillna(""))
+    table = trajectories.astype({"update_phase": object}).fillna({"update_phase": ""})
     keys = ["schedule", "seed", "update_phase"]
     last = table.groupby(keys)["step"].transform("max")
     return table[table["step"] == last]
@@ -46,7 +46,7 @@ def compare(rivals: pd.DataFrame) -> pd.DataFrame:
     Columns: group, schedule, update_phase, seed, fp32_ppl, low_bit_ppl, gap_pct.
     """
     keys = ["group", "schedule", "update_phase", "seed"]
-    rivals = rivals.fillna({"update_phase": ""})
+    rivals = rivals.astype({"update_phase": object}).fillna({"update_phase": ""})
     fp32 = rivals.loc[rivals["role"] == FP32, [*keys, "ppl"]].rename(columns={"ppl": "fp32_ppl"})
     low_bit = rivals.loc[rivals["role"] == "low_bit", [*keys, "ppl", "gap_pct"]]
     low_bit = low_bit.rename(columns={"ppl": "low_bit_ppl"})
