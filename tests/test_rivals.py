@@ -88,7 +88,7 @@ def test_the_figure_names_every_condition(table, tmp_path, wide):
     figures = [str(tmp_path / f"fig13.{suffix}") for suffix in ("svg", "png", "pdf")]
     plot_rivals.main(rivals=str(tmp_path / "rivals.csv"), figures=figures, suite=synthetic.MINI)
     text = re.sub(r"<!--|-->", "", (tmp_path / "fig13.svg").read_text())
-    wanted = ("cosine", "SGDR", "OLI", "OLI, on a bump", "wsd", "oli small", "run", "lawa 5",
+    wanted = ("cosine", "SGDR", "OLI", "wsd", "oli small", "run", "lawa 5",
               "FP32 perplexity at the end", "INT4 perplexity at the end",
               synthetic.MINI["label"])  # fmt: skip
     for name in wanted:
