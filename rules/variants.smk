@@ -7,7 +7,7 @@ OUTPUTS          results/{suite}/variants/{variant}-seed{seed}.csv, .parquet, .j
                  results/{suite}/variants/losses/{variant}-seed{seed}.csv
                  results/{suite}/averages/{average}.csv, .parquet, .json
                  results/{suite}/pilot.csv, amplitudes.csv, rivals.csv, calibration.json
-                 results/{suite}/figures/fig13_rivals.*             (pdf, svg, png)
+                 results/{suite}/figures/fig8_rivals.*             (pdf, svg, png)
 """
 
 
@@ -162,11 +162,11 @@ rule gather_rivals:
 
 
 rule plot_rivals:
-    """Figure 13: absolute low-bit perplexity against FP32 perplexity of every condition."""
+    """Figure 8: absolute low-bit perplexity against FP32 perplexity of every condition."""
     input:
         rivals="results/{suite}/rivals.csv",
     output:
-        figure("results/{suite}/figures/fig13_rivals", "Beyond the paper", "13"),
+        figure("results/{suite}/figures/fig8_rivals", "Beyond the paper", "8"),
     log:
         "logs/{suite}/plot_rivals.log",
     benchmark:
@@ -178,6 +178,6 @@ rule plot_rivals:
         suite=planned("facts"),
         code=code_hash("workflow_scripts/plot_rivals.py"),
     message:
-        "Figure 13 of {wildcards.suite}"
+        "Figure 8 of {wildcards.suite}"
     script:
         "../workflow_scripts/plot_rivals.py"

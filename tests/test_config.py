@@ -309,7 +309,7 @@ def plan_everything(config) -> None:
                 else:
                     name = path.rsplit("/", 1)[1].removesuffix(".csv")
                     assert set(plan.average_steps(name)) <= set(plan.steps)
-        assert bool(plan.extended_outputs) == plan.has_forks
+        assert bool(plan.extended_forks) == plan.has_forks
         assert plan.has_forks == ("fork" in section)
         of_forks = (
             ("ledger_facts", "forks", "cycles", "fork_probe", "fork_gpus") if plan.has_forks else ()

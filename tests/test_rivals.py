@@ -85,14 +85,14 @@ def test_the_figure_names_every_condition(table, tmp_path, wide):
     if wide:
         table.loc[table["schedule"] == "wsd", "ppl"] *= 5
     table.to_csv(tmp_path / "rivals.csv", index=False)
-    figures = [str(tmp_path / f"fig13.{suffix}") for suffix in ("svg", "png", "pdf")]
+    figures = [str(tmp_path / f"fig8.{suffix}") for suffix in ("svg", "png", "pdf")]
     plot_rivals.main(rivals=str(tmp_path / "rivals.csv"), figures=figures, suite=synthetic.MINI)
-    text = re.sub(r"<!--|-->", "", (tmp_path / "fig13.svg").read_text())
+    text = re.sub(r"<!--|-->", "", (tmp_path / "fig8.svg").read_text())
     wanted = ("cosine", "SGDR", "OLI", "wsd", "oli small", "run", "lawa 5",
               "FP32 perplexity at the end", "INT4 perplexity at the end",
               synthetic.MINI["label"])  # fmt: skip
     for name in wanted:
         assert name in text, name
-    first = (tmp_path / "fig13.svg").read_bytes()
+    first = (tmp_path / "fig8.svg").read_bytes()
     plot_rivals.main(rivals=str(tmp_path / "rivals.csv"), figures=figures, suite=synthetic.MINI)
-    assert (tmp_path / "fig13.svg").read_bytes() == first
+    assert (tmp_path / "fig8.svg").read_bytes() == first

@@ -129,9 +129,9 @@ def test_a_suite_without_such_conditions_says_which_key_it_lacks(key):
     tables = {"pilot": "pilot_tables", "amplitudes": "amplitude_tables", "rivals": "rival_tables"}
     with pytest.raises(ConfigError, match=f"config key fork.{key} is needed for this target"):
         getattr(plan, tables[key])
-    left = [path.split("/")[-1] for path in plan.extended_outputs]
+    left = [path.split("/")[-1] for path in plan.extended_forks]
     assert f"{key}.csv" not in left and "calibration.json" in left
-    assert ("fig13_rivals.png" in left) == (key != "rivals")
+    assert ("fig8_rivals.png" in left) == (key != "rivals")
 
 
 def test_seeds_are_the_forks_own_where_none_are_given():

@@ -261,7 +261,7 @@ TARGETS = {
     | {"train_fork_variants": 14, "summarise_fork_variants": 14, "gather_forks_pilot": 1},
     "amplitudes.csv": HALF
     | {"train_fork_variants": 12, "summarise_fork_variants": 12, "gather_forks_amplitudes": 1},
-    "figures/fig13_rivals.png": FORKS
+    "figures/fig8_rivals.png": FORKS
     | WHOLE
     | {
         "train_fork_variants": 18,

@@ -1,4 +1,4 @@
-"""Draw figure 13: every condition of the forks at its end."""
+"""Draw figure 8: every condition of the forks at its end."""
 
 import pandas as pd
 

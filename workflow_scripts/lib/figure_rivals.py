@@ -1,4 +1,4 @@
-"""Figure 13: absolute low-bit perplexity against FP32 perplexity of every condition."""
+"""Figure 8: absolute low-bit perplexity against FP32 perplexity of every condition."""
 
 import numpy as np
 import pandas as pd

@@ -212,7 +212,7 @@ class VariantPlan(ForkPlan):
         return self.section["device"]
 
     @property
-    def extended_outputs(self) -> list[str]:
+    def extended_forks(self) -> list[str]:
         """What the target `extended` has of the forks."""
         if not self.has_forks:
             return []
@@ -220,5 +220,5 @@ class VariantPlan(ForkPlan):
         names = ["calibration.json"]
         names += [f"{key}.csv" for key in ("pilot", "amplitudes", "rivals") if key in fork]
         if "rivals" in fork:
-            names += [f"figures/fig13_rivals.{suffix}" for suffix in ("pdf", "svg", "png")]
+            names += [f"figures/fig8_rivals.{suffix}" for suffix in ("pdf", "svg", "png")]
         return [f"{self.root}/{name}" for name in names]
