@@ -108,7 +108,7 @@ def test_the_hash_of_a_rule_is_that_of_its_script_and_its_notebook(rules):
         notebooks = [path for path in rule["inputs"] if path.endswith(".ipynb")]
         assert rule["code"] == code_hash(script, *notebooks), name
     notebooks = [rule for name, rule in rules.items() if name.startswith("render_notebook_")]
-    assert len({rule["code"] for rule in notebooks}) == len(notebooks) == 5
+    assert len({rule["code"] for rule in notebooks}) == len(notebooks) == 6
 
 
 def test_every_input_is_made_by_a_rule_or_committed(rules):

@@ -2,7 +2,7 @@
 
     python -m workflow_scripts.audit PATH_OR_REPO [--revisions …] [--data FILE] [--out DIR]
 
-Exit code 0: the INT4 gap of the last checkpoint is on its plateau, or that cannot be told;
+Exit code 0: the INT4 gap of the last checkpoint has left no plateau, or that cannot be told;
 3: it has left it (the rule: lib/audit_command/plateau.py); 2: bad input, said in one line.
 """
 

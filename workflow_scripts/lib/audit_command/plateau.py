@@ -51,7 +51,7 @@ def judge(audit: pd.DataFrame, sequences: pd.DataFrame, *, resamples: int) -> Ve
     onset = phases["onset"]
     if onset["step"] is None:
         too_few = onset["delta_bic"] is None
-        words = f"{'undecided' if too_few else 'on its plateau'}: no onset, {onset['reason']}"
+        words = f"{'undecided' if too_few else 'no onset, so no plateau left'}: {onset['reason']}"
         return Verdict(None if too_few else False, words, phases)
     gaps = audit[audit["role"] == LOW_BIT].set_index("step").sort_index()
     plateau = gaps.loc[phases["rapid_learning_end"]["step"] : onset["step"], "gap_pct"]

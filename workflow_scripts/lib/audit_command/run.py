@@ -62,7 +62,7 @@ def _audit(options: AuditOptions, console: Console) -> Verdict:
         _probe_as_shipped(options, source, prober, sequences, folder, console)
     files = ", ".join(["audit.csv", "audit_sequences.parquet", *(p.name for p in figures)])
     console.print(f"{folder}: {files}", markup=False, soft_wrap=True)
-    console.print(f"INT4 gap {verdict.words}", markup=False, soft_wrap=True)
+    console.print(f"INT4 gap: {verdict.words}", markup=False, soft_wrap=True)
     return verdict
 
 

@@ -1,0 +1,74 @@
+"""Somebody's own run in miniature: Trainer.train(), the audit command, a notebook.
+
+REQUIRED INPUTS  notebooks/your_run.ipynb, resources/paper/table1.csv
+OUTPUTS          results/example/run/checkpoint-{step}/, validation.jsonl, monitor.json
+                 results/example/audit/audit.csv, audit_sequences.parquet, audit.json, audit.svg
+                 results/example/your_run.html
+"""
+
+
+# No suite: it reads nothing of config.yaml and is not part of `all`.
+rule train_example:
+    """A small model trained by the transformers Trainer under the convergence monitor."""
+    output:
+        run=directory("results/example/run"),
+        validation="results/example/validation.jsonl",
+        record="results/example/monitor.json",
+    log:
+        "logs/example/train_example.log",
+    benchmark:
+        "benchmarks/example/train_example.tsv"
+    conda:
+        "../envs/torch.yaml"
+    params:
+        settings={},
+        code=code_hash("workflow_scripts/train_example.py"),
+    message:
+        "Training the example run"
+    script:
+        "../workflow_scripts/train_example.py"
+
+
+rule audit_example:
+    """The audit of the example run, as the command line gives it."""
+    input:
+        run="results/example/run",
+        validation="results/example/validation.jsonl",
+    output:
+        table="results/example/audit/audit.csv",
+        sequences="results/example/audit/audit_sequences.parquet",
+        record="results/example/audit/audit.json",
+        figure=multiext("results/example/audit/audit", ".pdf", ".svg", ".png"),
+    log:
+        "logs/example/audit_example.log",
+    benchmark:
+        "benchmarks/example/audit_example.tsv"
+    conda:
+        "../envs/torch.yaml"
+    params:
+        options={"length": 64, "batch_size": 16},
+        code=code_hash("workflow_scripts/audit_example.py"),
+    message:
+        "Auditing the example run"
+    script:
+        "../workflow_scripts/audit_example.py"
+
+
+use rule render_notebook_tour as render_notebook_your_run with:
+    input:
+        notebook="notebooks/your_run.ipynb",
+        results=["results/example/audit/audit.csv", "results/example/audit/audit.json"],
+        record="results/example/monitor.json",
+        paper_table="resources/paper/table1.csv",
+    output:
+        html="results/example/your_run.html",
+    log:
+        "logs/example/render_notebook/your_run.log",
+    benchmark:
+        "benchmarks/example/render_notebook/your_run.tsv"
+    params:
+        suite={"name": "example", "label": "example run (not Pythia)", "is_paper_model": False},
+        results=results_folder,
+        code=code_hash("workflow_scripts/render_notebook.py", "notebooks/your_run.ipynb"),
+    message:
+        "Notebook of the example run"

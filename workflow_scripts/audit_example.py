@@ -1,0 +1,30 @@
+"""Audit the example run as the command `python -m workflow_scripts.audit` audits any run."""
+
+import sys
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from workflow_scripts.lib.audit_command.options import AuditOptions
+from workflow_scripts.lib.audit_command.run import BAD_INPUT, audit
+from workflow_scripts.lib.errors import UserError
+from workflow_scripts.lib.logs import logged
+
+
+def main(*, run: str, validation: str, table: str, options: dict) -> None:
+    """Write the audit beside ``table``; a run that left its plateau is a result as well."""
+    torch.set_num_threads(1)
+    asked = AuditOptions(run, data=validation, out=str(Path(table).parent), **options)
+    if audit(asked, Console(file=sys.stderr, width=120)) == BAD_INPUT:
+        raise UserError(f"{run}: the audit failed, see above")
+
+
+if __name__ == "__main__":
+    with logged(snakemake.log[0]):
+        main(
+            run=snakemake.input.run,
+            validation=snakemake.input.validation,
+            table=snakemake.output.table,
+            options=snakemake.params.options,
+        )
