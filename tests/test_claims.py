@@ -142,7 +142,8 @@ def test_the_missing_file_comes_with_the_command_for_pythia(judged):
         "missing: audit.csv, phases.json; make it with `snakemake --cores all "
         "results/pythia-160m/audit.csv results/pythia-160m/phases.json`"
     ) in judged["C36"].reason
-    assert "no rule of this workflow" in judged["C68"].reason
+    assert "no rule of this workflow" in judged["X31"].reason
+    assert "results/pythia-160m/audit.csv results/pythia-160m/pilot.csv" in judged["C68"].reason
     assert "mechanism/findings.csv" in judged["C72"].reason
 
 

@@ -30,6 +30,9 @@ NEEDS = {
     "lambada": "the published LAMBADA results",
     "mechanism": "mechanism/findings.csv",
     "rivals": "rivals.csv",
+    "pilot": "pilot.csv",
+    "amplitudes": "amplitudes.csv",
+    "calibration": "calibration.json",
     "extended": "not measured by this workflow",
 }
 
@@ -130,6 +133,9 @@ class Measurements:
     suite_table: pd.DataFrame | None = None
     mechanism: pd.DataFrame | None = None
     rivals: pd.DataFrame | None = None
+    pilot: pd.DataFrame | None = None
+    amplitudes: pd.DataFrame | None = None
+    calibration: Mapping | None = None
 
     def has(self, need: str) -> bool:
         """Whether the measurement called ``need`` (a key of ``NEEDS``) is there."""

@@ -49,6 +49,7 @@ TOLERANCES = {
     "below": "below {:g}",
     "above": "above {:g}",
     "r_below": "r not above {:g}",
+    "factor": "within a factor of {:g}",
     "alpha": "p below {:g}",
     "text": "{}",
 }

@@ -20,6 +20,7 @@ from workflow_scripts.lib.claims import (  # noqa: F401
     onset,
     significance,
     sources,
+    variants,
 )
 from workflow_scripts.lib.claims.model import (
     MEASURED,
@@ -60,6 +61,9 @@ TARGETS = {
     "early_warning": "early_warning.csv",
     "mechanism": "mechanism/findings.csv",
     "rivals": "rivals.csv",
+    "pilot": "pilot.csv",
+    "amplitudes": "amplitudes.csv",
+    "calibration": "calibration.json",
 }
 WITHOUT_SUITE = {"paper", "lambada"}
 ALPHA = 0.05

@@ -228,9 +228,7 @@ class MechanismPlan(FactsPlan):
     def extended_measurements(self) -> dict[str, str]:
         """What the ledger reads beyond `all`, by its name there."""
         found = {"mechanism": f"{self.root}/mechanism/findings.csv"}
-        if "rivals" in self.section.get("fork", {}):
-            found["rivals"] = f"{self.root}/rivals.csv"
-        return found
+        return found | self.fork_measurements
 
     @property
     def extended_outputs(self) -> list[str]:

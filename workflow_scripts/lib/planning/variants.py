@@ -212,13 +212,19 @@ class VariantPlan(ForkPlan):
         return self.section["device"]
 
     @property
+    def fork_measurements(self) -> dict[str, str]:
+        """What the ledger reads of these conditions, by its name there."""
+        if not self.has_forks:
+            return {}
+        keys = [key for key in ("pilot", "amplitudes", "rivals") if key in self.section["fork"]]
+        found = {key: f"{self.root}/{key}.csv" for key in keys}
+        return found | {"calibration": f"{self.root}/calibration.json"}
+
+    @property
     def extended_forks(self) -> list[str]:
         """What the target `extended` has of the forks."""
-        if not self.has_forks:
-            return []
-        fork = self.section["fork"]
-        names = ["calibration.json"]
-        names += [f"{key}.csv" for key in ("pilot", "amplitudes", "rivals") if key in fork]
-        if "rivals" in fork:
-            names += [f"figures/fig8_rivals.{suffix}" for suffix in ("pdf", "svg", "png")]
-        return [f"{self.root}/{name}" for name in names]
+        names = list(self.fork_measurements.values())
+        if "rivals" in self.fork_measurements:
+            figure = f"{self.root}/figures/fig8_rivals"
+            names += [f"{figure}.{suffix}" for suffix in ("pdf", "svg", "png")]
+        return names
