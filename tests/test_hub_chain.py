@@ -60,14 +60,17 @@ class Watch:
 
 def kill_once_some_revisions_are_finished(folder: Path, environment: dict) -> set[int]:
     """Start to build, kill while the first range is surveyed; returns its finished steps."""
-    process = subprocess.Popen(
-        COMMAND, cwd=folder, env=environment, start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    log = folder / "first.log"
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            COMMAND, cwd=folder, env=environment, start_new_session=True,
+            stdout=stream, stderr=subprocess.STDOUT,
+        )  # fmt: skip
     pattern = f"{ROOT}/unfinished/survey_revisions/*/step*[0-9].json"
     started = time.monotonic()
     while len(list(folder.glob(pattern))) < 3:
-        assert process.poll() is None and time.monotonic() - started < 300
+        assert process.poll() is None, log.read_text()[-5000:]
+        assert time.monotonic() - started < 600
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
