@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from filelock import FileLock
 
 from tests.test_scripts import PROBE, SHAPE, run_script
 from workflow_scripts.lib.checkpoints import save_model
 from workflow_scripts.lib.finished_parts import FinishedParts
 from workflow_scripts.lib.origins import stand_in
 from workflow_scripts.lib.probing import Prober
-from workflow_scripts.lib.surveying import Survey
+from workflow_scripts.lib.surveying import LOCK, Survey
 from workflow_scripts.lib.tokens import write_tokens
 from workflow_scripts.lib.training import build_model
 
@@ -157,6 +158,19 @@ def test_a_job_that_fails_goes_on_where_it_was_and_ends_with_the_same_files(
     for name in NAMES:
         one, other = outputs(tmp_path)[name], outputs(streamed)[name]
         assert Path(one).read_bytes() == Path(other).read_bytes(), name
+
+
+def test_what_a_killed_job_of_another_range_left_is_deleted_unless_one_works_on_it(
+    validation, hub, tmp_path
+):
+    for name in ("killed", "working"):
+        (tmp_path / name / "checkpoints/step40").mkdir(parents=True)
+        (tmp_path / name / "step20.json").write_text("{}")
+    with FileLock(tmp_path / "working" / LOCK):
+        run(validation, tmp_path, Fetch(hub), steps=[0])
+    assert not (tmp_path / "killed/checkpoints").exists()
+    assert (tmp_path / "working/checkpoints/step40").is_dir()
+    assert (tmp_path / "killed/step20.json").exists(), "what was finished stays"
 
 
 def test_what_other_settings_left_is_thrown_away(tmp_path):

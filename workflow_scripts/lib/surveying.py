@@ -6,11 +6,12 @@ by the same functions.
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+from filelock import FileLock, Timeout
 
 from workflow_scripts.lib.checkpoints import WEIGHTS_FILE, load_model
 from workflow_scripts.lib.findings import MISSING
@@ -25,6 +26,7 @@ from workflow_scripts.lib.probing import Prober
 from workflow_scripts.lib.revisions import describe_checkpoint, describe_missing, revision_table
 
 SCORES, KURTOSIS, FINGERPRINT = "scores", "kurtosis", "fingerprint"
+LOCK = "at_work.lock"  # held by the job that works on a range
 Fetch = Callable[[int, Path], Mapping]
 
 
@@ -51,8 +53,12 @@ class Survey:
         ``fetch`` puts the checkpoint of a step into a folder and returns its origin, whose
         ``status`` says whether there is one. At most ``most`` checkpoints exist at a time.
         """
-        left = [step for step in steps if not self.finished.has(f"step{step}")]
-        self._tidy(left[:most])
+        with FileLock(self.finished.folder / LOCK):
+            left = [step for step in steps if not self.finished.has(f"step{step}")]
+            self._tidy(left[:most])
+            return self._survey(left, fetch, most)
+
+    def _survey(self, left: Sequence[int], fetch: Fetch, most: int) -> dict[int, Mapping]:
         missing = {}
         pending = fetched_ahead(
             left, lambda step: fetch(step, self.folder(step)), self._delete, most
@@ -67,11 +73,16 @@ class Survey:
         return missing
 
     def _tidy(self, next_steps: Sequence[int]) -> None:
-        """Delete checkpoints that a killed job left, but for those that are fetched next."""
+        """Delete the checkpoints that killed jobs left, but for those that are fetched next."""
         wanted = {self.folder(step).name for step in next_steps}
         for left in self.finished.folder.glob("checkpoints/*"):
             if left.name not in wanted:
                 shutil.rmtree(left)
+        for other in self.finished.folder.parent.iterdir():
+            if other == self.finished.folder or not (other / "checkpoints").is_dir():
+                continue
+            with suppress(Timeout), FileLock(other / LOCK, timeout=0):  # none works on it
+                shutil.rmtree(other / "checkpoints")
 
     def _delete(self, step: int) -> None:
         shutil.rmtree(self.folder(step), ignore_errors=True)
