@@ -264,13 +264,15 @@ def test_a_perplexity_beyond_a_float_is_no_row():
 
 
 # Text may be missing, and so may what a row is not about; a number has a reason beside it.
-TEXT = {"commit", "update_phase", "family", "note", "reason", "paper", "measured", "analogue"}
+TEXT = {"commit", "update_phase", "family", "note", "reason", "paper", "measured", "analogue",
+        "files", "findings"}  # fmt: skip
 # Columns of statistics.csv for one kind of test or another, described in the documentation.
 OF_A_KIND = {
     "duplicate_of", "interval_low", "interval_high", "dof", "p_value", "p_adjusted", "n_b",
     "mean_a", "sd_a", "mean_b", "sd_b", "difference", "cohens_d", "cliffs_delta", "effect_size",
     # Empty where a rule gave no alarm: the count of alarms beside it says so.
     "first_alarm_step", "warning_step", "lead_steps", "onset_step",
+    "distance_to_previous",  # the first revision has none before it
 }  # fmt: skip
 
 

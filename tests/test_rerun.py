@@ -126,7 +126,7 @@ CHANGES = {
         FORKS | LAST | AFTER_FORKS | {"train_fork": 2, "summarise_fork": 2},
     ),
     "one more seed": (
-        setting("seeds: [0, 1]", "seeds: [0, 1, 2]"),
+        setting("seeds: [0, 1]\n      schedules", "seeds: [0, 1, 2]\n      schedules"),
         FORKS | LAST | AFTER_FORKS | {"train_fork": 3, "summarise_fork": 3},
     ),
     "intervals of the probe": (
@@ -135,7 +135,7 @@ CHANGES = {
     ),
     "code of the intervals": (
         code("intervals"),
-        AUDIT | SUMMARIES | TABLES | FIGURES | LAST,
+        AUDIT | SUMMARIES | TABLES | FIGURES | LAST | {"judge_claims_paper": 1},
     ),
     "how often a state is saved": (setting("save_every: 20", "save_every: 10"), {}),
     "a rival": (setting("decay_steps: 10", "decay_steps: 20"), {}),
