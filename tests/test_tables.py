@@ -268,3 +268,20 @@ def test_scripts_write_the_same_bytes_twice(name, tmp_path):
 def test_another_format_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"t\.xlsx: a table is written as \.csv, \.md, \.tex"):
         table_formats.write(table("audit"), [tmp_path / "t.xlsx"])
+
+
+def test_table1_of_a_run_without_an_even_grid_has_the_nearest_shares():
+    """Each checkpoint beside the one of the paper's steps whose share of training is nearest."""
+    suite = {**synthetic.MINI, "spacing": 1, "last": 1000}
+    audit = synthetic.audit(synthetic.MINI)
+    steps = [0, 100, 500, 700, 1000]
+    audit = audit[audit["step"].isin(sorted(audit["step"].unique())[: len(steps)])]
+    renamed = dict(zip(sorted(audit["step"].unique()), steps, strict=True))
+    audit = audit.assign(step=audit["step"].map(renamed), lr_fraction=np.nan)
+    one = tables.audit_table(audit, synthetic.phases(), synthetic.PAPER_TABLE1, suite=suite)
+    own, paper = suite["label"], NOT_COMPARABLE
+    # Of 1,000 steps, 30,000 of 143,000 is 210, 70,000 is 490, 100,000 is 699.
+    assert list(one.frame[own, "step"]) == [100, 500, 700, 1000]
+    assert list(one.frame[paper, "step"]) == [10_000, 70_000, 100_000, 143_000]
+    assert one.frame[own, "LR (% of max)"].isna().all()
+    assert "at 4 steps (those nearest to the paper's shares of training)" in one.caption

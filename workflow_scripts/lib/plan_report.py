@@ -69,8 +69,8 @@ def _rows(costs: Costs, shape: Shape, source: str) -> Iterator[tuple[str, str, s
 def _time_rows(costs: Costs, found: Throughput, whole: int) -> Iterator[tuple[str, str, str]]:
     part = "" if found.layers == whole else f", {found.layers} of {whole} layers"
     what = f"{found.sequences} x {found.length} tokens{part}, float32, TF32 off"
-    yield "forward", f"{found.forward_rate / 1e9:,.0f} GFLOP/s", f"measured: {what}"
-    yield "update", f"{found.training_rate / 1e9:,.0f} GFLOP/s", "measured: the same"
+    yield "forward", f"{found.forward_rate / 1e9:.3g} GFLOP/s", f"measured: {what}"
+    yield "update", f"{found.training_rate / 1e9:.3g} GFLOP/s", "measured: the same"
     audit = costs.audit_flop / found.forward_rate / 3600
     yield "time, audit", duration(audit), "estimated from what was measured"
     if costs.training_flop:

@@ -39,13 +39,14 @@ def _nearest_shares(
 ) -> tuple[pd.Series, pd.DataFrame]:
     """The suite's step nearest to each of the paper's shares of training, once each.
 
-    Returns them with the rows of ``paper`` that they stand beside.
+    Returns them with the rows of ``paper`` that they stand beside: of several the nearest.
     """
     steps = np.sort(steps[steps > 0])
     wanted = paper["step"] * last / PAPER_LAST
     nearest = wanted.map(lambda step: int(steps[np.argmin(np.abs(steps - step))]))
-    first = ~nearest.duplicated()
-    return nearest[first].reset_index(drop=True), paper[first].reset_index(drop=True)
+    distance = (nearest - wanted).abs()
+    kept = distance.groupby(nearest).idxmin().sort_index()
+    return nearest[kept].reset_index(drop=True), paper.loc[kept].reset_index(drop=True)
 
 
 def audit_table(audit: pd.DataFrame, phases: dict, paper: pd.DataFrame, *, suite: dict) -> Table:
