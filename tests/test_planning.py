@@ -196,9 +196,10 @@ def parameters(plan: SuitePlan) -> dict[str, object]:
     """Every parameter and every list of files of the rules, under names of its own."""
     found = {
         what: getattr(plan, what)
-        for what in ("text", "batches", "probe", "schedule", "facts", "ledger_facts", "spacing",
-                     "last", "tokens_per_step", "phase_resamples", "kurtosis_layers", "save_every",
-                     "steps", "probe_tables", "forks", "cycles", "integrity")
+        for what in ("text", "text_files", "batches", "vocabulary", "probe", "schedule", "facts",
+                     "ledger_facts", "spacing", "last", "tokens_per_step",
+                     "phase_resamples", "kurtosis_layers", "save_every", "steps",
+                     "probe_tables", "forks", "cycles", "integrity")
     }  # fmt: skip
     if plan.section["source"] == "hub":
         found |= {"repo": plan.repo("0"), "tokenizer_source": plan.tokenizer_source}
@@ -290,6 +291,13 @@ def test_a_key_moves_the_parameters_that_read_it_and_no_other(path):
         ("training.weight_decay", 0.0, ALL_FORKS),
         # Enough documents for the batches are taken from the hub.
         ("batches.train.sequences", 1000, {"batches", "text"}),
+        ("batches.validation.document_start", True, {"batches", "text"}),
+        ("batches.validation.longest_document", 5000, {"batches", "text"}),
+        ("batches.validation.end_of_text", False, {"batches"}),
+        ("batches.validation.sha256", "0" * 64, {"batches"}),
+        ("text.characters_per_token", 9, {"text"}),
+        ("tokenizer.end_of_text", "</s>", {"vocabulary"}),
+        ("architecture.vocab_size", 50_432, {"vocabulary"}),
         ("fork.schedules.sgdr.period", 5000, {"fork sgdr", "ledger_facts"}),
     ],
 )
@@ -333,3 +341,47 @@ def test_final_outputs_are_files_of_the_suite():
     for name in ("audit.csv", "claims.md", "tables/table1.tex", "figures/fig1.svg",
                  "notebooks/tour.html"):  # fmt: skip
         assert f"results/mini/{name}" in outputs
+
+
+# Text of files
+
+
+def text_plan(validation, train, **batches) -> SuitePlan:
+    config = copy.deepcopy(CONFIG)
+    suite = config["suites"]["pythia-160m"]
+    suite["text"] = {"source": "files", "validation": validation, "train": train}
+    suite["batches"]["validation"] = {"sequences": 10, "length": 20} | batches
+    return plan_of("pythia-160m", config)
+
+
+def test_the_text_that_is_wanted_is_eight_characters_for_a_token():
+    assert PYTHIA.text["wanted"] == {
+        "validation": {"amount": 8 * 128 * 512}, "train": {"amount": 8 * 120_000 * 2048},
+    }  # fmt: skip
+    assert "characters_per_token" not in PYTHIA.text["text"]
+    starts = text_plan([], [], document_start=True).text["wanted"]["validation"]
+    assert starts == {"amount": 10, "document_of": 8 * 20}
+    short = text_plan([], [], longest_document=30).text["wanted"]["validation"]
+    assert short == {"amount": 2 * 8 * 200, "longest": 8 * 30}
+
+
+def test_a_local_file_is_an_input_where_nothing_can_come_before_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "b.txt").write_text("b")
+    hub = {"repo": "a/b", "file": "c.txt"}
+    a, b, gone = ({"path": f"{name}.txt"} for name in ("a", "b", "gone"))
+    assert text_plan([a, b], [b]).text_files == ["a.txt", "b.txt"]
+    assert text_plan([gone, b], [b, a]).text_files == ["b.txt"]
+    assert text_plan([hub, a], [gone, hub, a]).text_files == []
+    assert PYTHIA.text_files == MINI.text_files == []
+    with pytest.raises(ConfigError) as error:
+        _ = text_plan([a], [gone, {"path": "gone.jsonl"}]).text_files
+    assert str(error.value) == (
+        "config key suites.pythia-160m.text.train: no such file: gone.txt, gone.jsonl"
+    )
+
+
+def test_the_vocabulary_is_what_the_suite_says_of_it():
+    assert PYTHIA.vocabulary == {"model_vocabulary": 50_304}
+    assert MINI.vocabulary == {}

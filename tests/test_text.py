@@ -188,6 +188,15 @@ def test_one_file_can_be_both_splits(files, tmp_path):
     assert manifest["train"]["left_out_as_validation"] == 4
 
 
+def test_a_split_of_which_nothing_is_wanted_is_not_read(files, tmp_path):
+    """A suite that trains nothing needs no training text, and none is fetched for it."""
+    del files["text"]["train"], files["wanted"]["train"]
+    paths = tmp_path / "train.jsonl", tmp_path / "validation.jsonl"
+    manifest = collect(files, *paths)
+    assert paths[0].read_bytes() == b"" and manifest["train"] == {"documents": 0}
+    assert manifest["validation_documents"] == 4 and manifest["train_documents"] == 0
+
+
 def test_a_broken_source_leaves_nothing_behind(files, tmp_path):
     bad = tmp_path / "00.jsonl"
     bad.write_text('{"text": "fine"}\n{"text": \n')
