@@ -1,5 +1,7 @@
 """The files that Snakemake users, GitHub and pre-commit expect."""
 
+import importlib
+import pkgutil
 import re
 import subprocess
 import sys
@@ -7,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+import workflow_scripts
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -45,3 +49,14 @@ def test_notebooks_are_committed_without_outputs(path):
     command = [sys.executable, "-m", "nbstripout", "--keep-id", "--verify", path]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout
+
+
+def test_every_module_imports():
+    """A name that a module no longer has is found here and not when its rule runs."""
+    names = [
+        module.name
+        for module in pkgutil.walk_packages(workflow_scripts.__path__, "workflow_scripts.")
+    ]
+    assert len(names) > 100
+    for name in names:
+        importlib.import_module(name)

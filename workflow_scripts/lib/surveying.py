@@ -34,7 +34,7 @@ Fetch = Callable[[int, Path], Mapping]
 class Survey:
     """What is measured of each revision, and where finished revisions are kept.
 
-    ``layers`` are those of ``kurtosis.is_measured``; ``finished`` also holds the checkpoints
+    ``layers`` are those of ``layers.linear_layers``; ``finished`` also holds the checkpoints
     that are at work, in its folder ``checkpoints``.
     """
 

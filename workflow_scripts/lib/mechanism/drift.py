@@ -1,13 +1,13 @@
 """Weights along training: how they sit in their grids, which codes flip, how far they move."""
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from workflow_scripts.lib.checkpoints import read_weights
-from workflow_scripts.lib.kurtosis import is_measured
+from workflow_scripts.lib.checkpoints import load_model
+from workflow_scripts.lib.layers import matrices_of
 from workflow_scripts.lib.mechanism.code_flips import code_flips
 from workflow_scripts.lib.mechanism.displacement import displacements, flatten
 from workflow_scripts.lib.mechanism.misalignment import misalignment
@@ -17,12 +17,11 @@ _FLIPS = ("flipped_own", "flipped_fixed", "flipped_expected", "mean_move_in_step
 
 
 def block_weights(path: str, layers: str) -> dict[str, Tensor]:
-    """Float32 matrices of a checkpoint that a probe of ``layers`` quantizes, by name."""
-    return {
-        name: tensor.to(torch.float32)
-        for name, tensor in read_weights(path)
-        if is_measured(name, tensor.shape, layers)
-    }
+    """Float32 matrices of a checkpoint that a probe of ``layers`` quantizes, by name.
+
+    ``path`` is its file of weights or the index of its shards.
+    """
+    return matrices_of(load_model(Path(path).parent), layers)
 
 
 def drift_rows(
