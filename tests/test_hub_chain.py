@@ -185,3 +185,21 @@ def test_what_was_finished_before_the_kill_was_not_fetched_again(chain):
 def test_a_second_run_makes_no_request(chain):
     assert chain["again"].returncode == 0, chain["again"].stdout[-3000:]
     assert "Nothing to be done" in chain["again"].stdout
+
+
+def test_a_revision_that_can_be_had_later_is_asked_for_by_the_name_of_its_table(chain):
+    folder = chain["folder"]
+    [rows] = [path for path in (folder / ROOT / "revisions").glob("*.csv")
+              if LOST in set(pd.read_csv(path)["step"])]  # fmt: skip
+    with TinyHub(pythia.models(STEPS), pythia.datasets()) as hub:
+        run = subprocess.run(
+            [sys.executable, "-m", "snakemake", f"{ROOT}/audit.csv", "--cores", "2",
+             "--forcerun", str(rows.relative_to(folder)), "--configfile", OVERRIDE],
+            cwd=folder, env=hub.environment(chain["home"]), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600,
+        )  # fmt: skip
+        asked = weights_asked_for(hub)
+    assert run.returncode == 0, run.stdout[-5000:]
+    assert LOST in asked and len(asked) < 40  # its range, not the whole suite
+    suite, audit = table(chain, "suite.csv"), table(chain, "audit.csv")
+    assert set(suite["status"]) == {"present"} and list(audit["step"].unique()) == STEPS

@@ -1,4 +1,4 @@
-"""The examples of the README's section on one's own training run, executed as they stand."""
+"""The README's examples on one's own model and training run, executed as they stand."""
 
 import os
 import re
@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
 from transformers import TrainingArguments
 
 from tests.conftest import TINY
@@ -17,22 +18,22 @@ from workflow_scripts.lib.checkpoints import save_model
 from workflow_scripts.lib.tokens import train_tokenizer
 from workflow_scripts.lib.training import build_model
 
-SECTION = "## In your own training run"
+FIRST, AFTER = "## Your own model", "## Your own numbers"
 TEXT = "the weights of a model are rounded to few values and the loss is what it is\n\n" * 3000
 
 
 def blocks(language):
-    """Code blocks of the section in one language."""
+    """Code blocks of the sections in one language."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = text.split(f"\n{SECTION}\n", 1)[1].split("\n## ", 1)[0]
-    return re.findall(rf"^```{language}\n(.*?)^```$", section, flags=re.M | re.S)
+    sections = text.split(f"\n{FIRST}\n", 1)[1].split(f"\n{AFTER}\n", 1)[0]
+    return re.findall(rf"^```{language}\n(.*?)^```$", sections, flags=re.M | re.S)
 
 
 def commands():
     return [line for block in blocks("bash") for line in block.splitlines()]
 
 
-def test_the_section_has_its_examples():
+def test_the_sections_have_their_examples():
     assert len(blocks("python")) == 2
     assert len(commands()) == 3
 
@@ -68,12 +69,16 @@ def test_the_trainer_is_watched(tmp_path):
     assert any("eval_int4_gap_pct" in entry for entry in history)
 
 
+def save_run(folder):
+    for step in (10, 20):
+        save_model(build_model(TINY, 300, seed=step), folder / f"runs/mine/checkpoint-{step}")
+    tokenizer = train_tokenizer([TEXT[:1000]], 300).to_str()
+    (folder / "runs/mine/tokenizer.json").write_text(tokenizer)
+
+
 def test_the_audit_command(tmp_path):
     [command] = [line for line in commands() if "workflow_scripts.audit" in line]
-    for step in (10, 20):
-        save_model(build_model(TINY, 300, seed=step), tmp_path / f"runs/mine/checkpoint-{step}")
-    tokenizer = train_tokenizer([TEXT[:1000]], 300).to_str()
-    (tmp_path / "runs/mine/tokenizer.json").write_text(tokenizer)
+    save_run(tmp_path)
     (tmp_path / "validation.txt").write_text(TEXT)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     run = subprocess.run(
@@ -95,3 +100,23 @@ def test_the_targets_are_planned(tmp_path):
     assert sorted(targets) == sorted(made)
     for target in targets:
         assert planned(target, folder=folder)[made[target]] == 1
+
+
+@pytest.mark.workflow
+def test_ones_own_run_is_planned_as_a_suite(tmp_path):
+    folder = copy_checkout(tmp_path / "checkout")
+    save_run(folder)
+    (folder / "held_out.txt").write_text(TEXT)
+    mine, text = blocks("yaml")
+    (folder / "mine.yaml").write_text(mine)
+    target = "results/mine/figures/fig1_audit.pdf"
+    jobs = planned(target, "--configfile", "mine.yaml", folder=folder)
+    assert jobs["probe_checkpoints"] == jobs["plot_audit"] == 1
+    # The block about text takes the place of the suite's own.
+    own = yaml.safe_load(mine)
+    own["suites"]["mine"] |= yaml.safe_load(text)
+    (folder / "text").mkdir()
+    for name in ("held_out.jsonl.zst", "train.parquet"):
+        (folder / "text" / name).touch()
+    (folder / "mine.yaml").write_text(yaml.safe_dump(own))
+    assert planned(target, "--configfile", "mine.yaml", folder=folder)["collect_text"] == 1
