@@ -11,6 +11,7 @@ from workflow_scripts.lib.config_error import ConfigError
 from workflow_scripts.lib.config_forks import fork_mistakes
 from workflow_scripts.lib.config_mechanism import mechanism_errors
 from workflow_scripts.lib.config_revisions import revision_mistakes
+from workflow_scripts.lib.config_safety import size_mistakes, string_mistakes
 from workflow_scripts.lib.config_schema import schema_errors, suggest
 from workflow_scripts.lib.config_sources import grid_mistakes, source_mistakes
 from workflow_scripts.lib.config_text import text_mistakes
@@ -168,7 +169,10 @@ def _check_suite(name: str, suite: Mapping, quantizers: Mapping) -> None:
 
 def check_config(config: Mapping, schema: Mapping) -> None:
     """Raise ``ConfigError`` with one line for the first mistake found."""
-    for line in schema_errors(config, schema):
+    for mistakes in (size_mistakes(config), schema_errors(config, schema)):
+        for line in mistakes:
+            raise ConfigError(line)
+    for line in string_mistakes(config["suites"]):
         raise ConfigError(line)
     _check_name("suite", config["suite"], config["suites"])
     if FP32 in config["quantizers"]:

@@ -1,6 +1,7 @@
 """What the closed JSON schema of the configuration complains about, one line per mistake."""
 
 import difflib
+import re
 import reprlib
 import sys
 from collections.abc import Iterator, Mapping
@@ -30,9 +31,18 @@ def _is_number(checker: object, value: object) -> bool:
     )  # fmt: skip
 
 
+def _pattern(
+    validator: object, pattern: str, value: object, schema: Mapping
+) -> Iterator[ValidationError]:
+    # JSON Schema's $ is the end of the text; Python's is also before a line break there.
+    if isinstance(value, str) and not re.search(re.sub(r"\$$", r"\\Z", pattern), value):
+        yield ValidationError(f"{value!r} does not match {pattern!r}")
+
+
 # JSON Schema counts 2.0 among the integers; here it would end in a traceback.
 _Validator = validators.extend(
     Draft202012Validator,
+    {"pattern": _pattern},
     type_checker=Draft202012Validator.TYPE_CHECKER.redefine_many(
         {"integer": _is_integer, "number": _is_number}
     ),
