@@ -64,8 +64,10 @@ def places(value: object, schema: dict, path: tuple = ()) -> Iterator[tuple[tupl
         for key, below in known.items():
             if key in value:
                 yield from places(value[key], below, (*path, key))
-            elif "const" not in below:
+            elif "const" not in below:  # also each key of a section that is left out
                 yield (*path, key), resolved(below)
+                if "properties" in resolved(below):
+                    yield from places({}, below, (*path, key))
         others = part.get("additionalProperties")
         for key in set(value) - set(known) if isinstance(others, dict) else ():
             yield from places(value[key], others, (*path, key))
@@ -175,7 +177,7 @@ def values_at(path: tuple) -> st.SearchStrategy:
 def put(config: dict, path: tuple, value: object) -> None:
     *parents, last = path
     for part in parents:
-        config = config.get(part) if isinstance(config, dict) else None
+        config = config.setdefault(part, {}) if isinstance(config, dict) else None
     if isinstance(config, dict):
         config[last] = value
 

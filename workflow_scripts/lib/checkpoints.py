@@ -56,7 +56,7 @@ def _damage_named(path: str | Path) -> Iterator[None]:
         if isinstance(error, DamagedFile | FileNotFoundError | FloatingPointError):
             raise
         reason = " ".join(str(error).split())[:300]
-        if "trust_remote_code" in reason:
+        if "trust_remote_code" in str(error):
             reason = "it wants code that came with it to be run, which is never done here"
         raise DamagedFile(f"{path}: cannot be read as a checkpoint: {reason}") from error
 
