@@ -1,6 +1,9 @@
 # make            everything of the suite that config.yaml names
 # make test       the test suite
 # make test-slow  the tests that take minutes: faults, kills, whole chains
+# make figures    every table, figure and notebook; with SOURCE=published from the committed
+#                 measurements, without training
+# make publish    freeze the measurements of a finished suite under resources/published
 # make report     report.html: every table and figure of what was built, on one page
 # make status     how far a run is: what is in the making, what is left, each fork's newest gap
 # make plan       what a suite costs: downloads, disk, operations, hours on this machine
@@ -11,10 +14,11 @@
 PYTHON ?= python3
 CORES ?= all
 SUITE ?=
+SOURCE ?=
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: all test test-slow report status plan freeze lint lock clean
+.PHONY: all figures publish test test-slow report status plan freeze lint lock clean
 .DEFAULT_GOAL := all
 
 # The environment is whole when the lock file has been installed to the end.
@@ -26,6 +30,19 @@ $(READY): envs/requirements.lock
 
 all: $(READY)
 	$(BIN)/snakemake --cores $(CORES) $(if $(SUITE),--config suite=$(SUITE))
+
+# What is published of a suite is a suite of its own, with `-published` after its name.
+figures: $(READY)
+ifeq ($(SOURCE),published)
+	$(BIN)/snakemake --cores $(CORES) all extended --config suite=$(or $(SUITE),mini)-published
+else ifeq ($(SOURCE),)
+	$(BIN)/snakemake --cores $(CORES) $(if $(SUITE),--config suite=$(SUITE))
+else
+	$(error SOURCE=$(SOURCE) is not known; valid: published, or nothing)
+endif
+
+publish: $(READY)
+	@$(BIN)/python -m workflow_scripts.publish_measurements $(if $(SUITE),--suite $(SUITE))
 
 # Tests of one file share what they build, so a file stays on one worker.
 test: $(READY)

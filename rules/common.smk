@@ -4,6 +4,7 @@ import re
 import sys
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import yaml
 
@@ -11,7 +12,7 @@ from workflow_scripts.lib.code_hash import code_hash
 from workflow_scripts.lib.config import ConfigError, check_config, find_suite
 from workflow_scripts.lib.folder_lock import start_run
 from workflow_scripts.lib.planning import MECHANISM_TABLES, RANGED, SuitePlan, final_outputs
-from workflow_scripts.lib.suites import read_library, resolve_suites
+from workflow_scripts.lib.suites import read_resources, resolve_suites
 
 FIGURES = ["fig1_audit", "fig2_kurtosis", "fig3_forks", "fig5_bit_widths"]
 # What the paper's printed numbers and the published ones show without any suite.
@@ -44,7 +45,7 @@ EXTENDED_NOTEBOOKS = {
 LEDGER = "resources/paper/claims.yaml"
 SCHEMA = yaml.safe_load(Path(workflow.basedir, "rules/schemas/config.schema.yaml").read_text())
 
-LIBRARY = read_library(Path(workflow.basedir, "resources/suites"))
+LIBRARY = read_resources(Path(workflow.basedir, "resources"))
 TABLES_OF_REVISIONS = Path(workflow.basedir, "resources/revisions").as_posix()
 
 try:
@@ -111,9 +112,27 @@ def results_folder(wildcards, input):
 
 def printed_facts():
     """The ledger's facts of the paper's own model, for the suite of its printed tables."""
-    model = next(name for name, suite in config["suites"].items() if suite["is_paper_model"])
+    model = next(
+        name
+        for name, suite in config["suites"].items()
+        if suite["is_paper_model"] and suite["source"] != "published"
+    )
     facts = plan_of(model).ledger_facts
     return facts | {"name": "paper", "label": "the paper's printed tables"}
+
+
+def published_suites():
+    """Plans of the suites of frozen measurements; one line where a list of them is lost."""
+    names = [name for name, suite in config["suites"].items() if suite["source"] == "published"]
+    try:
+        return [plan_of(name) for name in names if plan_of(name).frozen_names]
+    except ConfigError as error:
+        sys.exit(f"Error: {error}")
+
+
+def frozen_files(plan):
+    """Function of no wildcard: the frozen files of a suite; one line where one is lost."""
+    return lambda wildcards: planned("frozen_files")(SimpleNamespace(suite=plan.name))
 
 
 def suites_from(source):
@@ -169,4 +188,5 @@ def hub_suites(*, streamed):
 
 
 STREAMED, KEPT = hub_suites(streamed=True), hub_suites(streamed=False)
+PUBLISHED = published_suites()
 PRETRAINING_JOBS = [job for name in config["suites"] for job in plan_of(name).pretraining_jobs]

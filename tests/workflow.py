@@ -78,7 +78,7 @@ def tiny_checkout(tmp_path_factory) -> Path:
 
 def base_name(rule: str) -> str:
     """Name of the script of a generated rule: ``render_notebook`` of ``render_notebook_tour``."""
-    for base in ("pretrain_suite", "render_notebook"):
+    for base in ("pretrain_suite", "render_notebook", "restore_measurements"):
         if rule.startswith(f"{base}_"):
             return base
     return rule

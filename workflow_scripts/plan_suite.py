@@ -17,6 +17,8 @@ from workflow_scripts.lib.throughput import measure, timed_batch
 def main(*, suite: str | None, configfiles: list[str], seconds: float) -> None:
     """Print the plan; ``seconds`` are spent on each of two measurements, none where it is 0."""
     plan = read_plan(suite, configfiles)
+    if plan.is_published:
+        return print(f"{plan.name}: nothing to compute, it is measured ({plan.frozen_folder})")
     config, throughput = model_config(plan), None
     shape = model_shape(plan, config)
     if seconds > 0:

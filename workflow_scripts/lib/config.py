@@ -52,6 +52,8 @@ def _check_training(name: str, suite: Mapping, steps: list[int] | None) -> None:
             f"suite's last step {last}"
         )
     ends = training.get("jobs_end_at")
+    if suite["source"] == "published":
+        return
     if suite["source"] != "pretrain":
         if ends is not None:
             raise ConfigError(f"config key {key}.jobs_end_at goes with source pretrain only")
@@ -132,7 +134,8 @@ def _check_text(name: str, suite: Mapping) -> None:
 
 
 def _check_packages(name: str, suite: Mapping) -> None:
-    for package in suite["text"].get("packages", []):
+    read = suite["source"] != "published"  # nothing is made from text there
+    for package in suite["text"].get("packages", []) if read else ():
         try:
             package_root(package)
             package_versions([package])
@@ -179,7 +182,11 @@ def check_config(config: Mapping, schema: Mapping) -> None:
         raise ConfigError(f"config key quantizers.{FP32}: this name is taken by full precision")
     for name, suite in config["suites"].items():
         _check_suite(name, suite, config["quantizers"])
-    models = [name for name, suite in config["suites"].items() if suite["is_paper_model"]]
+    models = [
+        name
+        for name, suite in config["suites"].items()
+        if suite["is_paper_model"] and suite["source"] != "published"
+    ]
     if len(models) != 1:
         raise ConfigError(
             f"config key suites: is_paper_model is true for {', '.join(models) or 'no suite'}; it "

@@ -7,7 +7,7 @@ import yaml
 
 from workflow_scripts.lib.config import ConfigError, check_config, find_suite
 from workflow_scripts.lib.planning import SuitePlan
-from workflow_scripts.lib.suites import read_library, resolve_suites
+from workflow_scripts.lib.suites import read_resources, resolve_suites
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,7 +29,7 @@ def read_config_files(files: Sequence[str | Path]) -> dict:
             raise ConfigError(f"{path}: no such file") from error
         except yaml.YAMLError as error:
             raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
-    config["suites"] = resolve_suites(config.get("suites"), read_library(ROOT / "resources/suites"))
+    config["suites"] = resolve_suites(config.get("suites"), read_resources(ROOT / "resources"))
     schema = (ROOT / "rules/schemas/config.schema.yaml").read_text(encoding="utf-8")
     check_config(config, yaml.safe_load(schema))
     return config

@@ -7,16 +7,16 @@ from workflow_scripts.lib.discovery import check_pattern
 from workflow_scripts.lib.suite import revision_steps
 
 MOST_REVISIONS = 100_000
-SOURCE_OF = {"repo": "hub", "revision": "hub", "pattern": "local"}
+SOURCE_OF = {"repo": "hub", "revision": "hub", "pattern": "local", "measurements": "published"}
 TOKENIZERS = {"pretrain": [["vocab_size"]], "hub": [["repo"]], "local": [[], ["repo"], ["path"]]}
 # What each source cannot do without, beside what every suite has.
-PARTS = {"pretrain": ("architecture", "training"), "hub": (), "local": ()}
+PARTS = {"pretrain": ("architecture", "training"), "hub": (), "local": (), "published": ()}
 
 
 def source_mistakes(name: str, suite: Mapping) -> Iterator[str]:
     """Keys that the suite's source needs or does not have."""
     source, prefix = suite["source"], f"config key suites.{name}"
-    for key in ("repo", "pattern"):
+    for key in ("repo", "pattern", "measurements"):
         if (source == SOURCE_OF[key]) != (key in suite):
             yield (
                 f"{prefix}.{key} goes with source {SOURCE_OF[key]}, and only with it; "
@@ -50,7 +50,10 @@ def _purpose(suite: Mapping) -> str:
 
 
 def _tokenizer_mistakes(prefix: str, suite: Mapping) -> Iterator[str]:
-    source, valid = suite["source"], TOKENIZERS[suite["source"]]
+    source = suite["source"]
+    if source == "published":  # whose tokenizer was another suite's
+        return
+    valid = TOKENIZERS[source]
     optional = () if source == "pretrain" else ("end_of_text", "revision")
     keys = [key for key in suite["tokenizer"] if key not in optional]
     if keys not in valid:

@@ -50,10 +50,11 @@ def draw(
             _draw_paper(panels, paper_points)
         _mark_events(panels, audit, phases)
         low, high = (names[role] for role in QUANTIZED)
-        figure.suptitle(
+        plotting.put_title(
+            figure,
             f"{suite['label']}: {low} and {high} against FP32 at {audit['step'].nunique()} "
             + join_notes("checkpoints", missing_words(phases)),
-            x=0.105, ha="left", y=0.985,
+            x=0.105, y=0.985,
         )  # fmt: skip
         figure.align_ylabels(panels)
     return figure

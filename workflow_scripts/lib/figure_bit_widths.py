@@ -58,12 +58,13 @@ def draw(audit: pd.DataFrame, paper: pd.DataFrame, *, suite: dict) -> Figure:
                 f"left out, no loss added: {left_out} of {count} checkpoints",
                 f"bars: {bars}{expected}",
             ])  # fmt: skip
-        figure.suptitle(
+        plotting.put_title(
+            figure,
             join_notes(
                 f"{suite['label']}: loss added by rounding; the paper's own beside it",
                 missing_words(holes(audit["step"], suite["spacing"])),
             ),
-            x=0.1, ha="left", y=0.98,
+            x=0.1, y=0.98,
         )  # fmt: skip
     return figure
 

@@ -71,10 +71,11 @@ def draw(forks: pd.DataFrame, audit: pd.DataFrame, *, suite: dict) -> Figure:
             axes.set_xlabel("")
         gap.xaxis.set_major_locator(ticker.MaxNLocator(5, steps=[1, 2, 4, 5, 10]))
         _explain(figure, forks, looks)
-        figure.suptitle(
+        plotting.put_title(
+            figure,
             f"{suite['label']}: forks from step {start:,} under {len(looks)} "
             "learning-rate schedules",
-            x=0.095, ha="left", y=0.985,
+            x=0.095, y=0.985,
         )  # fmt: skip
         figure.align_ylabels([gap, low_ppl, rate])
     return figure

@@ -31,10 +31,10 @@ def draw(kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, *, suite: di
     say so. Their r, n and p are those of statistics.csv. The paper's figure 2, section 4.5.
     """
     with plotting.style():
-        figure = Figure(figsize=(PAGE_IN, 3.1))
+        figure = Figure(figsize=(PAGE_IN, 3.3))
         grid = figure.add_gridspec(
             1, 2, width_ratios=(1.3, 1), wspace=0.5,
-            left=0.075, right=0.985, bottom=0.135, top=0.79,
+            left=0.075, right=0.985, bottom=0.127, top=0.745,
         )  # fmt: skip
         course = figure.add_subplot(grid[0])
         course.set_xlim(0, kurtosis["step"].max())
@@ -42,10 +42,10 @@ def draw(kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, *, suite: di
         _draw_course(course, kurtosis)
         relations = grid[1].subgridspec(1, len(SUMMARIES), wspace=0.12).subplots(sharey=True)
         _draw_relations(relations, kurtosis, audit, phases, suite["spacing"])
-        figure.suptitle(
+        plotting.put_title(
+            figure,
             join_notes(f"{suite['label']}: excess kurtosis of the weights", missing_words(phases)),
             x=0.075,
-            ha="left",
             y=0.975,
         )
     return figure

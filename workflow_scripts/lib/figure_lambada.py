@@ -59,10 +59,11 @@ def draw(lambada: pd.DataFrame) -> Figure:
                 f"off the axis before step {FIRST_SHOWN:,}:\n{_millions(start)} at step 0",
                 (0, 0), (4, 4), xycoords="axes fraction", textcoords="offset points", color=GREY,
             )  # fmt: skip
-        figure.suptitle(
+        plotting.put_title(
+            figure,
             "Pythia on LAMBADA: published by the Pythia authors (zero-shot), "
             "not measured by this workflow",
-            x=0.075, ha="left", y=0.98,
+            x=0.075, y=0.98,
         )  # fmt: skip
     return figure
 

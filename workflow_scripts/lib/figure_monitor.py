@@ -47,7 +47,7 @@ def draw(history: list[dict], events: list[dict], *, label: str) -> Figure:
                 top, event["step"], event["loss"], f"converged: step {event['step']:,}",
                 color=LOOKS["low_bit"].color,
             )  # fmt: skip
-        figure.suptitle(f"{label}: what the monitor saw", x=0.1, ha="left", y=0.98)
+        plotting.put_title(figure, f"{label}: what the monitor saw", x=0.1, y=0.98)
     return figure
 
 

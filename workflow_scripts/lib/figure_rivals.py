@@ -45,9 +45,10 @@ def draw(rivals: pd.DataFrame, *, suite: dict) -> Figure:
         axes.set_ylabel(f"{name} perplexity at the end")
         _list_ranking(figure, ranking, name)
         _explain(figure, table)
-        figure.suptitle(
+        plotting.put_title(
+            figure,
             f"{suite['label']}: {len(ranking)} ways to go on from one checkpoint",
-            x=0.085, ha="left", y=0.985,
+            x=0.085, y=0.985,
         )  # fmt: skip
     return figure
 

@@ -18,6 +18,8 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
 PAGE_IN = 7.0
+TITLE_END = 0.985  # of the page's width
+SMALLEST_POINTS = 5.5
 _COLORS = sns.color_palette("colorblind").as_hex()
 GREY = "#777777"
 BANDS = ("#ffffff", "#eeeeee")
@@ -106,6 +108,15 @@ def save(figure: Figure, paths: Iterable[str | Path]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with style():
             figure.savefig(path, dpi=300, metadata=_METADATA[kind])
+
+
+def put_title(figure: Figure, text: str, *, x: float, y: float) -> None:
+    """Title from ``x`` to the right (fractions of the page), smaller where it would leave it."""
+    title = figure.suptitle(text, x=x, ha="left", y=y)
+    room, size = figure.bbox.width * (TITLE_END - x), title.get_fontsize()
+    width = title.get_window_extent().width
+    if width > room:
+        title.set_fontsize(max(size * room / width, SMALLEST_POINTS))
 
 
 def choose_scale(

@@ -8,9 +8,11 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
+from workflow_scripts.lib.config_schema import suggest
 from workflow_scripts.lib.labels import role_labels
 from workflow_scripts.lib.missing import missing_steps, missing_words
 from workflow_scripts.lib.planning import SuitePlan
+from workflow_scripts.lib.suites import read_resources, resolve_suites
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,14 +69,14 @@ def open_results(environment: Mapping[str, str]) -> Results:
 
     ``SUITE`` is the suite's name (default: mini), ``RESULTS`` the folder of all results
     (default: results in the repository), ``SUITE_SETTINGS`` the facts of the suite as JSON
-    (default: from its entry in config.yaml). Raises ``ValueError`` for a suite config.yaml lacks.
+    (default: from the configuration). Raises ``ValueError`` for a suite that is not known.
     """
     name = environment.get("SUITE", "mini")
     folder = Path(environment.get("RESULTS", ROOT / "results")) / name
     if "SUITE_SETTINGS" in environment:
         return Results(folder, json.loads(environment["SUITE_SETTINGS"]))
     config = yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))
-    suites = config["suites"]
+    suites = resolve_suites(config["suites"], read_resources(ROOT / "resources"))
     if name not in suites:
-        raise ValueError(f"SUITE {name}: config.yaml defines {', '.join(suites)}")
+        raise ValueError(f"SUITE {name} is not known; {suggest(name, list(suites))}")
     return Results(folder, SuitePlan(name, suites[name], config["quantizers"]).facts)

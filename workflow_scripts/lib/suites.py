@@ -13,6 +13,7 @@ import yaml
 
 from workflow_scripts.lib.config_error import ConfigError
 from workflow_scripts.lib.config_schema import suggest
+from workflow_scripts.lib.frozen import SUITE_FILE
 
 # Replaced whole, since half of one and half of another would mean nothing.
 WHOLE = ("grid", "text", "tokenizer", "schedules")
@@ -81,6 +82,14 @@ def read_library(folder: Path) -> dict[str, dict]:
     library = {}
     for path in sorted(folder.glob("*.yaml")):
         library |= yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+    return library
+
+
+def read_resources(folder: Path) -> dict[str, dict]:
+    """Suites that come with the workflow: ``suites/*.yaml`` and ``published/*/suite.yaml``."""
+    library = read_library(folder / "suites")
+    for path in sorted(folder.glob(f"published/*/{SUITE_FILE}")):
+        library |= read_library(path.parent)
     return library
 
 

@@ -48,7 +48,7 @@ def draw(layers: pd.DataFrame, phases: dict, *, suite: dict) -> Figure:
         mark_best(whole, phases, name=True)
         for axes in (alone, left_out):
             axes.axvline(phases["convergence"]["step"], color="white", lw=0.8, ls=(0, (2, 1.5)))
-        figure.suptitle(f"{suite['label']}: where rounding breaks the model", x=0.215, ha="left",
+        plotting.put_title(figure, f"{suite['label']}: where rounding breaks the model", x=0.215,
                         y=0.985)  # fmt: skip
     return figure
 

@@ -23,7 +23,7 @@ def row_of_panels(
     panels = list(np.ravel(figure.subplots(1, len(names), gridspec_kw=grid)))
     for letter, axes, name in zip("abcdef", panels, names, strict=False):
         axes.set_title(f"{letter}  {name}", loc="left")
-    figure.suptitle(title, x=grid["left"], ha="left", y=0.975)
+    plotting.put_title(figure, title, x=grid["left"], y=0.975)
     return figure, panels
 
 

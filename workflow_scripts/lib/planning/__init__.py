@@ -9,13 +9,14 @@ the stage whose rules read it.
 from collections.abc import Mapping
 from pathlib import Path
 
-from workflow_scripts.lib.planning.mechanism import MECHANISM_TABLES, RANGED, MechanismPlan
+from workflow_scripts.lib.planning.mechanism import MECHANISM_TABLES, RANGED
 from workflow_scripts.lib.planning.pretraining import PretrainingJob
+from workflow_scripts.lib.planning.published import PublishedPlan
 
 __all__ = ["MECHANISM_TABLES", "RANGED", "PretrainingJob", "SuitePlan", "final_outputs"]
 
 
-class SuitePlan(MechanismPlan):
+class SuitePlan(PublishedPlan):
     """Everything that rules ask of one suite."""
 
 

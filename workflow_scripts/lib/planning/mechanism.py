@@ -50,7 +50,7 @@ class MechanismPlan(FactsPlan):
         schedules = self.section.get("fork", {}).get("schedules", {}).values()
         possible = {
             "phase_flips": any(schedule["kind"] == "oli" for schedule in schedules),
-            "replication": self.section["source"] == "pretrain",
+            "replication": self.section["source"] in ("pretrain", "published"),
         }
         section = self.section.get("mechanism", {})
         return {key: value for key, value in section.items() if possible.get(key, True)}

@@ -1,0 +1,86 @@
+"""Turn a suite's finished results into frozen measurements with their origin."""
+
+import copy
+import os
+import platform
+import shutil
+from pathlib import Path
+
+import yaml
+
+from workflow_scripts.lib.errors import UserError
+from workflow_scripts.lib.frozen import PROVENANCE_FILE, SUITE_FILE, freeze
+from workflow_scripts.lib.planning import SuitePlan
+from workflow_scripts.lib.provenance import read_json, write_json
+
+# Where checkpoints came from; the measurements have their own place.
+_OF_CHECKPOINTS = ("repo", "revision", "pattern", "keep_checkpoints", "max_on_disk", "integrity")
+
+
+def processor() -> str:
+    """Model name of the processor, as the system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def machine() -> dict:
+    """Processor, cores and architecture of this machine; no name of it."""
+    return {"cpu": processor(), "cores": os.cpu_count(), "architecture": platform.machine()}
+
+
+def frozen_section(plan: SuitePlan, there: set[str], *, folder: str, commit: str) -> dict:
+    """The suite of the frozen measurements: as it was measured, without what was not.
+
+    ``there`` names the frozen files, ``commit`` the code that measured them.
+    """
+    section = copy.deepcopy(dict(plan.section))
+    for key in _OF_CHECKPOINTS:
+        section.pop(key, None)
+    for part, key in plan.unmeasured_keys(there):
+        section[part].pop(key)
+    if "rivals" not in section.get("fork", {}):
+        section.get("fork", {}).pop("rival_seeds", None)
+    if set(section.get("mechanism", {})) <= {"batch_size"}:
+        section.pop("mechanism", None)
+    if section["grid"] == "discover":
+        section["grid"] = {"steps": plan.steps, "last": plan.last}
+    label = f"{section['label']}, frozen at {commit[:7]}"
+    return section | {"label": label, "source": "published", "measurements": folder}
+
+
+def publish(
+    plan: SuitePlan, results: Path, folder: Path, *, commit: str, machine: dict
+) -> tuple[int, int]:
+    """Write ``folder`` anew from ``results``, the suite's own; returns files and bytes.
+
+    ``machine`` measured them. Raises ``UserError`` where the results are not whole.
+    """
+    for name in plan.measured:
+        if not (results / name).is_file():
+            raise UserError(f"{results / name} does not exist: suite {plan.name} is not finished")
+    names = {*plan.measured, *(n for n in plan.measured_beside if (results / n).is_file())}
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    size = freeze(results, names, unfinished)
+    section = frozen_section(plan, names, folder=folder.as_posix(), commit=commit)
+    text = yaml.safe_dump({f"{plan.name}-published": section}, sort_keys=False)
+    (unfinished / SUITE_FILE).write_text(text, encoding="utf-8")
+    made_by = read_json(results / next(name for name in plan.measured if name.endswith(".json")))
+    write_json(
+        unfinished / PROVENANCE_FILE,
+        {
+            "suite": plan.name,
+            "commit": commit,
+            "machine": machine,
+            **{key: made_by[key] for key in ("python", "packages", "device", "threads", "dtype")},
+            "files": len(names),
+            "bytes": size,
+        },
+    )
+    shutil.rmtree(folder, ignore_errors=True)
+    unfinished.rename(folder)
+    return len(names), size

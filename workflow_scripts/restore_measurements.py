@@ -1,0 +1,17 @@
+"""Put the frozen measurements of a suite where the rules look for them."""
+
+from pathlib import Path
+
+from workflow_scripts.lib.frozen import restore
+from workflow_scripts.lib.logs import logged, say
+
+
+def main(*, folder: str, root: str) -> None:
+    """Copy every measured file of ``folder`` to ``root``, once all of them are found whole."""
+    size = restore(Path(folder), Path(root))
+    say(f"{folder} is whole, {size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    with logged(snakemake.log[0]):
+        main(folder=snakemake.params.folder, root=snakemake.params.root)
