@@ -8,6 +8,7 @@
 # make status     how far a run is: what is in the making, what is left, each fork's newest gap
 # make plan       what a suite costs: downloads, disk, operations, hours on this machine
 # make freeze     which revisions a hub suite has, listed once and committed (needs the hub)
+# make rulegraph  draw the rules in README.md anew
 # make lint       the checks of style and structure alone
 # make lock       write envs/requirements.lock anew (needs uv)
 
@@ -18,7 +19,7 @@ SOURCE ?=
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: all figures publish test test-slow report status plan freeze lint lock clean
+.PHONY: all figures publish test test-slow report status plan freeze rulegraph lint lock clean
 .DEFAULT_GOAL := all
 
 # The environment is whole when the lock file has been installed to the end.
@@ -62,6 +63,9 @@ plan: $(READY)
 
 freeze: $(READY)
 	@$(BIN)/python -m workflow_scripts.freeze_revisions $(if $(SUITE),--suite $(SUITE))
+
+rulegraph: $(READY)
+	@$(BIN)/python -m workflow_scripts.draw_rulegraph
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -25,7 +25,6 @@ for plan in PUBLISHED:
             "../envs/analysis.yaml"
         params:
             folder=plan.frozen_folder,
-            root=plan.root,
             code=code_hash("workflow_scripts/restore_measurements.py"),
         message:
             f"Restoring the measurements of {plan.name}"

@@ -14,7 +14,10 @@ from workflow_scripts.lib.code_hash import code_hash
 pytestmark = pytest.mark.workflow
 
 # Scripts that are commands of their own and belong to no rule.
-COMMANDS = {"audit", "freeze_revisions", "plan_suite", "publish_measurements", "show_status"}
+COMMANDS = {
+    *("audit", "draw_rulegraph", "freeze_revisions", "plan_suite", "publish_measurements"),
+    "show_status",
+}
 RULE_FILES = sorted((ROOT / "rules").glob("*.smk"))
 # Rules that are generated, one per training job or notebook, carry their base name first.
 NAMED = re.compile(r'name:\s*f"(\w+?)_\{')

@@ -6,12 +6,12 @@ from workflow_scripts.lib.frozen import restore
 from workflow_scripts.lib.logs import logged, say
 
 
-def main(*, folder: str, root: str) -> None:
-    """Copy every measured file of ``folder`` to ``root``, once all of them are found whole."""
-    size = restore(Path(folder), Path(root))
+def main(*, folder: str, paths: list[str]) -> None:
+    """Copy every measured file of ``folder`` to ``paths``, once all of them are found whole."""
+    size = restore(Path(folder), paths)
     say(f"{folder} is whole, {size / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":
     with logged(snakemake.log[0]):
-        main(folder=snakemake.params.folder, root=snakemake.params.root)
+        main(folder=snakemake.params.folder, paths=list(snakemake.output))

@@ -6,7 +6,7 @@ source published), ``provenance.json``, and ``SHA256SUMS``, which names every me
 
 import hashlib
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from workflow_scripts.lib.errors import DamagedFile
@@ -47,13 +47,13 @@ def missing_files(folder: Path, names: Iterable[str]) -> str | None:
     return f"{folder / lost[0]} is missing; {_cure(folder)}" if lost else None
 
 
-def restore(folder: Path, target: Path) -> int:
-    """Copy every measured file of ``folder`` to ``target``; returns their bytes.
+def restore(folder: Path, paths: Sequence[str | Path]) -> int:
+    """Copy every measured file of ``folder``, in the order of its list, to ``paths``.
 
-    All are read and compared with their digests before any is written. Raises
+    Returns their bytes. All are read and compared with their digests before any is written. Raises
     ``DamagedFile``, which names the file, where one is not what was measured.
     """
-    contents = {}
+    contents = []
     for name, expected in read_digests(folder).items():
         if line := missing_files(folder, [name]):
             raise DamagedFile(line)
@@ -63,12 +63,11 @@ def restore(folder: Path, target: Path) -> int:
                 f"{folder / name}: damaged or changed, its sha256 is not the one in "
                 f"{DIGESTS_FILE}; {_cure(folder)}"
             )
-        contents[name] = content
-    for name, content in contents.items():
-        path = target / name
+        contents.append(content)
+    for path, content in zip(map(Path, paths), contents, strict=True):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    return sum(map(len, contents.values()))
+    return sum(map(len, contents))
 
 
 def freeze(root: Path, names: Iterable[str], folder: Path) -> int:

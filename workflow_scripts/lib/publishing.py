@@ -4,6 +4,9 @@ import copy
 import os
 import platform
 import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -12,6 +15,7 @@ from workflow_scripts.lib.errors import UserError
 from workflow_scripts.lib.frozen import PROVENANCE_FILE, SUITE_FILE, freeze
 from workflow_scripts.lib.planning import SuitePlan
 from workflow_scripts.lib.provenance import read_json, write_json
+from workflow_scripts.lib.status import jobs_left
 
 # Where checkpoints came from; the measurements have their own place.
 _OF_CHECKPOINTS = ("repo", "revision", "pattern", "keep_checkpoints", "max_on_disk", "integrity")
@@ -30,6 +34,30 @@ def processor() -> str:
 def machine() -> dict:
     """Processor, cores and architecture of this machine; no name of it."""
     return {"cpu": processor(), "cores": os.cpu_count(), "architecture": platform.machine()}
+
+
+def git(*arguments: str) -> str:
+    """What git prints; a ``UserError`` where it fails."""
+    run = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    if run.returncode:
+        raise UserError(f"git {' '.join(arguments)}: {run.stderr.strip()}")
+    return run.stdout.strip()
+
+
+def check_current(plan: SuitePlan, configfiles: Sequence[str], folder: Path) -> None:
+    """Raise ``UserError`` unless the results are what the committed code measures.
+
+    ``folder`` may have changes: it is what will be written.
+    """
+    if changed := git("diff", "--name-only", "HEAD", "--", f":!{folder}").splitlines():
+        raise UserError(f"{changed[0]} has changes that are not committed")
+    targets = [f"{plan.root}/{name}" for name in plan.measured]
+    command = [sys.executable, "-m", "snakemake", "--dry-run", "--quiet", "host", *targets]
+    command += ["--configfile", *configfiles] if configfiles else []
+    listed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if listed.returncode or (left := jobs_left(listed.stdout + listed.stderr)):
+        jobs = f": {sum(left.values())} jobs left" if not listed.returncode else ""
+        raise UserError(f"{plan.root} is not what this code measures{jobs}; run snakemake first")
 
 
 def frozen_section(plan: SuitePlan, there: set[str], *, folder: str, commit: str) -> dict:
