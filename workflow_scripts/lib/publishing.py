@@ -52,9 +52,9 @@ def check_current(plan: SuitePlan, configfiles: Sequence[str], folder: Path) -> 
     if changed := git("diff", "--name-only", "HEAD", "--", f":!{folder}").splitlines():
         raise UserError(f"{changed[0]} has changes that are not committed")
     targets = [f"{plan.root}/{name}" for name in plan.measured]
-    command = [sys.executable, "-m", "snakemake", "--dry-run", "--quiet", "host", *targets]
+    command = [sys.executable, "-m", "snakemake", "--dry-run", "--quiet", "host"]
     command += ["--configfile", *configfiles] if configfiles else []
-    listed = subprocess.run(command, capture_output=True, text=True, check=False)
+    listed = subprocess.run([*command, "--", *targets], capture_output=True, text=True, check=False)
     if listed.returncode or (left := jobs_left(listed.stdout + listed.stderr)):
         jobs = f": {sum(left.values())} jobs left" if not listed.returncode else ""
         raise UserError(f"{plan.root} is not what this code measures{jobs}; run snakemake first")
