@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.workflow import ROOT, copy_checkout, planned, snakemake
+from workflow_scripts.lib import publishing
 from workflow_scripts.lib.config_files import read_plan
 from workflow_scripts.lib.errors import DamagedFile, UserError
 from workflow_scripts.lib.frozen import read_digests, restore
@@ -84,6 +85,21 @@ def test_what_is_restored_can_be_published_again(tmp_path):
     (tmp_path / "results/mini/suite.csv").unlink()
     with pytest.raises(UserError, match=r"suite.csv does not exist: suite mini is not finished"):
         publish(plan, tmp_path / "results/mini", folder, **made)
+
+
+def test_results_of_other_code_are_not_published(tmp_path, monkeypatch):
+    plan = read_plan("mini", [])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(publishing, "git", lambda *arguments: "")
+    record = tmp_path / plan.root / next(n for n in plan.measured if n.startswith("forks/") and
+                                         n.endswith(".json"))  # fmt: skip
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"code": "0" * 16}))
+    with pytest.raises(UserError, match=r"forks/cosine-seed0.json was made by other code"):
+        publishing.check_current(plan, [], Path("resources/published/mini"))
+    monkeypatch.setattr(publishing, "git", lambda *arguments: "workflow_scripts/x.py")
+    with pytest.raises(UserError, match=r"workflow_scripts/x.py has changes"):
+        publishing.check_current(plan, [], Path("resources/published/mini"))
 
 
 def test_what_was_not_measured_is_not_in_the_frozen_suite():

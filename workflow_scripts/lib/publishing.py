@@ -11,6 +11,7 @@ from pathlib import Path
 
 import yaml
 
+from workflow_scripts.lib.code_hash import code_hash
 from workflow_scripts.lib.errors import UserError
 from workflow_scripts.lib.frozen import PROVENANCE_FILE, SUITE_FILE, freeze
 from workflow_scripts.lib.planning import SuitePlan
@@ -51,6 +52,15 @@ def check_current(plan: SuitePlan, configfiles: Sequence[str], folder: Path) -> 
     """
     if changed := git("diff", "--name-only", "HEAD", "--", f":!{folder}").splitlines():
         raise UserError(f"{changed[0]} has changes that are not committed")
+    scripts = {
+        "probes": "survey_revisions" if plan.streamed else "probe_checkpoints",
+        "forks": "train_fork",
+    }
+    for name in (name for name in plan.measured if name.endswith(".json")):
+        script = f"workflow_scripts/{scripts[Path(name).parts[0]]}.py"
+        path = Path(plan.root, name)
+        if path.is_file() and read_json(path).get("code") != code_hash(script):
+            raise UserError(f"{path} was made by other code than this; run snakemake first")
     targets = [f"{plan.root}/{name}" for name in plan.measured]
     command = [sys.executable, "-m", "snakemake", "--dry-run", "--quiet", "host"]
     command += ["--configfile", *configfiles] if configfiles else []
