@@ -90,7 +90,7 @@ rule copy_tokenizer:
     wildcard_constraints:
         suite=suites_whose_tokenizer_has(None),
     conda:
-        "../envs/analysis.yaml"
+        "../envs/torch.yaml"
     params:
         code=code_hash("workflow_scripts/copy_tokenizer.py"),
     message:

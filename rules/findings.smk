@@ -44,7 +44,7 @@ rule plot_layers:
         "benchmarks/{suite}/plot_layers.tsv"
     localrule: True
     conda:
-        "../envs/analysis.yaml"
+        "../envs/torch.yaml"
     params:
         suite=planned("facts"),
         code=code_hash("workflow_scripts/plot_layers.py"),
@@ -67,7 +67,7 @@ rule plot_sensitivity:
         "benchmarks/{suite}/plot_sensitivity.tsv"
     localrule: True
     conda:
-        "../envs/analysis.yaml"
+        "../envs/torch.yaml"
     params:
         suite=planned("facts"),
         low=planned("low_bit_name"),
@@ -189,7 +189,7 @@ rule summarise_mechanism:
         "benchmarks/{suite}/summarise_mechanism.tsv"
     localrule: True
     conda:
-        "../envs/analysis.yaml"
+        "../envs/torch.yaml"
     params:
         spacing=planned("spacing"),
         code=code_hash("workflow_scripts/summarise_mechanism.py"),

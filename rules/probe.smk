@@ -55,7 +55,7 @@ rule gather_audit:
         "benchmarks/{suite}/gather_audit.tsv"
     localrule: True
     conda:
-        "../envs/analysis.yaml"
+        "../envs/torch.yaml"
     params:
         schedule=planned("schedule"),
         total_steps=planned("last"),

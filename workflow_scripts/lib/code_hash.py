@@ -27,7 +27,8 @@ def _source(path: Path) -> str:
     return "\n".join(line for line in lines if not line.startswith(("%", "!")))  # IPython's own
 
 
-def _parse(path: Path) -> ast.Module:
+def module_tree(path: Path) -> ast.Module:
+    """The parsed code of a module, or of the code cells of a notebook, without docstrings."""
     tree = ast.parse(_source(path), filename=str(path))
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
@@ -62,7 +63,7 @@ def _imports(tree: ast.Module) -> Iterator[str]:
 @cache
 def read_code(path: Path) -> tuple[str, frozenset[Path]]:
     """The code of a file in one form for all layouts, and the project's files it imports itself."""
-    tree = _parse(path)
+    tree = module_tree(path)
     return ast.dump(tree), frozenset(f for name in _imports(tree) for f in _module_files(name))
 
 

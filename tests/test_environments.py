@@ -1,0 +1,114 @@
+"""The environments of `--sdm conda`: the pins of the lock file, and all that a rule imports.
+
+The workflow of the tests runs in one environment that has everything, where a package that
+an environment lacks would never be missed. So what each rule imports is read from the code.
+"""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.workflow import ROOT, TINY, declared_rules
+from workflow_scripts.lib.code_hash import code_files, module_tree
+
+pytestmark = pytest.mark.workflow
+
+# Modules by the package that brings them, where that has another name.
+PACKAGES = {"torch": "pytorch", "arch": "arch-py", "yaml": "pyyaml", "IPython": "ipython"}
+ON_PYPI = {"pytorch": "torch", "arch-py": "arch"}
+# Named and left out where they are not installed: real quantized inference in further formats.
+OPTIONAL = {"torchao", "bitsandbytes"}
+# Imported by a function that only measuring rules call.
+NOT_CALLED = {("workflow_scripts/lib/provenance.py", "torch")}
+# Needed by what is imported, without being imported here.
+BEHIND = {"pandas": "pyarrow"}
+
+
+def imported(path: Path) -> set[str]:
+    """Packages of others that a module or notebook of this project imports, anywhere in it."""
+    names = set()
+    for node in ast.walk(module_tree(path)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+    own = {"workflow_scripts", "snakemake", *sys.stdlib_module_names}
+    where = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
+    return {PACKAGES.get(n, n) for n in names - own - OPTIONAL if (where, n) not in NOT_CALLED}
+
+
+def needed(rule: dict) -> set[str]:
+    """Packages of others that a rule's script and notebook need, with all that they import."""
+    files = [ROOT / "workflow_scripts" / Path(rule["script"]).name]
+    files += [ROOT / path for path in rule["inputs"] if path.endswith(".ipynb")]
+    found = set().union(*(imported(path) for path in code_files(*files)))
+    return found | {BEHIND[name] for name in found & BEHIND.keys()}
+
+
+def dependencies(path: Path) -> dict[str, str]:
+    """Version of each package of an environment."""
+    return dict(pin.split("=") for pin in yaml.safe_load(path.read_text())["dependencies"])
+
+
+ENVIRONMENTS = {path.name: dependencies(path) for path in sorted((ROOT / "envs").glob("*.yaml"))}
+
+
+@pytest.fixture(scope="module")
+def rules() -> list[dict]:
+    return [rule for rule in declared_rules(TINY) if rule["script"]]
+
+
+def test_environments_pin_what_the_lock_file_pins():
+    lines = (ROOT / "envs/requirements.lock").read_text().splitlines()
+    pins = dict(
+        line.split(";")[0].strip().split("==") for line in lines if line and line[0] not in "# "
+    )
+    assert pins["torch"] == "2.13.0"
+    for name, packages in ENVIRONMENTS.items():
+        assert packages["python"] == "3.11"
+        for package, version in packages.items():
+            on_pypi = ON_PYPI.get(package, package).replace("_", "-")
+            assert package == "python" or pins[on_pypi] == version, f"{name}: {package}"
+
+
+def test_an_environment_has_all_that_its_rules_import(rules):
+    assert len(rules) > 40
+    for rule in rules:
+        environment = Path(rule["conda"]).name
+        lacking = needed(rule) - ENVIRONMENTS[environment].keys()
+        assert not lacking, f"{environment} lacks {sorted(lacking)}, imported by {rule['name']}"
+
+
+def test_what_rules_need_is_found(rules):
+    """Through modules, within functions and in notebooks; and what only runs behind a package."""
+    by_name = {rule["name"]: needed(rule) for rule in rules}
+    assert {"gguf", "pytorch", "pandas", "pyarrow"} <= by_name["probe_deployed"]
+    assert "plotly" in by_name["draw_audit_page"]
+    assert {"zstandard", "datasets"} <= by_name["collect_text"]
+    assert "pytorch" not in by_name["plot_audit"]
+    assert {"nbconvert", "ipython", "matplotlib"} <= by_name["render_notebook_tour"]
+    assert "accelerate" in ENVIRONMENTS["torch.yaml"], "transformers.Trainer asks for it"
+
+
+def test_the_reader_of_imports_sees_what_is_hidden(tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text("import json, yaml.nodes\ndef f():\n    from arch.bootstrap import x\n")
+    assert imported(path) == {"pyyaml", "arch-py"}
+
+
+def test_no_environment_carries_what_nothing_needs(rules):
+    # What these are for cannot be seen in an import: kernels, Markdown and LaTeX of tables.
+    unseen = {"python", "jupyter", "ipykernel", "tabulate", "jinja2", "accelerate"}
+    for name, packages in ENVIRONMENTS.items():
+        users = [needed(rule) for rule in rules if Path(rule["conda"]).name == name]
+        assert packages.keys() - set().union(*users) - unseen == set(), name
+
+
+def test_conda_names_are_spelled_as_conda_spells_them():
+    for name, packages in ENVIRONMENTS.items():
+        assert not [p for p in packages if not re.fullmatch(r"[a-z0-9_-]+", p)], name
+        assert not {"torch", "arch", "ipython-pygments-lexers"} & packages.keys()
