@@ -34,10 +34,10 @@ use rule train_fork as train_fork_variants with:
         "Forking {wildcards.suite}: {wildcards.variant}, seed {wildcards.seed}"
 
 
+# A rival that is one of the amplitudes is that trajectory under another name.
 use rule summarise_fork as summarise_fork_variants with:
     input:
-        sequences="results/{suite}/variants/{variant}-seed{seed}.parquet",
-        losses="results/{suite}/variants/losses/{variant}-seed{seed}.csv",
+        unpack(planned("variant_trajectory", "variant", "seed")),
     output:
         table="results/{suite}/variants/{variant}-seed{seed}.csv",
     log:

@@ -96,6 +96,21 @@ def test_a_rival_changes_what_its_line_says():
     assert MINI.variant_settings("wsd")["definition"] == {"kind": "wsd", "decay_steps": 400}
 
 
+def test_conditions_that_train_alike_are_trained_once():
+    conditions = trained(MINI)
+    taken = {name: MINI.variant_trajectory(name, "1")["sequences"] for name in conditions}
+    shared = {n: path for n, path in taken.items() if path[:-14] != f"results/mini/variants/{n}"}
+    assert shared == {
+        "oli_small": "results/mini/variants/oli_x2_p15-seed1.parquet",
+        "oli_slow": "results/mini/variants/oli_x5_p400-seed1.parquet",
+    }
+    for name, path in shared.items():
+        other = path.removeprefix("results/mini/variants/").removesuffix("-seed1.parquet")
+        assert MINI.variant_settings(name) == MINI.variant_settings(other)
+    settings = [str(MINI.variant_settings(name)) for name in conditions if name not in shared]
+    assert len(set(settings)) == len(settings)
+
+
 def test_averages_are_of_the_runs_own_checkpoints_up_to_the_end_of_the_fork():
     assert MINI.average_steps("early_stop") == [2800]
     assert MINI.average_steps("run") == [4000]

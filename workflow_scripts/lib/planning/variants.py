@@ -1,7 +1,7 @@
 """Conditions that the paper does not have: rivals, other amplitudes, its pilot."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from workflow_scripts.lib.config import ConfigError
@@ -23,6 +23,10 @@ class Variant:
     labels: Mapping
     training: Mapping = field(default_factory=dict)
     compute: Mapping = field(default_factory=dict)
+
+    def trains_as(self, other: "Variant") -> bool:
+        """Whether both are one trajectory: alike in all but their labels."""
+        return replace(self, labels={}) == replace(other, labels={})
 
 
 class VariantPlan(ForkPlan):
@@ -95,13 +99,28 @@ class VariantPlan(ForkPlan):
             for length, batch, state in arms
         }  # fmt: skip
 
+    @cached_property
+    def _variants(self) -> dict[str, Variant]:
+        return self._rivals | self._amplitudes | self._pilot
+
     def _variant(self, name: str) -> Variant:
-        known = self._rivals | self._amplitudes | self._pilot
+        known = self._variants
         if name not in known:
             raise ConfigError(
                 f"suite {self.name}: condition {name!r} is not known; {suggest(name, list(known))}"
             )
         return known[name]
+
+    def variant_trajectory(self, name: str, seed: str) -> dict[str, str]:
+        """Scores and losses of a condition; two that train alike are trained once."""
+        own = self._variant(name)
+        known = self._amplitudes | self._variants  # the amplitudes come first
+        first = next(n for n, other in known.items() if other.trains_as(own))
+        folder = f"{self.root}/variants"
+        return {
+            "sequences": f"{folder}/{first}-seed{seed}.parquet",
+            "losses": f"{folder}/losses/{first}-seed{seed}.csv",
+        }
 
     def variant_inputs(self, name: str) -> dict[str, str]:
         """The checkpoint that a condition leaves from, and the run's state if it is restored."""
