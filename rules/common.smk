@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import yaml
 
-from workflow_scripts.lib.code_hash import code_hash
-from workflow_scripts.lib.config import ConfigError, check_config, find_suite
-from workflow_scripts.lib.folder_lock import start_run
+from workflow_scripts.lib.running.code_hash import code_hash
+from workflow_scripts.lib.config.checks import ConfigError, check_config, find_suite
+from workflow_scripts.lib.running.folder_lock import start_run
 from workflow_scripts.lib.planning import MECHANISM_TABLES, RANGED, SuitePlan, final_outputs
-from workflow_scripts.lib.suites import read_resources, resolve_suites
+from workflow_scripts.lib.config.suites import read_resources, resolve_suites
 
 FIGURES = ["fig1_audit", "fig2_kurtosis", "fig3_forks", "fig5_bit_widths"]
 # What the paper's printed numbers and the published ones show without any suite.

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.lib.hypothesis_tests import all_statistics
 from workflow_scripts.lib.schedules import CosineNeoxV1, fork_schedule, last_update_phase
+from workflow_scripts.lib.statistics.hypothesis_tests import all_statistics
 from workflow_scripts.lib.suite import revision_steps
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -27,8 +27,8 @@ from workflow_scripts.lib.audit_command.sources import open_source
 from workflow_scripts.lib.checkpoints import load_model, save_model
 from workflow_scripts.lib.probing import Prober
 from workflow_scripts.lib.quantizers import linear_weights
-from workflow_scripts.lib.tokens import read_tokens, train_tokenizer
-from workflow_scripts.lib.training import build_model
+from workflow_scripts.lib.text.tokens import read_tokens, train_tokenizer
+from workflow_scripts.lib.training.loop import build_model
 
 TEXT = "the weights of a model are rounded to few values and the loss is what it is\n\n" * 120
 SMALL = {"sequences": 8, "length": 16, "resamples": 20}

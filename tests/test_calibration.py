@@ -8,13 +8,19 @@ import torch
 
 from tests.conftest import TINY, TINY_VOCABULARY
 from workflow_scripts import calibrate_amplitude
-from workflow_scripts.lib import calibration
 from workflow_scripts.lib.checkpoints import load_tensors, save_model
-from workflow_scripts.lib.provenance import read_json
+from workflow_scripts.lib.forks import calibration
 from workflow_scripts.lib.quantizers import QuantizerSpec, linear_weights, quantized_weights
+from workflow_scripts.lib.running.provenance import read_json
 from workflow_scripts.lib.schedules import Cosine
-from workflow_scripts.lib.tokens import write_tokens
-from workflow_scripts.lib.training import Recipe, build_model, build_optimizer, save_state, train
+from workflow_scripts.lib.text.tokens import write_tokens
+from workflow_scripts.lib.training.loop import (
+    Recipe,
+    build_model,
+    build_optimizer,
+    save_state,
+    train,
+)
 
 INT4 = QuantizerSpec(4, "group", False, group_size=8)
 

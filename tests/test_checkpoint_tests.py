@@ -9,8 +9,8 @@ from scipy import stats
 
 from tests import synthetic
 from tests.statistics_helpers import WHERE, close, rows_of, select
-from workflow_scripts.lib.checkpoint_tests import bit_width_rows, kurtosis_rows
-from workflow_scripts.lib.correlations import correlations
+from workflow_scripts.lib.statistics.checkpoint_tests import bit_width_rows, kurtosis_rows
+from workflow_scripts.lib.statistics.correlations import correlations
 
 pytestmark = pytest.mark.filterwarnings("error")
 

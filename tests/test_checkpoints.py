@@ -27,7 +27,7 @@ from workflow_scripts.lib.checkpoints import (
 )
 from workflow_scripts.lib.numerics import assert_float32
 from workflow_scripts.lib.quantizers import linear_weights
-from workflow_scripts.lib.training import build_model
+from workflow_scripts.lib.training.loop import build_model
 
 LEGACY = {
     "attention.bias": torch.ones(1, 1, 16, 16, dtype=torch.uint8).tril(),

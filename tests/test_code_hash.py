@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.workflow import ROOT, copy_checkout
-from workflow_scripts.lib import code_hash
+from workflow_scripts.lib.running import code_hash
 
 SCRIPTS = sorted(path.stem for path in (ROOT / "workflow_scripts").glob("[a-z]*.py"))
 
@@ -102,9 +102,9 @@ def test_the_quantizer_is_part_of_probes_and_forks_and_not_of_training():
 
 def test_what_each_stage_does_not_depend_on():
     assert not {"pretrain_suite", "probe_checkpoints"} & users_of("lib/planning")
-    assert not {"pretrain_suite", "probe_checkpoints"} & users_of("lib/config")
-    assert "probe_checkpoints" not in users_of("lib/training")
-    assert "tabulate_audit" not in users_of("lib/figure_audit")
+    assert not {"pretrain_suite", "probe_checkpoints"} & users_of("lib/config/checks")
+    assert "probe_checkpoints" not in users_of("lib/training/loop")
+    assert "tabulate_audit" not in users_of("lib/figures/figure_audit")
 
 
 def test_nothing_is_imported_by_a_name_made_at_run_time():

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.workflow import ROOT
-from workflow_scripts.lib.config import ConfigError, check_config, find_suite
+from workflow_scripts.lib.config.checks import ConfigError, check_config, find_suite
 from workflow_scripts.lib.planning import RANGED, SuitePlan, final_outputs
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())

@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator
 
 from tests.test_config import CONFIG, SCHEMA, TINY, plan_everything
 from tests.workflow import copy_checkout, snakemake
-from workflow_scripts.lib.config import ConfigError, check_config
+from workflow_scripts.lib.config.checks import ConfigError, check_config
 
 CONFIGS = 600
 DRY_RUNS = 12

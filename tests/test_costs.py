@@ -4,12 +4,12 @@ import pytest
 import yaml
 
 from tests.workflow import ROOT
-from workflow_scripts.lib.costs import forward_flop, suite_costs, training_flop
-from workflow_scripts.lib.plan_report import duration, report, size
+from workflow_scripts.lib.config.suites import read_library, resolve_suites
+from workflow_scripts.lib.costs.report import duration, report, size
+from workflow_scripts.lib.costs.shapes import describe_shape, read_config
+from workflow_scripts.lib.costs.throughput import layers_to_time, measure, timed_batch
+from workflow_scripts.lib.costs.totals import forward_flop, suite_costs, training_flop
 from workflow_scripts.lib.planning import SuitePlan
-from workflow_scripts.lib.shapes import describe_shape, read_config
-from workflow_scripts.lib.suites import read_library, resolve_suites
-from workflow_scripts.lib.throughput import layers_to_time, measure, timed_batch
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
 SUITES = resolve_suites(CONFIG["suites"], read_library(ROOT / "resources/suites"))

@@ -23,11 +23,11 @@ from tests.workflow import TINY, copy_checkout, snakemake, tiny_checkout
 from workflow_scripts.lib.checkpoints import WEIGHTS_FILE, load_model, save_model
 from workflow_scripts.lib.errors import DamagedFile, UserError
 from workflow_scripts.lib.files import DIGESTS_FILE, atomic_path, check_digest, write_digests
-from workflow_scripts.lib.intervals import summarise
 from workflow_scripts.lib.kurtosis import kurtosis_table
-from workflow_scripts.lib.logs import logged
-from workflow_scripts.lib.tokens import check_ids, read_tokens, write_tokens
-from workflow_scripts.lib.training import build_model
+from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.statistics.intervals import summarise
+from workflow_scripts.lib.text.tokens import check_ids, read_tokens, write_tokens
+from workflow_scripts.lib.training.loop import build_model
 
 MATRIX = "gpt_neox.layers.0.mlp.dense_h_to_4h.weight"
 
@@ -176,7 +176,7 @@ def test_a_damaged_state_of_an_unfinished_job_is_not_gone_on_from(tmp_path, star
 
 
 def interrupt_at(patch: pytest.MonkeyPatch, step: int) -> None:
-    from workflow_scripts.lib.workspace import Workspace
+    from workflow_scripts.lib.training.workspace import Workspace
 
     save = Workspace.save
 
@@ -316,7 +316,10 @@ WRITERS = {
 def test_a_quota_leaves_nothing_that_looks_finished(tmp_path, writer):
     code = (
         "import numpy, pandas, pathlib\n"
-        "from workflow_scripts.lib import checkpoints, files, logs, tokens, training\n"
+        "from workflow_scripts.lib import checkpoints, files\n"
+        "from workflow_scripts.lib.running import logs\n"
+        "from workflow_scripts.lib.text import tokens\n"
+        "from workflow_scripts.lib.training import loop as training\n"
         f"with logs.logged('job.log'):\n    {WRITERS[writer]}\n"
     )
     run = limited(20_000, tmp_path, code)

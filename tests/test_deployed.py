@@ -14,11 +14,11 @@ from workflow_scripts.lib import deployed
 from workflow_scripts.lib.checkpoints import save_model
 from workflow_scripts.lib.deployed import FORMATS, Format, probe_deployed, probe_format
 from workflow_scripts.lib.deployed_formats import NotHere, gguf_model
-from workflow_scripts.lib.intervals import summarise
 from workflow_scripts.lib.probing import Prober
 from workflow_scripts.lib.quantizers import linear_weights
-from workflow_scripts.lib.tokens import write_tokens
-from workflow_scripts.lib.training import build_model
+from workflow_scripts.lib.statistics.intervals import summarise
+from workflow_scripts.lib.text.tokens import write_tokens
+from workflow_scripts.lib.training.loop import build_model
 
 SHAPE = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "max_length": 16}
 SETTINGS = {

@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 from tests.local_run import fake_checkpoint
-from workflow_scripts.lib.config import ConfigError
-from workflow_scripts.lib.discovery import check_pattern, find_checkpoints
+from workflow_scripts.lib.config.checks import ConfigError
 from workflow_scripts.lib.planning import SuitePlan, final_outputs
+from workflow_scripts.lib.revisions.discovery import check_pattern, find_checkpoints
 
 LOCAL = {
     "label": "own", "source": "local", "pattern": "runs/mine/checkpoint-{step}",

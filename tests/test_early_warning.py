@@ -10,7 +10,8 @@ from scipy import stats
 
 from workflow_scripts.lib.claims.model import Measurements, read_ledger
 from workflow_scripts.lib.claims.onset import early_warning
-from workflow_scripts.lib.early_warning import (
+from workflow_scripts.lib.monitor import ConvergenceMonitor, paired_standard_error
+from workflow_scripts.lib.statistics.early_warning import (
     MONITOR_RULE,
     PAPER_RULE,
     above_best_beyond_noise,
@@ -22,8 +23,7 @@ from workflow_scripts.lib.early_warning import (
     slope_not_negative,
     warning_table,
 )
-from workflow_scripts.lib.intervals import summarise
-from workflow_scripts.lib.monitor import ConvergenceMonitor, paired_standard_error
+from workflow_scripts.lib.statistics.intervals import summarise
 
 pytestmark = pytest.mark.filterwarnings("error")
 STEPS = np.arange(10, 510, 10)

@@ -15,7 +15,7 @@ from workflow_scripts.lib.evaluation import SequenceScores, _kl_divergence, batc
 from workflow_scripts.lib.numerics import assert_float32, prepare_backend
 from workflow_scripts.lib.quantizers import QuantizerSpec, quantized_weights
 from workflow_scripts.lib.roles import FP32
-from workflow_scripts.lib.training import build_model
+from workflow_scripts.lib.training.loop import build_model
 
 SPECS = {
     "rtn_int4": QuantizerSpec(4, "group", symmetric=False, group_size=8),

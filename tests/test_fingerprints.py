@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from workflow_scripts.lib.checkpoints import tensor_digests
-from workflow_scripts.lib.fingerprints import (
+from workflow_scripts.lib.revisions.fingerprints import (
     BUCKETS,
     TENSOR_BUCKETS,
     WHOLE,

@@ -7,7 +7,7 @@ from scipy import stats
 
 from tests import synthetic
 from tests.statistics_helpers import close, rows_of, select
-from workflow_scripts.lib.fork_tests import fork_rows
+from workflow_scripts.lib.statistics.fork_tests import fork_rows
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -12,8 +12,8 @@ import torch
 
 from tests.test_workspace import PROCESSES
 from workflow_scripts.lib import probing
-from workflow_scripts.lib.gpus import own_gpu, take_slot
-from workflow_scripts.lib.tokens import write_tokens
+from workflow_scripts.lib.running.gpus import own_gpu, take_slot
+from workflow_scripts.lib.text.tokens import write_tokens
 
 GPUS = 4
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from tests.conftest import TINY, TINY_VOCABULARY
-from workflow_scripts.lib import distributed
-from workflow_scripts.lib.gradients import (
+from workflow_scripts.lib.schedules import Cosine
+from workflow_scripts.lib.training import distributed
+from workflow_scripts.lib.training.gradients import (
     PLAIN,
     Compute,
     batch_gradients,
@@ -21,8 +22,7 @@ from workflow_scripts.lib.gradients import (
     set_attention,
     sharpness_aware_gradients,
 )
-from workflow_scripts.lib.schedules import Cosine
-from workflow_scripts.lib.training import Recipe, build_model, build_optimizer, train
+from workflow_scripts.lib.training.loop import Recipe, build_model, build_optimizer, train
 
 RECIPE = Recipe(
     batch_size=8, weight_decay=0.1, beta1=0.9, beta2=0.95, eps=1e-8, clip_norm=1.0
@@ -124,7 +124,7 @@ def test_measuring_stays_float32_after_training_in_bfloat16(tiny_model, tiny_tok
 
 
 def test_tf32_is_allowed_while_gradients_are_computed_and_no_longer(tiny_model, ids, monkeypatch):
-    from workflow_scripts.lib import gradients as module
+    from workflow_scripts.lib.training import gradients as module
 
     seen = []
 
@@ -180,7 +180,7 @@ class Bowl(torch.nn.Module):
 
 def test_the_gradient_is_taken_at_the_worst_point_nearby(monkeypatch):
     """For c x^2 / 2 the point is x + r g / |g| with g = c x, and the gradient there c times it."""
-    from workflow_scripts.lib import gradients as module
+    from workflow_scripts.lib.training import gradients as module
 
     monkeypatch.setattr(
         module, "next_token_loss", lambda m, ids: (m.curvature * m.x**2).sum() / 2 + 0 * ids.sum()
@@ -218,9 +218,9 @@ PROGRAM = """
 import json, sys, torch
 torch.set_num_threads(1)
 from tests.test_gradients import RECIPE, trajectory
-from workflow_scripts.lib import distributed
-from workflow_scripts.lib.gradients import Compute
-from workflow_scripts.lib.training import Recipe
+from workflow_scripts.lib.training import distributed
+from workflow_scripts.lib.training.gradients import Compute
+from workflow_scripts.lib.training.loop import Recipe
 
 where = sys.argv[1]
 with distributed.process_group("cpu"):

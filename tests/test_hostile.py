@@ -18,11 +18,11 @@ from tests.conftest import TINY, TINY_VOCABULARY
 from tests.test_config import CONFIG, SCHEMA, changed, plan_everything
 from tests.workflow import ROOT, copy_checkout, snakemake
 from workflow_scripts.lib.checkpoints import WEIGHTS_FILE, load_model, save_model
-from workflow_scripts.lib.config import ConfigError, check_config
+from workflow_scripts.lib.config.checks import ConfigError, check_config
 from workflow_scripts.lib.errors import DamagedFile
 from workflow_scripts.lib.hub.weights import WeightsRefused, read_tensors
-from workflow_scripts.lib.results import open_results
-from workflow_scripts.lib.training import build_model
+from workflow_scripts.lib.notebooks.results import open_results
+from workflow_scripts.lib.training.loop import build_model
 
 # Checkpoints
 

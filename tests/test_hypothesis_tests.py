@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from tests import synthetic
-from workflow_scripts.lib.statistics_rows import COLUMNS
+from workflow_scripts.lib.statistics.rows import COLUMNS
 
 
 def write_sequences(forks, folder):

@@ -19,9 +19,9 @@ from tests.test_workspace import PROCESSES, outputs, tokens, train_until, wait_f
 from tests.workflow import TINY, copy_checkout, snakemake, tiny_checkout
 from workflow_scripts.lib.checkpoints import load_model, save_model
 from workflow_scripts.lib.files import atomic_path
-from workflow_scripts.lib.folder_lock import at_work, start_run
-from workflow_scripts.lib.tokens import write_tokens
-from workflow_scripts.lib.training import build_model
+from workflow_scripts.lib.running.folder_lock import at_work, start_run
+from workflow_scripts.lib.text.tokens import write_tokens
+from workflow_scripts.lib.training.loop import build_model
 
 KILLS = 20
 COMMAND = [sys.executable, "-m", "snakemake", "--cores", "2", "--configfile", TINY]

@@ -106,7 +106,7 @@ def test_tensorboard_has_what_the_monitor_says(tiny_model, tmp_path, monkeypatch
 
 def test_a_probe_leaves_training_as_it_was(tmp_path):
     from tests.conftest import TINY
-    from workflow_scripts.lib.training import build_model
+    from workflow_scripts.lib.training.loop import build_model
 
     ends = []
     for actions in (("warn",), ("probe",)):

@@ -6,8 +6,8 @@ import pytest
 from statsmodels.stats.multitest import multipletests
 
 from tests import synthetic
-from workflow_scripts.lib.multiplicity import adjust, in_family
-from workflow_scripts.lib.statistics_rows import Row
+from workflow_scripts.lib.statistics.multiplicity import adjust, in_family
+from workflow_scripts.lib.statistics.rows import Row
 
 
 def row(p, test="Welch t", comparison="a v b", measure="gap_pct"):

@@ -14,11 +14,11 @@ from nbclient.exceptions import CellExecutionError
 
 from tests import synthetic
 from workflow_scripts import render_notebook, tabulate_audit, tabulate_forks
-from workflow_scripts.lib import figure_texts
-from workflow_scripts.lib.notebook_display import brackets, printed
-from workflow_scripts.lib.notebooks import strip
+from workflow_scripts.lib.figures import figure_texts
+from workflow_scripts.lib.notebooks.display import brackets, printed
+from workflow_scripts.lib.notebooks.rendering import strip
+from workflow_scripts.lib.notebooks.results import open_results
 from workflow_scripts.lib.planning import SuitePlan
-from workflow_scripts.lib.results import open_results
 
 FOLDER = synthetic.ROOT / "notebooks"
 NAMES = ["tour", "audit", "kurtosis", "forks"]

@@ -11,11 +11,16 @@ import pytest
 import ruptures
 from scipy.interpolate import make_lsq_spline
 
-from workflow_scripts.lib.broken_lines import fit_broken_line
-from workflow_scripts.lib.changepoint_check import separate_lines
-from workflow_scripts.lib.intervals import summarise
-from workflow_scripts.lib.onset import find_onset
-from workflow_scripts.lib.phases import RULE, describe_phases, find_phases, rapid_learning_end
+from workflow_scripts.lib.statistics.broken_lines import fit_broken_line
+from workflow_scripts.lib.statistics.changepoint_check import separate_lines
+from workflow_scripts.lib.statistics.intervals import summarise
+from workflow_scripts.lib.statistics.onset import find_onset
+from workflow_scripts.lib.statistics.phases import (
+    RULE,
+    describe_phases,
+    find_phases,
+    rapid_learning_end,
+)
 
 STEPS = np.arange(1, 144) * 1000
 

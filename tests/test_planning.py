@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.workflow import ROOT
-from workflow_scripts.lib.config import ConfigError
-from workflow_scripts.lib.findings import DEFAULT_SEVERITY, FINDINGS, SEVERITIES
+from workflow_scripts.lib.config.checks import ConfigError
 from workflow_scripts.lib.planning import SuitePlan, final_outputs
+from workflow_scripts.lib.revisions.findings import DEFAULT_SEVERITY, FINDINGS, SEVERITIES
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
 SCHEMA = yaml.safe_load((ROOT / "rules/schemas/config.schema.yaml").read_text())

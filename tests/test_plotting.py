@@ -12,9 +12,9 @@ from matplotlib.text import Text
 
 from tests import synthetic
 from workflow_scripts import plot_audit
-from workflow_scripts.lib import figure_audit, figure_forks, figure_kurtosis, plotting
+from workflow_scripts.lib.figures import figure_audit, figure_forks, figure_kurtosis, plotting
+from workflow_scripts.lib.figures.placement import end_labels
 from workflow_scripts.lib.labels import quantizer_label, role_labels
-from workflow_scripts.lib.placement import end_labels
 from workflow_scripts.lib.schedules import fork_schedule
 
 CASES = {

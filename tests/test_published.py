@@ -13,7 +13,7 @@ import yaml
 
 from tests.workflow import ROOT, copy_checkout, planned, snakemake
 from workflow_scripts.lib import publishing
-from workflow_scripts.lib.config_files import read_plan
+from workflow_scripts.lib.config.files import read_plan
 from workflow_scripts.lib.errors import DamagedFile, UserError
 from workflow_scripts.lib.frozen import read_digests, restore
 from workflow_scripts.lib.publishing import frozen_section, machine, processor, publish

@@ -10,7 +10,7 @@ from scipy import stats
 
 from tests import synthetic
 from tests.test_plotting import no_text_overlaps_or_leaves_the_page
-from workflow_scripts.lib import figure_bit_widths, figure_lambada, plotting
+from workflow_scripts.lib.figures import figure_bit_widths, figure_lambada, plotting
 
 LAMBADA = pd.read_csv(synthetic.ROOT / "resources/paper/pythia_lambada.csv")
 

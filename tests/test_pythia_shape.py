@@ -12,8 +12,8 @@ from snakemake.iocontainers import Namedlist
 
 from tests.workflow import ROOT
 from workflow_scripts.lib.checkpoints import save_model
-from workflow_scripts.lib.tokens import write_tokens
-from workflow_scripts.lib.training import build_model
+from workflow_scripts.lib.text.tokens import write_tokens
+from workflow_scripts.lib.training.loop import build_model
 
 PROBE = {
     "quantizers": {

@@ -20,7 +20,7 @@ from workflow_scripts.lib.quantizers import (
     quantized_weights,
     read_specs,
 )
-from workflow_scripts.lib.training import build_model
+from workflow_scripts.lib.training.loop import build_model
 
 UNIT = 2.0**-24  # half the gap between 1 and the next float32
 INT4 = QuantizerSpec(4, "group", symmetric=False, group_size=128)

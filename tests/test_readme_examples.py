@@ -15,8 +15,8 @@ from transformers import TrainingArguments
 from tests.conftest import TINY
 from tests.workflow import ROOT, copy_checkout, planned
 from workflow_scripts.lib.checkpoints import save_model
-from workflow_scripts.lib.tokens import train_tokenizer
-from workflow_scripts.lib.training import build_model
+from workflow_scripts.lib.text.tokens import train_tokenizer
+from workflow_scripts.lib.training.loop import build_model
 
 FIRST, AFTER = "## Your own model", "## Your own numbers"
 TEXT = "the weights of a model are rounded to few values and the loss is what it is\n\n" * 3000

@@ -113,14 +113,14 @@ KURTOSIS = {"measure_kurtosis": 2, "gather_kurtosis": 1}
 TRAINING = {"pretrain_suite": 2, "describe_checkpoints": 2, "gather_suite": 1}
 CHANGES = {
     "code of the quantizers": (code("quantizers"), AUDIT | FORKS | TABLES | FIGURES | LAST),
-    "code of the fork": (code("forking"), FORKS | LAST | AFTER_FORKS),
+    "code of the fork": (code("forks/forking"), FORKS | LAST | AFTER_FORKS),
     "code of the phases": (
-        code("phases"),
+        code("statistics/phases"),
         LAST | {"detect_phases": 1, "warn_early": 1, "tabulate_audit": 1, "plot_audit": 1,
                 "draw_audit_page": 1,
                 "plot_kurtosis": 1, "tabulate_forks": 1},
     ),
-    "code of a figure": (code("figure_forks"), {"plot_forks": 1, "render_notebook": 2}),
+    "code of a figure": (code("figures/figure_forks"), {"plot_forks": 1, "render_notebook": 2}),
     "period of one schedule": (
         setting("period: 16", "period: 20"),
         FORKS | LAST | AFTER_FORKS | {"train_fork": 2, "summarise_fork": 2},
@@ -134,7 +134,7 @@ CHANGES = {
         AUDIT | SUMMARIES | TABLES | FIGURES | LAST,
     ),
     "code of the intervals": (
-        code("intervals"),
+        code("statistics/intervals"),
         AUDIT | SUMMARIES | TABLES | FIGURES | LAST | {"judge_claims_paper": 1},
     ),
     "how often a state is saved": (setting("save_every: 20", "save_every: 10"), {}),

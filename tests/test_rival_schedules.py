@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workflow_scripts.lib.rival_schedules import (
+from workflow_scripts.lib.forks.rival_schedules import (
     RIVAL_SCHEDULES,
     Rewarmed,
     condition_schedule,

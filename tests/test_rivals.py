@@ -8,7 +8,7 @@ import pytest
 
 from tests import synthetic
 from workflow_scripts import gather_rivals, plot_rivals
-from workflow_scripts.lib.rivals import COLUMNS, compare, rival_table, settled_rows
+from workflow_scripts.lib.forks.rivals import COLUMNS, compare, rival_table, settled_rows
 
 
 def average(name: str) -> pd.DataFrame:

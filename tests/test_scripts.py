@@ -19,9 +19,9 @@ from snakemake.iocontainers import Namedlist
 
 from tests.workflow import ROOT
 from workflow_scripts.lib.checkpoints import save_model
-from workflow_scripts.lib.documents import write_documents
-from workflow_scripts.lib.logs import logged, progress, say
-from workflow_scripts.lib.training import build_model
+from workflow_scripts.lib.running.logs import logged, progress, say
+from workflow_scripts.lib.text.documents import write_documents
+from workflow_scripts.lib.training.loop import build_model
 
 STEPS = (0, 1, 2)
 SHAPE = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_length": 16}

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.workflow import ROOT
-from workflow_scripts.lib.config import ConfigError, check_config
+from workflow_scripts.lib.config.checks import ConfigError, check_config
+from workflow_scripts.lib.config.suites import merge, read_library, resolve_suites
 from workflow_scripts.lib.planning import SuitePlan
-from workflow_scripts.lib.suites import merge, read_library, resolve_suites
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
 SCHEMA = yaml.safe_load((ROOT / "rules/schemas/config.schema.yaml").read_text())

@@ -11,12 +11,12 @@ from filelock import FileLock
 
 from tests.test_scripts import PROBE, SHAPE, run_script
 from workflow_scripts.lib.checkpoints import save_model
-from workflow_scripts.lib.finished_parts import FinishedParts
-from workflow_scripts.lib.origins import stand_in
 from workflow_scripts.lib.probing import Prober
-from workflow_scripts.lib.surveying import LOCK, Survey
-from workflow_scripts.lib.tokens import write_tokens
-from workflow_scripts.lib.training import build_model
+from workflow_scripts.lib.revisions.finished_parts import FinishedParts
+from workflow_scripts.lib.revisions.origins import stand_in
+from workflow_scripts.lib.revisions.surveying import LOCK, Survey
+from workflow_scripts.lib.text.tokens import write_tokens
+from workflow_scripts.lib.training.loop import build_model
 
 STEPS = [0, 1, 2, 4, 8]
 LOST = 4

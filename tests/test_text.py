@@ -6,11 +6,11 @@ import json
 import pytest
 
 from workflow_scripts import fix_batches, train_tokenizer
-from workflow_scripts.lib.documents import read_documents, write_documents
-from workflow_scripts.lib.leakage import shared_documents
-from workflow_scripts.lib.text import collect, up_to
-from workflow_scripts.lib.text_sources import TextError
-from workflow_scripts.lib.tokens import file_sha256, read_tokens
+from workflow_scripts.lib.text.collecting import collect, up_to
+from workflow_scripts.lib.text.documents import read_documents, write_documents
+from workflow_scripts.lib.text.leakage import shared_documents
+from workflow_scripts.lib.text.sources import TextError
+from workflow_scripts.lib.text.tokens import file_sha256, read_tokens
 
 SOURCE = {
     "text": {

@@ -8,12 +8,12 @@ import tracemalloc
 import pytest
 
 from tests.workflow import ROOT
-from workflow_scripts.lib.leakage import shared_documents, shared_windows
-from workflow_scripts.lib.packing import pack
+from workflow_scripts.lib.text.leakage import shared_documents, shared_windows
+from workflow_scripts.lib.text.packing import pack
 
 COLLECT = """
 import resource, sys
-from workflow_scripts.lib.text import collect
+from workflow_scripts.lib.text.collecting import collect
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

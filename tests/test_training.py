@@ -14,7 +14,7 @@ from tests.conftest import TINY, TINY_VOCABULARY
 from tests.oracles import BigramAdamW, excess_kurtosis_of_mixture
 from workflow_scripts.lib.evaluation import score
 from workflow_scripts.lib.schedules import Cosine
-from workflow_scripts.lib.training import (
+from workflow_scripts.lib.training.loop import (
     Recipe,
     Update,
     batch_rows,

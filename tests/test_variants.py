@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from tests.workflow import ROOT
-from workflow_scripts.lib.config import ConfigError
-from workflow_scripts.lib.config_forks import AVERAGES
-from workflow_scripts.lib.fork_settings import ForkSettings
+from workflow_scripts.lib.config.checks import ConfigError
+from workflow_scripts.lib.config.forks import AVERAGES
+from workflow_scripts.lib.forks.settings import ForkSettings
 from workflow_scripts.lib.planning import SuitePlan
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())

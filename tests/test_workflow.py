@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.workflow import ROOT, TINY, base_name, copy_checkout, declared_rules, planned, snakemake
-from workflow_scripts.lib.code_hash import code_hash
+from workflow_scripts.lib.running.code_hash import code_hash
 
 pytestmark = pytest.mark.workflow
 

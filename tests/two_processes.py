@@ -9,7 +9,7 @@ import torch
 from tests.conftest import TINY, TINY_VOCABULARY
 from tests.test_monitor_callback import SETTINGS, trainer_of
 from workflow_scripts.lib.monitor_callback import ConvergenceCallback
-from workflow_scripts.lib.training import build_model
+from workflow_scripts.lib.training.loop import build_model
 
 
 def main(folder: Path) -> None:

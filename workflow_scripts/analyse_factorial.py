@@ -3,8 +3,8 @@
 import pandas as pd
 
 from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.logs import logged
 from workflow_scripts.lib.mechanism.factors import analyse
+from workflow_scripts.lib.running.logs import logged
 
 
 def main(*, cells: str, sequences: list[str], probed: dict, resamples: int, output: str) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from workflow_scripts.lib.audit_command.options import AuditOptions
 from workflow_scripts.lib.audit_command.run import BAD_INPUT, audit
 from workflow_scripts.lib.errors import UserError
-from workflow_scripts.lib.logs import logged
+from workflow_scripts.lib.running.logs import logged
 
 
 def main(*, run: str, validation: str, table: str, options: dict) -> None:

@@ -2,12 +2,12 @@
 
 import pandas as pd
 
-from workflow_scripts.lib.averaging import average_model, checkpoint_shares
 from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.intervals import summarise
-from workflow_scripts.lib.logs import logged
+from workflow_scripts.lib.forks.averaging import average_model, checkpoint_shares
 from workflow_scripts.lib.probing import Prober
-from workflow_scripts.lib.provenance import write_json
+from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.running.provenance import write_json
+from workflow_scripts.lib.statistics.intervals import summarise
 
 
 def main(*, suite: str, name: str, definition: dict, folders: list[str], steps: list[int],

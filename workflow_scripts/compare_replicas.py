@@ -3,8 +3,8 @@
 import pandas as pd
 
 from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.logs import logged
 from workflow_scripts.lib.mechanism.replication_phases import run_phases
+from workflow_scripts.lib.running.logs import logged
 
 
 def main(*, tables: list[str], sequences: list[str], spacing: int, resamples: int, runs: str,

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from workflow_scripts.lib.checkpoints import atomic_path
-from workflow_scripts.lib.logs import logged, say
+from workflow_scripts.lib.running.logs import logged, say
 
 
 def main(*, source: str, tokenizer: str) -> None:

@@ -1,11 +1,15 @@
 """Record what the checkpoints of a range of revisions hold."""
 
-from workflow_scripts.lib.absent import absence
-from workflow_scripts.lib.fingerprints import fingerprint_checkpoint
 from workflow_scripts.lib.gathering import write_rows
-from workflow_scripts.lib.logs import logged, progress
-from workflow_scripts.lib.provenance import read_json
-from workflow_scripts.lib.revisions import describe_checkpoint, describe_missing, revision_table
+from workflow_scripts.lib.revisions.absent import absence
+from workflow_scripts.lib.revisions.describing import (
+    describe_checkpoint,
+    describe_missing,
+    revision_table,
+)
+from workflow_scripts.lib.revisions.fingerprints import fingerprint_checkpoint
+from workflow_scripts.lib.running.logs import logged, progress
+from workflow_scripts.lib.running.provenance import read_json
 
 
 def main(*, weights: dict, commits: dict, tokens_per_step: int, table: str,

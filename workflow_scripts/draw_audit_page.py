@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from workflow_scripts.lib import audit_page
-from workflow_scripts.lib.logs import logged
-from workflow_scripts.lib.provenance import read_json
+from workflow_scripts.lib.figures import audit_page
+from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.running.provenance import read_json
 
 
 def main(*, audit: str, phases: str, page: str, suite: dict) -> None:

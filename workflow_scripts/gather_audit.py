@@ -2,8 +2,8 @@
 
 from workflow_scripts.lib.auditing import gather_audit
 from workflow_scripts.lib.gathering import read_rows
-from workflow_scripts.lib.logs import logged, say
-from workflow_scripts.lib.pretraining import read_schedule
+from workflow_scripts.lib.running.logs import logged, say
+from workflow_scripts.lib.training.pretraining import read_schedule
 
 
 def main(

@@ -1,7 +1,7 @@
 """Gather the weight kurtosis of all revisions of a suite."""
 
 from workflow_scripts.lib.gathering import read_rows
-from workflow_scripts.lib.logs import logged
+from workflow_scripts.lib.running.logs import logged
 
 
 def main(*, tables: list[str], suite: str, output: str) -> None:

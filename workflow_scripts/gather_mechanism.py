@@ -3,7 +3,7 @@
 import pandas as pd
 
 from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.logs import logged
+from workflow_scripts.lib.running.logs import logged
 
 
 def main(*, tables: list[str], output: str) -> None:

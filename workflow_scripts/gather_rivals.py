@@ -3,8 +3,8 @@
 import pandas as pd
 
 from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.logs import logged
-from workflow_scripts.lib.rivals import rival_table
+from workflow_scripts.lib.forks.rivals import rival_table
+from workflow_scripts.lib.running.logs import logged
 
 
 def main(*, forks: str, tables: list[str], output: str) -> None:

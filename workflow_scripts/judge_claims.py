@@ -8,7 +8,7 @@ import pandas as pd
 from workflow_scripts.lib.claims.model import Measurements, read_ledger
 from workflow_scripts.lib.claims.render import summary, write
 from workflow_scripts.lib.claims.verdicts import judge
-from workflow_scripts.lib.logs import logged, say
+from workflow_scripts.lib.running.logs import logged, say
 
 TABLES = ("table1", "table2", "lambada", "audit", "kurtosis", "forks", "statistics", "suite_table",
           "early_warning", "mechanism", "rivals", "pilot", "amplitudes")  # fmt: skip

@@ -1,9 +1,9 @@
 """Measure the weight kurtosis of a range of revisions."""
 
-from workflow_scripts.lib.absent import absence
 from workflow_scripts.lib.gathering import write_rows
 from workflow_scripts.lib.kurtosis import kurtosis_of_checkpoint
-from workflow_scripts.lib.logs import logged, progress
+from workflow_scripts.lib.revisions.absent import absence
+from workflow_scripts.lib.running.logs import logged, progress
 
 
 def main(*, weights: dict, layers: str, output: str) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.lib import figure_audit, plotting
-from workflow_scripts.lib.logs import logged
+from workflow_scripts.lib.figures import figure_audit, plotting
+from workflow_scripts.lib.running.logs import logged
 
 
 def main(*, audit: str, phases: str, paper_table: str, figures: list[str], suite: dict) -> None:

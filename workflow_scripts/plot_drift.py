@@ -2,10 +2,10 @@
 
 import pandas as pd
 
-from workflow_scripts.lib import plotting
-from workflow_scripts.lib.logs import logged
+from workflow_scripts.lib.figures import plotting
 from workflow_scripts.lib.mechanism import figure_drift
-from workflow_scripts.lib.provenance import read_json
+from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.running.provenance import read_json
 
 
 def main(

@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from workflow_scripts.lib import figure_lambada, plotting
-from workflow_scripts.lib.logs import logged
+from workflow_scripts.lib.figures import figure_lambada, plotting
+from workflow_scripts.lib.running.logs import logged
 
 
 def main(*, lambada: str, figures: list[str]) -> None:

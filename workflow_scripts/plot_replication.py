@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from workflow_scripts.lib import plotting
-from workflow_scripts.lib.logs import logged
+from workflow_scripts.lib.figures import plotting
 from workflow_scripts.lib.mechanism import figure_replication
+from workflow_scripts.lib.running.logs import logged
 
 
 def main(*, runs: str, comparison: str, figures: list[str], suite: dict) -> None:

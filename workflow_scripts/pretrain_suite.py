@@ -3,12 +3,12 @@
 import torch
 
 from workflow_scripts.lib.files import file_sha256, write_table
-from workflow_scripts.lib.logs import logged
 from workflow_scripts.lib.numerics import prepare_backend
-from workflow_scripts.lib.pretraining import pretrain
-from workflow_scripts.lib.provenance import describe_run
-from workflow_scripts.lib.tokens import read_tokens
-from workflow_scripts.lib.workspace import Workspace, fingerprint
+from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.running.provenance import describe_run
+from workflow_scripts.lib.text.tokens import read_tokens
+from workflow_scripts.lib.training.pretraining import pretrain
+from workflow_scripts.lib.training.workspace import Workspace, fingerprint
 
 
 def main(*, train: str, initial_state: str | None, checkpoints: dict, final_state: str,

@@ -1,11 +1,11 @@
 """Probe a range of revisions at full precision, low bit and high bit."""
 
-from workflow_scripts.lib.absent import absence
 from workflow_scripts.lib.checkpoints import WEIGHTS_FILE, load_model
-from workflow_scripts.lib.logs import logged, progress
 from workflow_scripts.lib.probe_tables import write_probes
 from workflow_scripts.lib.probing import Prober
-from workflow_scripts.lib.provenance import write_json
+from workflow_scripts.lib.revisions.absent import absence
+from workflow_scripts.lib.running.logs import logged, progress
+from workflow_scripts.lib.running.provenance import write_json
 
 
 def main(*, folders: dict, validation: str, probe: dict, threads: int, code: str,

@@ -4,8 +4,8 @@ import pandas as pd
 
 from workflow_scripts.lib.checkpoints import load_model
 from workflow_scripts.lib.deployed import probe_deployed
-from workflow_scripts.lib.logs import logged, progress
 from workflow_scripts.lib.probing import Prober
+from workflow_scripts.lib.running.logs import logged, progress
 
 
 def main(*, folders: dict, validation: str, probe: dict, threads: int, suite: str,

@@ -3,9 +3,9 @@
 import pandas as pd
 
 from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.logs import logged
 from workflow_scripts.lib.mechanism.factorial import probe_cells
 from workflow_scripts.lib.mechanism.jobs import visits
+from workflow_scripts.lib.running.logs import logged
 
 
 def main(*, folders: dict, validation: str, settings: dict, probed: dict, threads: int,

@@ -3,10 +3,10 @@
 import pandas as pd
 
 from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.logs import logged
 from workflow_scripts.lib.mechanism.jobs import visits
 from workflow_scripts.lib.mechanism.layerwise import probe_layers
 from workflow_scripts.lib.quantizers import QuantizerSpec
+from workflow_scripts.lib.running.logs import logged
 
 
 def main(*, folders: dict, validation: str, settings: dict, quantizer: dict, threads: int,

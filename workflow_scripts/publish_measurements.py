@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from workflow_scripts.lib.config_files import read_plan
+from workflow_scripts.lib.config.files import read_plan
 from workflow_scripts.lib.publishing import check_current, git, machine, publish
 
 

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from workflow_scripts.lib.logs import logged
-from workflow_scripts.lib.notebooks import render
+from workflow_scripts.lib.notebooks.rendering import render
+from workflow_scripts.lib.running.logs import logged
 
 
 def main(*, notebook: str, html: str, log: str, suite: dict, results: str) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from workflow_scripts.lib.frozen import restore
-from workflow_scripts.lib.logs import logged, say
+from workflow_scripts.lib.running.logs import logged, say
 
 
 def main(*, folder: str, paths: list[str]) -> None:

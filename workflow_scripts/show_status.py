@@ -9,7 +9,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from workflow_scripts.lib.status import describe, fork_progress, jobs_left, unfinished_outputs
+from workflow_scripts.lib.running.status import (
+    describe,
+    fork_progress,
+    jobs_left,
+    unfinished_outputs,
+)
 
 
 def main(arguments: list[str]) -> int:

@@ -3,9 +3,9 @@
 import pandas as pd
 
 from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.fork_settings import ForkSettings
-from workflow_scripts.lib.logs import logged
-from workflow_scripts.lib.trajectories import trajectory
+from workflow_scripts.lib.forks.settings import ForkSettings
+from workflow_scripts.lib.forks.trajectories import trajectory
+from workflow_scripts.lib.running.logs import logged
 
 
 def main(*, suite: str, name: str, seed: int, sequences: str, losses: str, table: str,

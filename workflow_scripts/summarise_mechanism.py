@@ -6,8 +6,8 @@ from pathlib import Path
 import pandas as pd
 
 from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.logs import logged, say
 from workflow_scripts.lib.mechanism.findings import findings
+from workflow_scripts.lib.running.logs import logged, say
 
 
 def main(*, tables: dict, phases: str, spacing: int, output: str) -> None:

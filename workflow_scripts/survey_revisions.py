@@ -1,11 +1,11 @@
 """Survey a range of a hub suite's revisions: fetch each, measure it, delete it."""
 
-from workflow_scripts.lib.finished_parts import FinishedParts, fingerprint
-from workflow_scripts.lib.logs import logged, say
-from workflow_scripts.lib.origins import fetch_revision
 from workflow_scripts.lib.probing import Prober
-from workflow_scripts.lib.provenance import write_json
-from workflow_scripts.lib.surveying import Survey
+from workflow_scripts.lib.revisions.finished_parts import FinishedParts, fingerprint
+from workflow_scripts.lib.revisions.origins import fetch_revision
+from workflow_scripts.lib.revisions.surveying import Survey
+from workflow_scripts.lib.running.logs import logged, say
+from workflow_scripts.lib.running.provenance import write_json
 
 
 def main(*, repo: str, revisions: dict, validation: str, probe: dict, layers: str,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from workflow_scripts.lib import tables
-from workflow_scripts.lib.logs import logged
+from workflow_scripts.lib.running.logs import logged
 from workflow_scripts.lib.table_formats import write
 
 

@@ -4,7 +4,7 @@ import pandas as pd
 
 from workflow_scripts.lib import tables
 from workflow_scripts.lib.labels import role_labels
-from workflow_scripts.lib.logs import logged
+from workflow_scripts.lib.running.logs import logged
 from workflow_scripts.lib.table_formats import write
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.lib.hypothesis_tests import all_statistics
-from workflow_scripts.lib.logs import logged
-from workflow_scripts.lib.sequence_tests import read_fork_sequences
+from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.statistics.hypothesis_tests import all_statistics
+from workflow_scripts.lib.statistics.sequence_tests import read_fork_sequences
 
 
 def main(

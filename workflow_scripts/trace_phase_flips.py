@@ -4,11 +4,11 @@ from pathlib import Path
 
 from workflow_scripts.lib.checkpoints import load_model
 from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.logs import logged
 from workflow_scripts.lib.mechanism.jobs import prepare
 from workflow_scripts.lib.mechanism.phase_flips import trace_phases
 from workflow_scripts.lib.quantizers import QuantizerSpec
-from workflow_scripts.lib.tokens import read_tokens
+from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.text.tokens import read_tokens
 
 
 def main(*, weights: str, train: str, settings: dict, quantizer: dict, threads: int,

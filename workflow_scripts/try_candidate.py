@@ -2,10 +2,10 @@
 
 import torch
 
-from workflow_scripts.lib.logs import logged
 from workflow_scripts.lib.numerics import prepare_backend
-from workflow_scripts.lib.search import perplexity_curve
-from workflow_scripts.lib.tokens import read_tokens
+from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.text.tokens import read_tokens
+from workflow_scripts.lib.training.search import perplexity_curve
 
 
 def main(*, train: str, validation: str, curve: str, settings: dict, candidate: dict) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.lib.early_warning import warning_table
-from workflow_scripts.lib.logs import logged
+from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.statistics.early_warning import warning_table
 
 
 def main(*, audit: str, sequences: str, phases: str, output: str, spacing: int) -> None:

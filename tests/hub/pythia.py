@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tests.hub.repos import as_safetensors, branch_name
-from workflow_scripts.lib.tokens import train_tokenizer
-from workflow_scripts.lib.training import build_model
+from workflow_scripts.lib.text.tokens import train_tokenizer
+from workflow_scripts.lib.training.loop import build_model
 
 REPO, PILE = "EleutherAI/pythia-160m", "monology/pile-uncopyrighted"
 SHAPE = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_length": 16}

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tests.workflow import ROOT
-from workflow_scripts.lib.config import ConfigError, check_config
+from workflow_scripts.lib.config.checks import ConfigError, check_config
 from workflow_scripts.lib.planning import RANGED, SuitePlan
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())

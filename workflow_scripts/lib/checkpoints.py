@@ -16,7 +16,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from workflow_scripts.lib.absent import absence
 from workflow_scripts.lib.errors import DamagedFile
 from workflow_scripts.lib.files import (
     DIGESTS_FILE,
@@ -28,6 +27,7 @@ from workflow_scripts.lib.files import (
     temporary_name,
     write_digests,
 )
+from workflow_scripts.lib.revisions.absent import absence
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_SUFFIX = ".index.json"

@@ -26,10 +26,10 @@ from workflow_scripts.lib.deployed_formats import (
     torchao_intx,
 )
 from workflow_scripts.lib.evaluation import score
-from workflow_scripts.lib.intervals import summarise
-from workflow_scripts.lib.logs import say
 from workflow_scripts.lib.probing import Prober
 from workflow_scripts.lib.roles import HIGH_BIT, LOW_BIT
+from workflow_scripts.lib.running.logs import say
+from workflow_scripts.lib.statistics.intervals import summarise
 
 DEPLOYED = "deployed"  # the role of their rows
 

@@ -19,15 +19,15 @@ from transformers import (
     set_seed,
 )
 
-from workflow_scripts.lib.corpus import deduplicate, package_documents, split
-from workflow_scripts.lib.documents import write_documents
 from workflow_scripts.lib.lr_schedulers import get_cosine_neox_schedule
 from workflow_scripts.lib.monitor import ConvergenceMonitor
 from workflow_scripts.lib.monitor_callback import ConvergenceCallback
-from workflow_scripts.lib.packing import encode_stream
-from workflow_scripts.lib.provenance import write_json
-from workflow_scripts.lib.tokens import END_OF_TEXT, train_tokenizer
-from workflow_scripts.lib.training import build_model
+from workflow_scripts.lib.running.provenance import write_json
+from workflow_scripts.lib.text.corpus import deduplicate, package_documents, split
+from workflow_scripts.lib.text.documents import write_documents
+from workflow_scripts.lib.text.packing import encode_stream
+from workflow_scripts.lib.text.tokens import END_OF_TEXT, train_tokenizer
+from workflow_scripts.lib.training.loop import build_model
 
 PACKAGE, MIN_CHARACTERS = "numpy", 200
 

@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from workflow_scripts.lib.evaluation import score
-from workflow_scripts.lib.intervals import gap_pct
 from workflow_scripts.lib.quantizers import linear_weights, quantized_weights, read_specs
 from workflow_scripts.lib.roles import FP32
+from workflow_scripts.lib.statistics.intervals import gap_pct
 
 # Definitions as under ``quantizers`` in config.yaml, and how much of the evaluation set.
 DEFAULT_PROBE = {

@@ -16,8 +16,8 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_callback import ExportableState
 
 from workflow_scripts.lib.live_probe import DEFAULT_PROBE, probe_gaps
-from workflow_scripts.lib.logs import say
 from workflow_scripts.lib.monitor import ConvergenceMonitor, MonitorError, MonitorState
+from workflow_scripts.lib.running.logs import say
 
 ACTIONS = ("warn", "save", "probe", "stop")
 

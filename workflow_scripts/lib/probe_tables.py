@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from workflow_scripts.lib.gathering import write_rows
-from workflow_scripts.lib.intervals import summarise
+from workflow_scripts.lib.statistics.intervals import summarise
 
 
 def write_probes(

@@ -9,10 +9,7 @@ import torch
 from torch import nn
 
 from workflow_scripts.lib.evaluation import score
-from workflow_scripts.lib.gpus import own_gpu, slots_folder
-from workflow_scripts.lib.logs import say
 from workflow_scripts.lib.numerics import prepare_backend
-from workflow_scripts.lib.provenance import describe_run
 from workflow_scripts.lib.quantizers import (
     coverage,
     coverage_line,
@@ -20,7 +17,10 @@ from workflow_scripts.lib.quantizers import (
     read_specs,
 )
 from workflow_scripts.lib.roles import FP32
-from workflow_scripts.lib.tokens import check_ids, file_sha256, read_tokens
+from workflow_scripts.lib.running.gpus import own_gpu, slots_folder
+from workflow_scripts.lib.running.logs import say
+from workflow_scripts.lib.running.provenance import describe_run
+from workflow_scripts.lib.text.tokens import check_ids, file_sha256, read_tokens
 
 
 def choose_device(wanted: str) -> str:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import yaml
 
-from workflow_scripts.lib.code_hash import code_hash
 from workflow_scripts.lib.errors import UserError
 from workflow_scripts.lib.frozen import PROVENANCE_FILE, SUITE_FILE, freeze
 from workflow_scripts.lib.planning import SuitePlan
-from workflow_scripts.lib.provenance import read_json, write_json
-from workflow_scripts.lib.status import jobs_left
+from workflow_scripts.lib.running.code_hash import code_hash
+from workflow_scripts.lib.running.provenance import read_json, write_json
+from workflow_scripts.lib.running.status import jobs_left
 
 # Where checkpoints came from; the measurements have their own place.
 _OF_CHECKPOINTS = ("repo", "revision", "pattern", "keep_checkpoints", "max_on_disk", "integrity")

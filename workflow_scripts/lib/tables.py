@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.lib.labels import PAPER_MODEL, SCHEDULES, role_labels
-from workflow_scripts.lib.missing import missing_words
+from workflow_scripts.lib.revisions.missing import missing_words
 from workflow_scripts.lib.table_formats import HIGH, LOW, Table
 
 BASELINE = "cosine"  # the condition that the others are compared with

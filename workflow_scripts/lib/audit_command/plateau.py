@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.lib.onset import SPARE
-from workflow_scripts.lib.phases import describe_phases
 from workflow_scripts.lib.roles import FP32, LOW_BIT
+from workflow_scripts.lib.statistics.onset import SPARE
+from workflow_scripts.lib.statistics.phases import describe_phases
 
 FEWEST = 4 + SPARE  # checkpoints that a line with a break takes
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from workflow_scripts.lib import figure_audit, plotting
+from workflow_scripts.lib.figures import figure_audit, plotting
 from workflow_scripts.lib.files import atomic_path
 from workflow_scripts.lib.roles import FP32, HIGH_BIT, LOW_BIT
 

@@ -17,11 +17,11 @@ from workflow_scripts.lib.checkpoints import load_model
 from workflow_scripts.lib.deployed import probe_deployed
 from workflow_scripts.lib.errors import DamagedFile, UserError
 from workflow_scripts.lib.hub.errors import HubError, RevisionMissing
-from workflow_scripts.lib.intervals import summarise
 from workflow_scripts.lib.layers import linear_layers
 from workflow_scripts.lib.probing import Prober, choose_device
-from workflow_scripts.lib.provenance import write_json
-from workflow_scripts.lib.tokens import write_tokens
+from workflow_scripts.lib.running.provenance import write_json
+from workflow_scripts.lib.statistics.intervals import summarise
+from workflow_scripts.lib.text.tokens import write_tokens
 
 PASSED, BAD_INPUT, LEFT_PLATEAU = 0, 2, 3
 PHASE_RESAMPLES = 100

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from workflow_scripts.lib.discovery import Incomplete, find_checkpoints, read_checkpoint
 from workflow_scripts.lib.errors import UserError
 from workflow_scripts.lib.hub.checkpoints import download_checkpoint
 from workflow_scripts.lib.hub.revisions import list_branches
 from workflow_scripts.lib.hub.tokenizers import TOKENIZER_FILE, download_tokenizer
-from workflow_scripts.lib.revision_names import DEFAULT_PATTERN, step_of
+from workflow_scripts.lib.revisions.discovery import Incomplete, find_checkpoints, read_checkpoint
+from workflow_scripts.lib.revisions.names import DEFAULT_PATTERN, step_of
 
 # How runs name their checkpoints: the Trainer's way, Pythia's, and both a folder below.
 RUN_PATTERNS = ("checkpoint-{step}", "step{step}", "step_{step}", "global_step{step}")

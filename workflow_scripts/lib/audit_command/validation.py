@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from workflow_scripts.lib.corpus import deduplicate, package_documents, package_versions, split
 from workflow_scripts.lib.errors import UserError
-from workflow_scripts.lib.packing import encode_stream
-from workflow_scripts.lib.text_files import read_texts
-from workflow_scripts.lib.text_sources import NotAvailable, TextError, find_file
+from workflow_scripts.lib.text.corpus import deduplicate, package_documents, package_versions, split
+from workflow_scripts.lib.text.files import read_texts
+from workflow_scripts.lib.text.packing import encode_stream
+from workflow_scripts.lib.text.sources import NotAvailable, TextError, find_file
 
 PACKAGE = "numpy"
 MIN_CHARACTERS = 200

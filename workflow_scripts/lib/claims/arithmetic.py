@@ -14,7 +14,7 @@ from workflow_scripts.lib.claims.model import (
     printed,
     within,
 )
-from workflow_scripts.lib.missing import missing_steps, missing_words
+from workflow_scripts.lib.revisions.missing import missing_steps, missing_words
 from workflow_scripts.lib.schedules import Cosine, CosineNeoxV1
 from workflow_scripts.lib.suite import revision_steps
 

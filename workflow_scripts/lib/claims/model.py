@@ -13,7 +13,7 @@ from typing import Literal
 import pandas as pd
 import yaml
 
-from workflow_scripts.lib.missing import missing_steps
+from workflow_scripts.lib.revisions.missing import missing_steps
 from workflow_scripts.lib.schedules import Cosine, CosineNeoxV1, pretraining_schedule
 
 NEEDS = {

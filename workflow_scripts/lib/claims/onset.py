@@ -16,7 +16,7 @@ from workflow_scripts.lib.claims.model import (
     within,
 )
 from workflow_scripts.lib.claims.trends import between, boundary, slope
-from workflow_scripts.lib.early_warning import (
+from workflow_scripts.lib.statistics.early_warning import (
     MONITOR_RULE,
     PAPER_WINDOW,
     judge,

@@ -78,7 +78,7 @@ def calibration_rule(m: Measurements, claim: Claim) -> Finding:
     return Finding(
         f"{value:.3g} from plain gradients; other readings: {others}",
         apart <= math.log10(claim.tolerance["factor"]),
-        "the text lacks the formula; what is assumed stands in lib/calibration.py",
+        "the text lacks the formula; what is assumed stands in lib/forks/calibration.py",
     )
 
 

@@ -9,7 +9,7 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 from workflow_scripts.lib.hub.errors import HubError, one_line
 from workflow_scripts.lib.hub.retrying import PATIENT, BrokenOff, Patience, persist
 from workflow_scripts.lib.hub.revisions import HubFile, Revision
-from workflow_scripts.lib.logs import say
+from workflow_scripts.lib.running.logs import say
 
 
 def fetch_file(revision: Revision, name: str, folder: Path, patience: Patience = PATIENT) -> Path:

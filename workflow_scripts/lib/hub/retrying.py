@@ -10,7 +10,7 @@ from typing import TypeVar
 from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from huggingface_hub.utils import parse_ratelimit_headers
 
-from workflow_scripts.lib.logs import say
+from workflow_scripts.lib.running.logs import say
 
 Result = TypeVar("Result")
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from workflow_scripts.lib.evaluation import batches, score
-from workflow_scripts.lib.intervals import percentile_interval, summarise
 from workflow_scripts.lib.mechanism.scoring import VARIANT, score_table
 from workflow_scripts.lib.quantizers import QuantizerSpec, fake_quantize, quantized_weights
 from workflow_scripts.lib.roles import FP32
+from workflow_scripts.lib.statistics.intervals import percentile_interval, summarise
 
 WEIGHTS, ACTIVATIONS, BOTH = "W", "A", "W+A"
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from workflow_scripts.lib.evaluation import batches
-from workflow_scripts.lib.intervals import percentile_interval
 from workflow_scripts.lib.mechanism.layers import embedding_names, matrices
+from workflow_scripts.lib.statistics.intervals import percentile_interval
 
 
 def mean_cosine(vectors: Tensor) -> float:

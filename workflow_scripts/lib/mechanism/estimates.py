@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from workflow_scripts.lib.block_bootstrap import FEWEST_PROBES, stationary_bootstrap
-from workflow_scripts.lib.intervals import CONFIDENCE
+from workflow_scripts.lib.statistics.block_bootstrap import FEWEST_PROBES, stationary_bootstrap
+from workflow_scripts.lib.statistics.intervals import CONFIDENCE
 
 RESAMPLES = 2_000
 

@@ -11,13 +11,13 @@ import numpy as np
 import pandas as pd
 from torch import Tensor, nn
 
-from workflow_scripts.lib.intervals import summarise
 from workflow_scripts.lib.mechanism.factorial_design import Cell, cells
 from workflow_scripts.lib.mechanism.formats import fake_quantize_format
 from workflow_scripts.lib.mechanism.grid import step_variance, steps
 from workflow_scripts.lib.mechanism.layers import layer_sets, matrices
 from workflow_scripts.lib.mechanism.scoring import Variant, score_variants
 from workflow_scripts.lib.quantizers import QuantizerSpec, fake_quantize
+from workflow_scripts.lib.statistics.intervals import summarise
 
 
 def cell_spec(cell: Cell) -> QuantizerSpec | None:

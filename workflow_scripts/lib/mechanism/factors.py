@@ -20,9 +20,13 @@ import pandas as pd
 import statsmodels.formula.api as smf
 from statsmodels.stats.anova import anova_lm
 
-from workflow_scripts.lib.intervals import paired_scores, percentile_interval, resampled_means
 from workflow_scripts.lib.mechanism.factorial_design import PAPER_LAYERS
 from workflow_scripts.lib.roles import FP32
+from workflow_scripts.lib.statistics.intervals import (
+    paired_scores,
+    percentile_interval,
+    resampled_means,
+)
 
 FORMULA = "log_loss ~ (C(bits) + C(symmetric) + C(granularity)) ** 2"
 TERMS = {

@@ -4,9 +4,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from workflow_scripts.lib import plotting
+from workflow_scripts.lib.figures import plotting
+from workflow_scripts.lib.figures.plotting import GREY
 from workflow_scripts.lib.mechanism.panels import band, mark_best, row_of_panels, shades, step_ticks
-from workflow_scripts.lib.plotting import GREY
 
 _ENDS = ["value", "low", "high"]
 _LOSSES = {"W": ("weights", plotting.LOOKS["low_bit"].color, "-"),

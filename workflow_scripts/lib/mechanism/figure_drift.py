@@ -5,10 +5,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from workflow_scripts.lib import plotting
+from workflow_scripts.lib.figures import plotting
+from workflow_scripts.lib.figures.plotting import GREY
 from workflow_scripts.lib.mechanism.estimates import mean_of
 from workflow_scripts.lib.mechanism.panels import band, mark_best, row_of_panels, step_ticks
-from workflow_scripts.lib.plotting import GREY
 
 MIDPOINTS = 3.0  # the index where every weight sits half-way between grid points
 

@@ -6,11 +6,11 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from workflow_scripts.lib import plotting
+from workflow_scripts.lib.figures import plotting
+from workflow_scripts.lib.figures.plotting import GREY, PAGE_IN
 from workflow_scripts.lib.mechanism.layers import in_order, short_name
 from workflow_scripts.lib.mechanism.layerwise import ALL, additivity
 from workflow_scripts.lib.mechanism.panels import band, mark_best, step_ticks
-from workflow_scripts.lib.plotting import GREY, PAGE_IN
 
 _DELTA = "delta_nll_nats_per_token"
 SMALLEST = 1e-3  # nats per token: the lightest colour

@@ -5,10 +5,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from workflow_scripts.lib import plotting
+from workflow_scripts.lib.figures import plotting
+from workflow_scripts.lib.figures.plotting import GREY
 from workflow_scripts.lib.labels import quantizer_label
 from workflow_scripts.lib.mechanism.panels import row_of_panels, shades
-from workflow_scripts.lib.plotting import GREY
 
 _DELTA = "delta_nll_nats_per_token"
 SMOOTH = 3  # probes in a running mean, for the eye

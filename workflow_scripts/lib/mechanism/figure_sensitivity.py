@@ -5,11 +5,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from workflow_scripts.lib import plotting
+from workflow_scripts.lib.figures import plotting
+from workflow_scripts.lib.figures.plotting import GREY
 from workflow_scripts.lib.labels import quantizer_label
 from workflow_scripts.lib.mechanism.finding_losses import near
 from workflow_scripts.lib.mechanism.panels import band, mark_best, row_of_panels, step_ticks
-from workflow_scripts.lib.plotting import GREY
 
 _SECOND = ["second_order_nats", "second_order_low", "second_order_high"]
 _MEASURED = ["measured_nats", "measured_low", "measured_high"]

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from workflow_scripts.lib.checkpoints import load_model
 from workflow_scripts.lib.layers import linear_layers
-from workflow_scripts.lib.logs import progress
 from workflow_scripts.lib.numerics import assert_float32, prepare_backend
 from workflow_scripts.lib.probing import choose_device
 from workflow_scripts.lib.quantizers import QuantizerSpec, linear_weights
-from workflow_scripts.lib.tokens import read_tokens
+from workflow_scripts.lib.running.logs import progress
+from workflow_scripts.lib.text.tokens import read_tokens
 
 
 @dataclass(frozen=True)

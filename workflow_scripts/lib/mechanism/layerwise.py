@@ -14,11 +14,11 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
-from workflow_scripts.lib.intervals import summarise
 from workflow_scripts.lib.mechanism.factorial_design import PAPER_LAYERS
 from workflow_scripts.lib.mechanism.layers import in_order, layer_sets, matrices
 from workflow_scripts.lib.mechanism.scoring import Variant, score_variants
 from workflow_scripts.lib.quantizers import QuantizerSpec, fake_quantize
+from workflow_scripts.lib.statistics.intervals import summarise
 
 ALL = "all"
 

@@ -7,9 +7,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from workflow_scripts.lib import plotting
-from workflow_scripts.lib.placement import place_label
-from workflow_scripts.lib.plotting import GREY, PAGE_IN
+from workflow_scripts.lib.figures import plotting
+from workflow_scripts.lib.figures.placement import place_label
+from workflow_scripts.lib.figures.plotting import GREY, PAGE_IN
 
 RANGE = ("viridis", 0.0, 0.85)  # of a colour map, for series in an order
 

@@ -11,10 +11,10 @@ import pandas as pd
 from torch import Tensor, nn
 
 from workflow_scripts.lib.mechanism.code_flips import code_flips
-from workflow_scripts.lib.pretraining import read_recipe, read_schedule
 from workflow_scripts.lib.quantizers import QuantizerSpec, linear_weights
 from workflow_scripts.lib.schedules import OscillatoryLockIn, Schedule, fork_schedule
-from workflow_scripts.lib.training import build_optimizer, train
+from workflow_scripts.lib.training.loop import build_optimizer, train
+from workflow_scripts.lib.training.pretraining import read_recipe, read_schedule
 
 
 def phase_ends(schedule: OscillatoryLockIn, cycles: int) -> list[tuple[int, str]]:

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.lib.logs import progress
-from workflow_scripts.lib.pretraining import read_recipe, read_schedule
 from workflow_scripts.lib.probing import Prober
+from workflow_scripts.lib.running.logs import progress
 from workflow_scripts.lib.suite import even_steps
-from workflow_scripts.lib.training import build_model, build_optimizer, train
+from workflow_scripts.lib.training.loop import build_model, build_optimizer, train
+from workflow_scripts.lib.training.pretraining import read_recipe, read_schedule
 
 
 def run_scores(

@@ -3,9 +3,9 @@
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.lib.intervals import percentile_interval, resampled_curves
-from workflow_scripts.lib.phases import describe_phases
 from workflow_scripts.lib.roles import FP32
+from workflow_scripts.lib.statistics.intervals import percentile_interval, resampled_curves
+from workflow_scripts.lib.statistics.phases import describe_phases
 
 FEWEST_PROBES = 3  # for a slope
 

@@ -18,10 +18,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from workflow_scripts.lib.intervals import percentile_interval
 from workflow_scripts.lib.mechanism.grid import quantization_error, steps
 from workflow_scripts.lib.mechanism.surface import LossSurface, Vector, inner
 from workflow_scripts.lib.quantizers import QuantizerSpec
+from workflow_scripts.lib.statistics.intervals import percentile_interval
 
 NOISE, DITHER = "noise", "dither"
 

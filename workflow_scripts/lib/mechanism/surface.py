@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from workflow_scripts.lib.evaluation import batches
-from workflow_scripts.lib.training import next_token_loss
+from workflow_scripts.lib.training.loop import next_token_loss
 
 Vector = Mapping[str, Tensor]
 

@@ -1,7 +1,7 @@
 """Probes, kurtosis and revisions over the whole run, and its learning rate."""
 
-from workflow_scripts.lib.findings import DEFAULT_SEVERITY
 from workflow_scripts.lib.planning.base import SuiteBase
+from workflow_scripts.lib.revisions.findings import DEFAULT_SEVERITY
 
 SCHEDULE_KEYS = ("schedule", "lr_max", "lr_min", "warmup_steps")
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from workflow_scripts.lib.config import ConfigError
+from workflow_scripts.lib.config.checks import ConfigError
 from workflow_scripts.lib.planning.grid import GridPlan
 from workflow_scripts.lib.suite import CHECKPOINT_FILES, chunk_names, parse_range
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
 
-from workflow_scripts.lib.config import ConfigError
-from workflow_scripts.lib.corpus import package_versions
+from workflow_scripts.lib.config.checks import ConfigError
 from workflow_scripts.lib.planning.base import SuiteBase
+from workflow_scripts.lib.text.corpus import package_versions
 
 TOKENIZER_FILE = "tokenizer.json"
 # A subword token of English or code stands for three to five characters; eight leave room.
@@ -96,7 +96,7 @@ class DataPlan(SuiteBase):
 
 
 def _wanted(batches: Mapping, characters_per_token: int) -> dict[str, int]:
-    """The text that surely fills ``batches``; see ``up_to`` in lib/text.py."""
+    """The text that surely fills ``batches``; see ``up_to`` in lib/text/collecting.py."""
     tokens = batches["sequences"] * batches["length"]
     wanted = {"amount": tokens * characters_per_token}
     if batches.get("document_start"):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from workflow_scripts.lib.config import ConfigError, find_schedule
+from workflow_scripts.lib.config.checks import ConfigError, find_schedule
 from workflow_scripts.lib.planning.pretraining import PretrainingPlan
 
 _READ = ("start", "steps", "probe_every", "batch_size", "optimizer_state", "rewarm_steps")

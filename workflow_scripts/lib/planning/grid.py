@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from workflow_scripts.lib.config import ConfigError, suite_steps
-from workflow_scripts.lib.discovery import Found, LocalCheckpoint, find_checkpoints
-from workflow_scripts.lib.revision_names import DEFAULT_PATTERN, branch_of
-from workflow_scripts.lib.revision_tables import read_table
+from workflow_scripts.lib.config.checks import ConfigError, suite_steps
+from workflow_scripts.lib.revisions.discovery import Found, LocalCheckpoint, find_checkpoints
+from workflow_scripts.lib.revisions.frozen import read_table
+from workflow_scripts.lib.revisions.names import DEFAULT_PATTERN, branch_of
 
 DISCOVER = "discover"
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from workflow_scripts.lib.config import ConfigError
+from workflow_scripts.lib.config.checks import ConfigError
 from workflow_scripts.lib.mechanism.factorial_design import granularity_name
 from workflow_scripts.lib.planning.facts import FactsPlan
 from workflow_scripts.lib.suite import chunk_names, range_name

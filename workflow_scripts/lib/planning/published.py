@@ -3,7 +3,7 @@
 from functools import cached_property
 from pathlib import Path
 
-from workflow_scripts.lib.config import ConfigError
+from workflow_scripts.lib.config.checks import ConfigError
 from workflow_scripts.lib.errors import DamagedFile
 from workflow_scripts.lib.frozen import DIGESTS_FILE, missing_files, read_digests
 from workflow_scripts.lib.planning.mechanism import FINDING_TABLES, MechanismPlan

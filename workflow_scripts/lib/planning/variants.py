@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from workflow_scripts.lib.config import ConfigError
-from workflow_scripts.lib.config_forks import AVERAGES, MODIFIERS, cadences, pilot_batches
-from workflow_scripts.lib.config_schema import suggest
-from workflow_scripts.lib.fork_settings import ForkSettings
+from workflow_scripts.lib.config.checks import ConfigError
+from workflow_scripts.lib.config.forks import AVERAGES, MODIFIERS, cadences, pilot_batches
+from workflow_scripts.lib.config.schema import suggest
+from workflow_scripts.lib.forks.rival_schedules import settled_offsets
+from workflow_scripts.lib.forks.settings import ForkSettings
 from workflow_scripts.lib.planning.forks import ForkPlan, seeded
-from workflow_scripts.lib.rival_schedules import settled_offsets
 
 CALIBRATION_BATCHES = 16  # of the fork's own, over which gradients are averaged
 

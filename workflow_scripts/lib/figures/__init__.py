@@ -1,0 +1,1 @@
+"""The figures of the paper, and the one style they share."""

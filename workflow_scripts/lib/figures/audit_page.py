@@ -1,0 +1,181 @@
+"""The audit as one page to look around in: zoom, linear or log, percent or nats.
+
+The page holds everything it needs and opens without a network.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workflow_scripts.lib.figures.plotting import GREY, LOOKS
+from workflow_scripts.lib.files import atomic_path
+from workflow_scripts.lib.labels import role_labels
+
+QUANTIZED = ("low_bit", "high_bit")
+PERCENT, NATS = "gap (% of FP32 perplexity)", "gap (nats per token)"
+_DASHES = {"low_bit": "solid", "high_bit": "dash"}
+
+
+def draw(audit: pd.DataFrame, phases: dict, *, suite: dict) -> go.Figure:
+    """Gaps above, perplexities below, over training steps.
+
+    ``audit`` and ``phases`` are audit.csv and phases.json of ``suite`` (key ``label``).
+    Under the pointer: step, tokens, learning rate, both perplexities and the gap.
+    """
+    names = role_labels(audit)
+    figure = make_subplots(
+        rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.6, 0.4]
+    )
+    full = audit[audit["role"] == "fp32"].set_index("step")
+    for role in QUANTIZED:
+        rows = audit[audit["role"] == role].set_index("step")
+        for trace in _gap_traces(rows, full, role, names[role]):
+            figure.add_trace(trace, row=1, col=1)
+    for role in ("fp32", *QUANTIZED):
+        rows = audit[audit["role"] == role].set_index("step")
+        figure.add_trace(_perplexity_trace(rows, role, names.get(role, "FP32")), row=2, col=1)
+    _mark_events(figure, phases)
+    figure.update_xaxes(tickformat=",", range=[0, 1.01 * full.index.max()])
+    figure.update_xaxes(title_text="training step", row=2, col=1)
+    figure.update_yaxes(title_text=PERCENT, exponentformat="none", row=1, col=1)
+    figure.update_yaxes(title_text="perplexity", type="log", dtick="D2", row=2, col=1)
+    figure.update_layout(
+        title={
+            "text": f"{suite['label']}: what rounding costs at {full.index.size} checkpoints",
+            "x": 0.02,
+            "y": 0.97,
+        },
+        template="simple_white",
+        hovermode="closest",
+        height=700,
+        margin={"t": 140},
+        updatemenus=_menus(len(figure.data)),
+    )
+    return figure
+
+
+def _line(role: str) -> dict:
+    return {"color": LOOKS[role].color, "dash": _DASHES.get(role, "solid"), "width": 1.5}
+
+
+def _hover(rows: pd.DataFrame, full: pd.DataFrame) -> np.ndarray:
+    """What stands under the pointer, ``[steps, 8]``."""
+    return np.column_stack(
+        [
+            rows["tokens_seen"],
+            rows["lr"],
+            full.loc[rows.index, "ppl"],
+            rows["ppl"],
+            rows["gap_pct"],
+            rows["gap_low_pct"],
+            rows["gap_high_pct"],
+            rows["delta_nll_nats_per_token"],
+        ]
+    )
+
+
+def _gap_traces(rows: pd.DataFrame, full: pd.DataFrame, role: str, name: str) -> list[go.Scatter]:
+    """The gap in percent, and in nats, of which one is shown at a time."""
+    template = (
+        f"<b>{name}, step %{{x:,}}</b><br>tokens seen %{{customdata[0]:,}}"
+        "<br>learning rate %{customdata[1]:.3g}<br>FP32 perplexity %{customdata[2]:.2f}"
+        f"<br>{name} perplexity %{{customdata[3]:.2f}}"
+        "<br>gap %{customdata[4]:.2f} % [%{customdata[5]:.2f}, %{customdata[6]:.2f}]"
+        "<br>gap %{customdata[7]:.4f} nats per token<extra></extra>"
+    )
+    common = {
+        "x": rows.index,
+        "name": f"{name} gap",
+        "mode": "lines+markers",
+        "marker": {"size": 4, "color": LOOKS[role].color},
+        "line": _line(role),
+        "customdata": _hover(rows, full),
+        "hovertemplate": template,
+    }
+    return [
+        go.Scatter(y=rows["gap_pct"], **common),
+        go.Scatter(y=rows["delta_nll_nats_per_token"], visible=False, **common),
+    ]
+
+
+def _perplexity_trace(rows: pd.DataFrame, role: str, name: str) -> go.Scatter:
+    return go.Scatter(
+        x=rows.index,
+        y=rows["ppl"],
+        name=f"{name} perplexity",
+        mode="lines",
+        line=_line(role),
+        customdata=np.column_stack([rows["lr"]]),
+        hovertemplate=f"{name}, step %{{x:,}}: perplexity %{{y:.2f}}"
+        "<br>learning rate %{customdata[0]:.3g}<extra></extra>",
+    )
+
+
+def _mark_events(figure: go.Figure, phases: dict) -> None:
+    """Where full precision is best and, if it was found, where the collapse sets in."""
+    events = {"lowest FP32 perplexity": phases["convergence"]["step"]}
+    if phases["onset"]["step"] is not None:
+        events["onset"] = phases["onset"]["step"]
+    for text, step in events.items():
+        figure.add_vline(x=step, line={"color": GREY, "dash": "dot", "width": 1}, row="all", col=1)
+        figure.add_annotation(
+            x=step, y=1.0, yref="y domain", text=f"{text}: step {step:,}",
+            showarrow=False, xanchor="right", yanchor="bottom", font={"color": GREY, "size": 11},
+        )  # fmt: skip
+
+
+def _menus(traces: int) -> list[dict]:
+    """Two rows of buttons: the unit of the gap, and its scale.
+
+    A logarithmic axis has no room for gaps at or below zero: points alone stand there,
+    since lines would fall off its end.
+    """
+    gaps = 2 * len(QUANTIZED)
+    scaled = list(range(gaps))
+
+    def unit(shown: int) -> list[bool]:
+        return [i % 2 == shown for i in range(gaps)] + [True] * (traces - gaps)
+
+    percent = [{"visible": unit(0)}, {"yaxis.title.text": PERCENT}]
+    nats = [{"visible": unit(1)}, {"yaxis.title.text": NATS}]
+    linear = [{"mode": "lines+markers"}, {"yaxis.type": "linear", "yaxis.autorange": True}, scaled]
+    logarithmic = [{"mode": "markers"}, {"yaxis.type": "log", "yaxis.autorange": True}, scaled]
+    place = {
+        "type": "buttons",
+        "direction": "right",
+        "y": 1.17,
+        "yanchor": "top",
+        "xanchor": "left",
+    }
+    return [
+        place
+        | {
+            "x": 0.0,
+            "buttons": [
+                {"label": "percent", "method": "update", "args": percent},
+                {"label": "nats", "method": "update", "args": nats},
+            ],
+        },
+        place
+        | {
+            "x": 0.22,
+            "buttons": [
+                {"label": "linear", "method": "update", "args": linear},
+                {"label": "log", "method": "update", "args": logarithmic},
+            ],
+        },
+    ]
+
+
+def save(figure: go.Figure, path: str | Path) -> None:
+    """Write the page, whole or not, with plotly's own script inside.
+
+    The element's name is fixed: plotly would draw a new one each time.
+    """
+    with atomic_path(Path(path)) as temporary:
+        temporary.write_text(
+            figure.to_html(include_plotlyjs=True, full_html=True, div_id="audit"), encoding="utf-8"
+        )

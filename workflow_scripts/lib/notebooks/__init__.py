@@ -1,0 +1,1 @@
+"""The companion notebooks: executed, rendered, and what they read."""

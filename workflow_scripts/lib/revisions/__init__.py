@@ -1,0 +1,1 @@
+"""The revisions of a suite: found, fetched ahead, described, and checked for what they are."""

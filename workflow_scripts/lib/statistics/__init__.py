@@ -1,0 +1,1 @@
+"""Intervals, tests, and the phases of a training run."""

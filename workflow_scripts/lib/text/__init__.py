@@ -1,0 +1,1 @@
+"""Text: where it comes from, how it becomes documents, and how documents become fixed batches."""

@@ -1,0 +1,1 @@
+"""Training that can stop anywhere and ends with the same bits."""
