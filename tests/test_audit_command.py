@@ -366,7 +366,6 @@ def test_options_of_the_command_line():
     assert read_options(["x"]) == AuditOptions("x")
 
 
-@pytest.mark.slow
 def test_the_command_itself(run, text, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(synthetic.ROOT)}
     command = [sys.executable, "-m", "workflow_scripts.audit"]

@@ -10,7 +10,7 @@ import pytest
 from tests.local_run import documents, run_trainer
 from tests.workflow import copy_checkout, planned, snakemake
 
-pytestmark = [pytest.mark.workflow, pytest.mark.slow]
+pytestmark = pytest.mark.workflow
 
 MINE = """
 suite: mine

@@ -232,7 +232,6 @@ def test_an_unknown_action_is_one_line():
         ConvergenceCallback(actions=("halt",))
 
 
-@pytest.mark.slow
 def test_two_processes_agree(tmp_path):
     """Rank 1 sees other losses and a NaN; both decide by rank 0, then both stop training."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}

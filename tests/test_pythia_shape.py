@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
-import pytest
 import torch
 from snakemake.iocontainers import Namedlist
 
@@ -25,7 +24,6 @@ PROBE = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 def test_the_probe_of_a_checkpoint_as_large_as_pythia_160m(tmp_path):
     """Fresh weights in float16, as published: 48 matrices in 663,552 groups."""
     torch.set_num_threads(1)

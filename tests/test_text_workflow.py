@@ -6,7 +6,7 @@ import pytest
 
 from tests.workflow import TINY, copy_checkout, planned, snakemake
 
-pytestmark = [pytest.mark.workflow, pytest.mark.slow]
+pytestmark = pytest.mark.workflow
 
 OWN = """
 suites:

@@ -126,7 +126,6 @@ def test_the_notebook_shows_the_training_and_the_curve(example, tmp_path):
         assert place not in page
 
 
-@pytest.mark.slow
 @pytest.mark.workflow
 def test_from_train_to_the_finished_curve(tmp_path):
     copy_checkout(tmp_path / "checkout")
