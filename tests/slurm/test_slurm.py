@@ -36,7 +36,12 @@ def site_profile(folder: Path, **changes) -> str:
                                      "mem_mb": "attempt * 400"}  # fmt: skip
     for resources in profile["set-resources"].values():
         resources["mem_mb"] = "attempt * 600"
-    profile |= {"slurm-init-seconds-before-status-checks": 1, "cores": 4, "latency-wait": 10}
+    profile |= {
+        "slurm-init-seconds-before-status-checks": 1,
+        "cores": 4,
+        "latency-wait": 10,
+        "jobs": 6,
+    }
     (folder / "site").mkdir()
     (folder / "site/config.yaml").write_text(yaml.safe_dump(profile | changes))
     return "site"
@@ -47,9 +52,9 @@ def on_cluster(script: str, folder: Path, minutes: int) -> str:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}:/usr/sbin"
     run = subprocess.run(
-        [CLUSTER, "bash", "-euc", textwrap.dedent(script)],
+        [CLUSTER, "timeout", f"{minutes}m", "bash", "-euc", textwrap.dedent(script)],
         cwd=folder, env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60 * minutes,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60 * minutes + 120,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout[-5000:]
     return run.stdout
@@ -79,19 +84,23 @@ def test_the_whole_suite_with_a_drained_node_and_a_cancelled_job(tmp_path, tmp_p
     folder = copy_checkout(tmp_path / "cluster")
     profile = site_profile(folder)
     script = f"""
-        running() {{ squeue --noheader --states=running --format="%i %N %k" | grep "$1"; }}
+        first() {{ squeue --noheader --states=running --format="%i %N %k" | grep -m 1 "$1"; }}
+        trap "tail -n 60 snakemake.log" EXIT
         snakemake --workflow-profile {profile} --configfile {TINY} > snakemake.log 2>&1 &
         run=$!
-        until running pretrain; do sleep 1; done
-        scancel $(running pretrain | cut -d " " -f 1)
-        until running train_fork; do sleep 1; done
-        scontrol update nodename=$(running train_fork | head -n 1 | cut -d " " -f 2) \\
-          state=drain reason=test
+        until job=$(first pretrain); do kill -0 $run; sleep 0.5; done
+        scancel ${{job%% *}}
+        until job=$(first train_fork); do kill -0 $run; sleep 0.5; done
+        read -r _ node _ <<< "$job"
+        scontrol update nodename=$node state=drain reason=test
         sinfo --noheader --Node --format="%N %T"
         wait $run
+        squeue --noheader --states=all --format="%T %m %k" | grep pretrain
     """
     printed = on_cluster(script, folder, minutes=30)
     assert "drain" in printed
+    tries = [line.split()[:2] for line in printed.splitlines() if "pretrain" in line]
+    assert ["CANCELLED", "400M"] in tries and ["COMPLETED", "800M"] in tries, tries
     log = (folder / "snakemake.log").read_text()
     assert "Trying to restart job" in log
     assert same_tables(built, folder) > 20
