@@ -254,7 +254,8 @@ def test_snakemake_itself_plans_or_says_one_line(tmp_path):
     collect()
     random.Random(0).shuffle(configs)
     for config in configs[:DRY_RUNS]:
-        (folder / "config.yaml").write_text(yaml.safe_dump(config, allow_unicode=True, sort_keys=False))
+        text = yaml.safe_dump(config, allow_unicode=True, sort_keys=False)
+        (folder / "config.yaml").write_text(text)
         expected = judge(config)
         run = snakemake("--dry-run", "--quiet", "host", folder=folder)
         assert "Traceback" not in run.stdout, run.stdout[-3000:]
