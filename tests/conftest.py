@@ -1,6 +1,7 @@
 """Tiny models and settings shared by the tests; heavy imports happen inside the fixtures."""
 
 import os
+import shutil
 import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -13,6 +14,13 @@ from hypothesis import settings
 settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=100)
 settings.load_profile("repeatable")
 
+BROWSER_FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-dev-shm-usage",
+    "--window-size=1400,1000",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+)
 TINY = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_length": 16}
 TINY_VOCABULARY = 64
 
@@ -38,3 +46,21 @@ def tiny_tokens():
     """Token ids ``[9, 16]``."""
     generator = np.random.default_rng(7)
     return generator.integers(0, TINY_VOCABULARY, (9, 16)).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium without a window and without a network."""
+    selenium = pytest.importorskip("selenium.webdriver")
+    driver, chromium = shutil.which("chromedriver"), shutil.which("chromium")
+    if not (driver and chromium):
+        pytest.skip("chromium and chromedriver are not installed")
+    options = selenium.ChromeOptions()
+    options.binary_location = chromium
+    for flag in BROWSER_FLAGS:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    window = selenium.Chrome(options, selenium.ChromeService(driver))
+    window.implicitly_wait(10)
+    yield window
+    window.quit()

@@ -15,7 +15,7 @@ from nbclient.exceptions import CellExecutionError
 from tests import synthetic
 from workflow_scripts import render_notebook, tabulate_audit, tabulate_forks
 from workflow_scripts.lib.figures import figure_texts
-from workflow_scripts.lib.notebooks.display import brackets, printed
+from workflow_scripts.lib.notebooks.display import brackets, fold, printed, tabs
 from workflow_scripts.lib.notebooks.rendering import strip
 from workflow_scripts.lib.notebooks.results import open_results
 from workflow_scripts.lib.planning import SuitePlan
@@ -226,5 +226,22 @@ def test_the_environment_chooses_the_suite():
         assert suite == json.loads(json.dumps(suite))
         assert known.items() <= suite.items()
     assert open_results({}).suite["name"] == "mini"
-    with pytest.raises(ValueError, match="SUITE pythia: config.yaml defines mini, pythia-160m"):
+    with pytest.raises(ValueError, match="SUITE pythia is not known; did you mean pythia-1b"):
         open_results({"SUITE": "pythia"})
+
+
+def test_tabs_show_one_panel_at_a_time_and_all_of_them_on_paper(browser, tmp_path):
+    page = tmp_path / "tabs.html"
+    shown = tabs({"run & seed": "<i id='one'>1</i>", "probe": "<i id='two'>2</i>"}).data
+    assert "<script" not in shown and "run &amp; seed" in shown
+    page.write_text(f"<html><body>{shown}{fold('a rule', 'x < y').data}</body></html>")
+    browser.get(page.as_uri())
+    one, two = (browser.find_element("id", name) for name in ("one", "two"))
+    assert one.is_displayed() and not two.is_displayed()
+    browser.find_element("xpath", "//label[text()='probe']").click()
+    assert two.is_displayed() and not one.is_displayed()
+    browser.find_element("xpath", "//summary[text()='a rule']").click()
+    assert browser.find_element("xpath", "//details/p").text == "x < y"
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    assert one.is_displayed() and two.is_displayed()
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

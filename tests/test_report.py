@@ -1,7 +1,6 @@
 """The report and the interactive figure: pages that open offline, read as a person would."""
 
 import re
-import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -10,14 +9,6 @@ import pytest
 from tests.workflow import TINY, snakemake, tiny_checkout
 
 pytestmark = pytest.mark.workflow
-
-BROWSER_FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-dev-shm-usage",
-    "--window-size=1400,1000",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
-)
 
 
 @pytest.fixture(scope="module")
@@ -28,24 +19,6 @@ def report(tmp_path_factory) -> Path:
     assert run.returncode == 0, run.stdout[-3000:]
     assert "WARNING" not in run.stdout
     return page
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Chromium without a window and without a network."""
-    selenium = pytest.importorskip("selenium.webdriver")
-    driver, chromium = shutil.which("chromedriver"), shutil.which("chromium")
-    if not (driver and chromium):
-        pytest.skip("chromium and chromedriver are not installed")
-    options = selenium.ChromeOptions()
-    options.binary_location = chromium
-    for flag in BROWSER_FLAGS:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    window = selenium.Chrome(options, selenium.ChromeService(driver))
-    window.implicitly_wait(10)
-    yield window
-    window.quit()
 
 
 def test_every_result_has_a_caption_and_a_category(report):

@@ -1,8 +1,9 @@
 """Figures and numbers in notebooks: figures with a text for those who cannot see them."""
 
 import base64
+import hashlib
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from io import BytesIO
 
 import pandas as pd
@@ -27,6 +28,37 @@ def show(figure: Figure, alt: str) -> HTML:
     return HTML(
         f'<img alt="{html.escape(alt)}" width="{width}" style="max-width: 100%" '
         f'src="data:image/png;base64,{data}">'
+    )
+
+
+def tabs(panels: Mapping[str, str]) -> HTML:
+    """Panels (name to HTML) of which one is seen at a time, without any script.
+
+    Everything is in the page: a viewer that ignores styles shows the panels one below the
+    other, each under its name, and so does a printed page.
+    """
+    group = "tabs-" + hashlib.sha256(repr(panels).encode()).hexdigest()[:8]
+    heads, bodies, rules = [], [], []
+    for number, (name, body) in enumerate(panels.items()):
+        one, checked = f"{group}-{number}", "" if number else " checked"
+        heads.append(
+            f'<input type="radio" name="{group}" id="{one}"{checked}>'
+            f'<label for="{one}">{html.escape(name)}</label>'
+        )
+        bodies.append(f'<div class="{one}"><p><b>{html.escape(name)}</b></p>{body}</div>')
+        rules.append(f"#{one}:not(:checked) ~ .{one} {{ display: none; }}")
+    style = (
+        f".{group} > label {{ padding: 0.2em 0.7em; cursor: pointer; }} "
+        f".{group} > :checked + label {{ border-bottom: 2px solid; }} "
+        f"@media screen {{ {' '.join(rules)} }}"
+    )
+    return HTML(f'<style>{style}</style><div class="{group}">{"".join(heads + bodies)}</div>')
+
+
+def fold(summary: str, text: str) -> HTML:
+    """``text`` behind one line that opens it; open in a viewer that cannot fold."""
+    return HTML(
+        f"<details><summary>{html.escape(summary)}</summary><p>{html.escape(text)}</p></details>"
     )
 
 
