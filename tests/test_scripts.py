@@ -357,7 +357,8 @@ def test_forks_are_gathered_in_the_order_given(tmp_path):
     for name in ("sgdr", "cosine"):
         tables.append(str(tmp_path / f"{name}.csv"))
         phase = {"update_phase": ["", "bump"], "gap_pct": [0.1, 1 / 3]}
-        pd.DataFrame({"schedule": name, "step": [2, 1], **phase}).to_csv(tables[-1], index=False)
+        table = pd.DataFrame({"schedule": name, "step": [2, 1], "role": "low_bit", **phase})
+        table.to_csv(tables[-1], index=False)
     run_script(
         "gather_forks", tmp_path, input={"tables": tables},
         output={"table": str(tmp_path / "forks.csv")}, params={"code": "abc"},

@@ -2,12 +2,16 @@
 
 import pandas as pd
 
-from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.running.logs import logged, say
 
 
 def main(*, tables: list[str], output: str) -> None:
     """Write ``forks.csv`` in the order of the configuration."""
-    pd.concat(map(pd.read_csv, tables), ignore_index=True).to_csv(output, index=False)
+    gathered = pd.concat(map(pd.read_csv, tables), ignore_index=True)
+    gathered.to_csv(output, index=False)
+    low = gathered[(gathered["role"] == "low_bit") & (gathered["step"] == gathered["step"].max())]
+    ends = low.groupby("schedule", sort=False)["gap_pct"].mean()
+    say("final gaps: " + ", ".join(f"{name} {gap:.2f} %" for name, gap in ends.items()))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Gather the weight kurtosis of all revisions of a suite."""
 
 from workflow_scripts.lib.gathering import read_rows
-from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.running.logs import logged, say
 
 
 def main(*, tables: list[str], suite: str, output: str) -> None:
@@ -9,6 +9,8 @@ def main(*, tables: list[str], suite: str, output: str) -> None:
     gathered = read_rows(tables).sort_values("step", kind="stable")
     gathered.insert(0, "suite", suite)
     gathered.to_csv(output, index=False)
+    mean = gathered[gathered["statistic"] == "mean_over_tensors"]["excess_kurtosis"]
+    say(f"mean excess kurtosis: {mean.iloc[0]:.2f} at first, {mean.iloc[-1]:.2f} at last")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def draw(curvature: pd.DataFrame, audit: pd.DataFrame, phases: dict, *, suite: d
             axes.set_ylabel(label)
             axes.set_ylim(0, 1.08 * rows[f"{column}_high"].max())
             step_ticks(axes, int(rows["step"].max()))
-            mark_best(axes, phases, name=axes is trace)
+            mark_best(axes, phases, name=axes is trace, top=0.32)
         _draw_relation(relation, rows, audit, name)
     return figure
 
@@ -52,8 +52,8 @@ def _draw_relation(axes: Axes, rows: pd.DataFrame, audit: pd.DataFrame, name: st
     for place, (x, y, color) in enumerate(zip(horizontal, value, shades(len(value)), strict=True)):
         axes.errorbar(x, y, errors[:, [place]], spread[:, [place]], marker="o", ms=3, color=color,
                       elinewidth=0.6)  # fmt: skip
-    for place in (0, -1):
-        axes.annotate(f"{rows['step'].iloc[place]:,}", (horizontal[place], value[place]), (4, -8),
-                      textcoords="offset points", color=GREY)  # fmt: skip
+    for place, aside, side in ((0, (-3, 6), "left"), (-1, (-5, 3), "right")):
+        axes.annotate(f"{rows['step'].iloc[place]:,}", (horizontal[place], value[place]), aside,
+                      textcoords="offset points", color=GREY, ha=side)  # fmt: skip
     axes.set_xlabel("trace; points are steps, in order")
     axes.set_ylabel(f"loss added by {name} (nats/token)")

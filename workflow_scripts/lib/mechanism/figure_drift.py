@@ -40,7 +40,7 @@ def draw(
         for axes in (index, flips):
             step_ticks(axes, last)
             axes.locator_params(axis="x", nbins=3)
-            mark_best(axes, phases, name=axes is index)
+            mark_best(axes, phases, name=axes is index, top=0.88)
         _draw_phases(by_phase, phase_flips)
         _draw_walk(walk, displacement, phases["convergence"]["step"], suite["spacing"])
     return figure
@@ -56,7 +56,7 @@ def _draw_index(axes: Axes, drift: pd.DataFrame) -> None:
     axes.axhline(MIDPOINTS, color=GREY, lw=0.7, ls=(0, (1, 1)))
     axes.annotate("all weights at midpoints", (0.03, MIDPOINTS), (0, -2), color=GREY, va="top",
                   xycoords=axes.get_yaxis_transform(), textcoords="offset points")  # fmt: skip
-    axes.annotate("groups: middle 50 and 90 %", (0.03, 0.6), color=GREY, va="top",
+    axes.annotate("middle 50 and\n90 % of groups", (0.03, 0.6), color=GREY, va="top",
                   xycoords=axes.get_yaxis_transform())  # fmt: skip
     axes.annotate("1: random positions", (0.03, 1.28), color="#d55e00",
                   xycoords=axes.get_yaxis_transform())  # fmt: skip
@@ -65,9 +65,9 @@ def _draw_index(axes: Axes, drift: pd.DataFrame) -> None:
 
 def _draw_flips(axes: Axes, drift: pd.DataFrame) -> None:
     for column, color, style, label in (
-        ("flipped_own", plotting.LOOKS["low_bit"].color, "-", "each on its own grid"),
-        ("flipped_fixed", "black", (0, (4, 1.5)), "on the earlier grid"),
-        ("flipped_expected", "#029e73", (0, (1, 1)), "expected of random\npositions"),
+        ("flipped_own", plotting.LOOKS["low_bit"].color, "-", "own grid"),
+        ("flipped_fixed", "black", (0, (4, 1.5)), "earlier grid"),
+        ("flipped_expected", "#029e73", (0, (1, 1)), "random\npositions"),
     ):
         axes.plot(drift["step"], 100 * drift[column], color=color, ls=style, lw=1, label=label)
     axes.set_ylabel("% of codes, between checkpoints")

@@ -40,7 +40,7 @@ def draw(cells: pd.DataFrame, factors: pd.DataFrame, *, suite: dict) -> Figure:
         figure, (losses, shares, line) = row_of_panels(
             f"{suite['label']}: which property of the grid costs what",
             [f"loss by bits, step {last:,}", "share of the variance", "one sensitivity × step²"],
-            height=3.3, top=0.77, bottom=0.145,
+            height=3.3, top=0.77, bottom=0.145, left=0.095,
         )  # fmt: skip
         _draw_losses(losses, cells[cells["step"] == last])
         _draw_shares(shares, factors)

@@ -41,7 +41,7 @@ def draw(runs: pd.DataFrame, comparison: pd.DataFrame, *, suite: dict) -> Figure
         fp32.set_ylim(0, min(1.5, fp32.get_ylim()[1]))
         for width, color in colors.items():
             fp32.plot([], [], color=color, label=f"width {width}")
-        fp32.legend(frameon=False, loc="upper left", handlelength=0.8, labelspacing=0.2)
+        fp32.legend(frameon=False, loc="upper right", handlelength=0.8, labelspacing=0.2)
         losses.axhline(0, color=GREY, lw=0.4, zorder=0)
         _draw_growth(growth, comparison, colors)
     return figure
@@ -78,5 +78,6 @@ def _draw_growth(axes: Axes, comparison: pd.DataFrame, colors: dict) -> None:
     axes.annotate(f"above the line:\nfaster after it;\nonsets: {found} of "
                   f"{len(comparison)}", (0.97, 0.03), xycoords="axes fraction", ha="right",
                   color=GREY)  # fmt: skip
-    axes.set_xlabel("before the minimum (nats/1,000 steps)")
+    axes.locator_params(nbins=4)
+    axes.set_xlabel("before it (nats/1,000 steps)")
     axes.set_ylabel("after the minimum (nats/1,000 steps)")

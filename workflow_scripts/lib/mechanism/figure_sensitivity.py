@@ -44,7 +44,7 @@ def draw(table: pd.DataFrame, phases: dict, *, suite: dict, low: str) -> Figure:
         _draw_controls(control, whole, rounding, name)
         for axes in (cost, parts, control):
             step_ticks(axes, last)
-            mark_best(axes, phases, name=axes is control)
+            mark_best(axes, phases, name=axes is control, top=0.3)
             axes.legend(frameon=False, loc="upper left", handlelength=1.6, labelspacing=0.25)
     return figure
 

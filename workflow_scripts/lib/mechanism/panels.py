@@ -42,13 +42,16 @@ def band(
     axes.plot(x, value, **look)
 
 
-def mark_best(axes: Axes, phases: Mapping, *, name: bool = False) -> None:
-    """A thin line at FP32 convergence, with its interval as a grey band."""
+def mark_best(axes: Axes, phases: Mapping, *, name: bool = False, top: float = 1.0) -> None:
+    """A thin line at FP32 convergence, with its interval as a grey band.
+
+    Its ``name`` hangs beside the line from the height ``top``, a fraction of the axes.
+    """
     best = phases["convergence"]
     axes.axvspan(best["step_low"], best["step_high"], color="#eeeeee", lw=0, zorder=-10)
     axes.axvline(best["step"], color=GREY, lw=0.6, ls=(0, (2, 1.5)), zorder=-5)
     if name:
-        axes.annotate("best FP32", (best["step"], 1), (2, -2), color=GREY, va="top",
+        axes.annotate("best FP32", (best["step"], top), (2, -2), color=GREY, va="top",
                       xycoords=axes.get_xaxis_transform(), textcoords="offset points",
                       rotation=90)  # fmt: skip
 
