@@ -109,9 +109,10 @@ def test_the_whole_suite_with_a_drained_node_and_a_cancelled_job(tmp_path, tmp_p
 def test_a_failed_job_names_its_log(tmp_path):
     folder = copy_checkout(tmp_path / "cluster")
     profile = site_profile(folder, retries=0)
+    large = {"suites": {"tiny": {"batches": {"validation": {"sequences": 10_000_000}}}}}
+    (folder / "large.yaml").write_text(yaml.safe_dump(large))
     script = f"""
-        snakemake --workflow-profile {profile} --configfile {TINY} \
-          --config 'suites={{tiny: {{batches: {{validation: {{sequences: 10000000}}}}}}}}' \
+        snakemake --workflow-profile {profile} --configfile {TINY} large.yaml \
           -- results/tiny/data/validation.safetensors > snakemake.log 2>&1 || true
     """
     on_cluster(script, folder, minutes=10)
