@@ -9,6 +9,7 @@
 # make plan       what a suite costs: downloads, disk, operations, hours on this machine
 # make freeze     which revisions a hub suite has, listed once and committed (needs the hub)
 # make rulegraph  draw the rules in README.md anew
+# make bench      the benchmarks beside other tools; ROWS="quantize probe" measures some rows
 # make lint       the checks of style and structure alone
 # make lock       write envs/requirements.lock anew (needs uv)
 
@@ -19,7 +20,7 @@ SOURCE ?=
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: all figures publish test test-slow report status plan freeze rulegraph lint lock clean
+.PHONY: all figures publish test test-slow report status plan freeze rulegraph bench lint lock clean
 .DEFAULT_GOAL := all
 
 # The environment is whole when the lock file has been installed to the end.
@@ -67,6 +68,16 @@ freeze: $(READY)
 rulegraph: $(READY)
 	@$(BIN)/python -m workflow_scripts.draw_rulegraph
 
+# The other tools have an environment of their own, on top of the workflow's.
+.venv-bench/ready: $(READY) envs/bench.txt
+	$(BIN)/python -m venv --clear .venv-bench
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > "$$(.venv-bench/bin/python -c 'import site; print(site.getsitepackages()[0])')/workflow.pth"
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --requirement envs/bench.txt --constraint envs/requirements.lock
+	touch $@
+
+bench: .venv-bench/ready
+	.venv-bench/bin/python -m workflow_scripts.bench $(if $(ROWS),--rows $(ROWS))
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -78,4 +89,4 @@ lock:
 	envs/lock.sh
 
 clean:
-	rm -rf results logs benchmarks .snakemake
+	rm -rf results logs benchmarks/*/ .snakemake

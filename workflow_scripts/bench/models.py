@@ -1,0 +1,47 @@
+"""Models of Pythia's shapes with fresh weights, and their checkpoints on disk."""
+
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from workflow_scripts.lib.training.loop import build_model
+
+VOCABULARY = 50304
+# Hidden size, layers, heads.
+SHAPES = {
+    "mini": (64, 2, 4),
+    "14m": (128, 6, 4),
+    "70m": (512, 6, 8),
+    "160m": (768, 12, 12),
+    "410m": (1024, 24, 16),
+    "1b": (2048, 16, 8),
+    "1.4b": (2048, 24, 16),
+    "6.9b": (4096, 32, 32),
+}
+
+
+def architecture(name: str, max_length: int = 2048) -> dict:
+    """The ``architecture`` section of a shape."""
+    hidden, layers, heads = SHAPES[name]
+    return {
+        "hidden_size": hidden, "num_layers": layers, "num_heads": heads, "max_length": max_length,
+    }  # fmt: skip
+
+
+def fresh_model(name: str, vocabulary: int = VOCABULARY, max_length: int = 2048) -> nn.Module:
+    """A model of a shape in float32, ready to evaluate."""
+    return build_model(architecture(name, max_length), vocabulary, seed=0).eval()
+
+
+def random_tokens(sequences: int, length: int, vocabulary: int = VOCABULARY) -> np.ndarray:
+    """Token ids ``[sequences, length]``."""
+    shape = (sequences, length)
+    return np.random.default_rng(0).integers(0, vocabulary, shape).astype(np.int32)
+
+
+def published_checkpoint(name: str, folder: Path, vocabulary: int = VOCABULARY) -> Path:
+    """A checkpoint in float16, as Pythia's are published."""
+    model = fresh_model(name, vocabulary)
+    model.half().save_pretrained(folder)
+    return folder
