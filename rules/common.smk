@@ -36,6 +36,7 @@ NOTEBOOKS = {
 EXTENDED_NOTEBOOKS = {
     "mechanism": [
         *(f"mechanism/{name}.csv" for name in MECHANISM_TABLES),
+        "rivals.csv",
         "suite.csv",
         "audit.csv",
         "kurtosis.csv",

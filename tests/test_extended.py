@@ -31,7 +31,7 @@ def test_figures_and_notebook_are_there_and_labelled(built):
     page = (built / "notebooks/mechanism.html").read_text(encoding="utf-8")
     assert f"Suite: {LABEL}" in page
     texts = re.findall(r'<img[^>]*alt="([^"]*)"', page)
-    assert len(texts) == 7 and all(text.startswith(f"{LABEL}: ") for text in texts)
+    assert len(texts) == 8 and all(text.startswith(f"{LABEL}: ") for text in texts)
 
 
 def test_the_measurements_agree_with_the_audit(built):

@@ -140,7 +140,7 @@ def test_findings_of_what_was_measured_and_of_nothing_else():
 
 def test_noise_and_sensitivity_are_told_apart():
     rows = []
-    for step, noise, cost in ((100, 2.0, 0.1), (150, 2.0, 0.2), (200, 4.0, 0.8)):
+    for step, noise, cost in ((50, 1.0, 0.04), (100, 2.0, 0.1), (150, 2.0, 0.2), (200, 4.0, 0.8)):
         terms = ("measured", "first_order", "second_order", "predicted")
         bounds = {"nats": cost, "low": 0.9 * cost, "high": 1.1 * cost}
         row = {f"{term}_{end}": value for term in terms for end, value in bounds.items()}
@@ -153,6 +153,10 @@ def test_noise_and_sensitivity_are_told_apart():
     at = findings(tables, phases, spacing=10).set_index("finding")["value"]
     assert at["cost_growth"] == pytest.approx(8) and at["noise_growth"] == pytest.approx(2)
     assert at["sensitivity_growth"] == pytest.approx(4)
+    # From where rapid learning ends: 20 times the cost, 4 times the noise.
+    assert at["run_cost_growth"] == pytest.approx(20)
+    assert at["run_noise_growth"] == at["run_relative_noise_growth"] == pytest.approx(4)
+    assert at["run_sensitivity_growth"] == pytest.approx(5)
     assert at["predicted_over_measured"] == pytest.approx(1)
     assert at["dither_over_rounding"] == at["noise_over_rounding"] == pytest.approx(1)
     assert at["low_over_high_second_order"] == pytest.approx(1)

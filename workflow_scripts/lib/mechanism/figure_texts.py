@@ -17,6 +17,8 @@ SHOWS = {
     "checkpoints and in single phases; distances against those of a random walk",
     "activations": "kurtosis of hidden states and of weights; the loss that rounding weights, "
     "activations and both adds; mean cosines of head, embedding and last state",
+    "rivals": "every condition of the forks by its FP32 and its low-bit perplexity at the end, "
+    "with lines of equal relative gap and a list ranked by low-bit perplexity",
     "replication": "small runs of several widths and seeds by their distance to their own FP32 "
     "minimum, and the growth of the loss before and after it",
 }
@@ -35,16 +37,20 @@ def text(name: str, findings: pd.DataFrame, shown: Sequence[str], *, suite: Mapp
     known = findings.set_index("finding")
     parts = [f"{one.replace('_', ' ')} {number(known.loc[one])}" for one in shown if one in
              known.index]  # fmt: skip
-    return f"{suite['label']}: {SHOWS[name]}. {'; '.join(parts)}."
+    ending = f" {'; '.join(parts)}." if parts else ""
+    return f"{suite['label']}: {SHOWS[name]}.{ending}"
 
 
 def table(findings: pd.DataFrame, wanted: Mapping[str, str]) -> pd.DataFrame:
-    """The findings named in ``wanted`` (by the question they answer), ready to be printed."""
+    """The findings named in ``wanted`` (by the question they answer), as cells of Markdown.
+
+    The bars of |Δ|² are escaped: they would end a cell.
+    """
     rows = findings[findings["finding"].isin(list(wanted))].set_index("finding")
     rows = rows.reindex([name for name in wanted if name in rows.index])
     return pd.DataFrame(
         {
-            "question": [wanted[name] for name in rows.index],
+            "question": [wanted[name].replace("|", "\\|") for name in rows.index],
             "value [95 % interval]": [number(row) for _, row in rows.iterrows()],
             "n": [f"{count:.0f}" for count in rows["n"]],
             "unit": rows["unit"].to_numpy(),

@@ -62,11 +62,8 @@ def layer_findings(layers: pd.DataFrame, best: int) -> Found:
     )
 
 
-def sensitivity_findings(table: pd.DataFrame, best: int) -> Found:
-    """Which factor grew since the best step, and does the product give the cost?"""
-    whole = table[table["tensor"] == "all"]
-    low = whole[whole["perturbation"] == "low_bit"].set_index("step").sort_index()
-    first, last = low.loc[near(pd.Series(low.index), best)], low.iloc[-1]
+def _growth_findings(first: pd.Series, last: pd.Series, prefix: str) -> Found:
+    """Growth of the cost and of its two factors between two checkpoints."""
     about = f"from step {first.name} to step {last.name}"
     terms = {
         name: growth(interval_of(last, name, "batches", "n_batches"),
@@ -78,35 +75,45 @@ def sensitivity_findings(table: pd.DataFrame, best: int) -> Found:
     second = terms["second_order"]
     per_noise = Value(second.value / noise, second.low / noise, second.high / noise,
                       second.n, second.unit)  # fmt: skip
-    yield "cost_growth", terms["measured"], about
-    yield "noise_growth", exact(noise, 1, "checkpoint"), about
-    yield "relative_noise_growth", exact(noise / size, 1, "checkpoint"), about
-    yield "sensitivity_growth", per_noise, about
-    kept = low[low.index >= best]
+    yield f"{prefix}cost_growth", terms["measured"], about
+    yield f"{prefix}noise_growth", exact(noise, 1, "checkpoint"), about
+    yield f"{prefix}relative_noise_growth", exact(noise / size, 1, "checkpoint"), about
+    yield f"{prefix}sensitivity_growth", per_noise, about
+
+
+def sensitivity_findings(table: pd.DataFrame, best: int, start: int) -> Found:
+    """Which factor grew, since the best step and since ``start``; is their product the cost?
+
+    ``start`` is where rapid learning ends; ratios are taken over all checkpoints from it on.
+    """
+    whole = table[table["tensor"] == "all"]
+    low = whole[whole["perturbation"] == "low_bit"].set_index("step").sort_index()
+    kept, last = low[low.index >= start], low.iloc[-1]
+    yield from _growth_findings(low.loc[near(pd.Series(low.index), best)], last, "")
+    yield from _growth_findings(kept.iloc[0], last, "run_")
+    unit = f"checkpoints from step {start} on"
     ratio = kept["predicted_nats"].sum() / kept["measured_nats"].sum()
     spread = mean_of_series((kept["predicted_nats"] / kept["measured_nats"]).to_numpy(), "")
     yield (
         "predicted_over_measured",
-        Value(ratio, spread.low, spread.high, spread.n, "checkpoints since the best step"),
+        Value(ratio, spread.low, spread.high, spread.n, unit),
         "first- plus second-order term over the measured loss",
     )
     for control in ("noise", "dither"):
-        rows = whole[whole["perturbation"].str.startswith(control) & whole["step"].ge(best)]
+        rows = whole[whole["perturbation"].str.startswith(control) & whole["step"].ge(start)]
         if rows.empty:
             continue
         mean = rows.groupby("step")["second_order_nats"].mean()
         yield (
             f"{control}_over_rounding",
-            mean_of_series(
-                (mean / kept["second_order_nats"]).to_numpy(), "checkpoints since the best step"
-            ),
+            mean_of_series((mean / kept["second_order_nats"]).to_numpy(), unit),
             "second-order cost of the control over that of rounding",
         )
     high = whole[whole["perturbation"] == "high_bit"].set_index("step").sort_index()
     ratios = (kept["second_order_nats"] / high["second_order_nats"]).dropna()
     yield (
         "low_over_high_second_order",
-        mean_of_series(ratios.to_numpy(), "checkpoints since the best step"),
+        mean_of_series(ratios.to_numpy(), unit),
         "second-order cost of the low-bit quantizer over that of the high-bit one",
     )
 

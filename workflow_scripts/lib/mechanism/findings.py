@@ -27,7 +27,7 @@ def findings(tables: Mapping[str, pd.DataFrame], phases: Mapping, *, spacing: in
     makers: dict[str, Maker] = {
         "factors": lambda t: losses.factorial_findings(t),
         "layers": lambda t: losses.layer_findings(t, best),
-        "sensitivity": lambda t: losses.sensitivity_findings(t, best),
+        "sensitivity": lambda t: losses.sensitivity_findings(t, best, start),
         "curvature": lambda t: (
             *losses.curvature_findings(t, best),
             *losses.curvature_relation(t, audit, start),
