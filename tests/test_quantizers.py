@@ -16,6 +16,7 @@ from workflow_scripts.lib.quantizers import (
     _quantize_rows,
     count_groups,
     fake_quantize,
+    fake_quantize_plainly,
     linear_weights,
     quantized_weights,
     read_specs,
@@ -59,6 +60,12 @@ def quantize(weight, spec):
     return fake_quantize(torch.from_numpy(np.ascontiguousarray(weight)), spec).numpy()
 
 
+def codes_of(rows, spec):
+    """Codes, zero points and scales of rows that are groups."""
+    rows = torch.from_numpy(rows)
+    return _quantize_rows(rows, rows.amin(1, keepdim=True), rows.amax(1, keepdim=True), spec)
+
+
 def oracle(weight, spec):
     return quantize_matrix(weight, spec.bits, spec.granularity, spec.symmetric, spec.group_size)
 
@@ -76,10 +83,36 @@ def test_values_agree_with_the_oracle_to_the_bit(weight, spec):
     assert_same_bits(quantize(weight, spec), oracle(weight, spec)[0])
 
 
+@given(matrices(), specs())
+def test_the_fast_way_has_the_bits_of_the_definition(weight, spec):
+    assume(fits(spec, weight))
+    plainly = fake_quantize_plainly(torch.from_numpy(weight), spec).numpy()
+    assert_same_bits(quantize(weight, spec), plainly)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e-3, 0.5, 40.0, 1e4, 1e6])
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_the_fast_way_has_the_bits_of_the_definition_on_whole_matrices(bits, symmetric, shift):
+    """Groups of one sign have zero points of any size; beyond exact integers the way is plain."""
+    rows = np.random.default_rng(bits).normal(shift, 0.02, (64, 320)).astype(np.float32)
+    rows[3, :5] = [0.0, -0.0, 1e-9, -1e-9, -1e-30]
+    for spec in (
+        QuantizerSpec(bits, "group", symmetric, 128),
+        QuantizerSpec(bits, "group", symmetric, 64),
+        QuantizerSpec(bits, "channel", symmetric),
+        QuantizerSpec(bits, "tensor", symmetric),
+    ):
+        plainly = fake_quantize_plainly(torch.from_numpy(rows), spec).numpy()
+        assert_same_bits(quantize(rows, spec), plainly)
+        transposed = torch.from_numpy(np.ascontiguousarray(rows.T)).T
+        assert_same_bits(fake_quantize(transposed, spec).contiguous().numpy(), plainly)
+
+
 @given(matrices(), st.integers(2, 8), st.booleans())
 def test_codes_zero_point_and_scale_agree_with_the_oracle_to_the_bit(weight, bits, symmetric):
     spec = QuantizerSpec(bits, "channel", symmetric)
-    codes, zero, scale = _quantize_rows(torch.from_numpy(weight), spec)
+    codes, zero, scale = codes_of(weight, spec)
     for row, weights in enumerate(weight):
         _, expected_codes, expected_zero, expected_scale = quantize_group(weights, bits, symmetric)
         assert scale[row].item() == expected_scale
@@ -263,8 +296,8 @@ def test_quantizing_twice_moves_nothing_but_the_last_digits(weight, bits, symmet
     spec = QuantizerSpec(bits, "channel", symmetric)
     once = quantize(weight, spec)
     twice = quantize(once, spec)
-    first_codes, _, scale = _quantize_rows(torch.from_numpy(weight), spec)
-    second_codes, _, _ = _quantize_rows(torch.from_numpy(once), spec)
+    first_codes, _, scale = codes_of(weight, spec)
+    second_codes, _, _ = codes_of(once, spec)
     top = 2 ** (bits - 1) - 1 if symmetric else 2**bits - 1
     for row in range(len(weight)):
         if scale[row] < 1e-30 or first_codes[row].abs().max() != top:
@@ -295,9 +328,10 @@ def test_quantizing_twice_can_move_the_last_digit():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("width", [256, 201])
 @pytest.mark.parametrize("spec", [INT4, INT8, QuantizerSpec(4, "tensor", False)])
-def test_non_finite_weights_raise(bad, spec):
-    weight = torch.ones(3, 256)
+def test_non_finite_weights_raise(bad, spec, width):
+    weight = torch.ones(3, width)
     weight[1, 200] = bad
     with pytest.raises(ValueError, match="not a finite range"):
         fake_quantize(weight, spec)

@@ -15,6 +15,7 @@ from workflow_scripts.bench.timing import MIB, Settings, child, median, peak, ra
 from workflow_scripts.lib.quantizers import (
     QuantizerSpec,
     fake_quantize,
+    fake_quantize_plainly,
     linear_weights,
 )
 
@@ -84,10 +85,10 @@ def probe(folder: Path, tokens: np.ndarray, device: str) -> list[float]:
     """Our probe, as rules run it; mean NLL of each precision."""
     from workflow_scripts.lib.checkpoints import load_model
     from workflow_scripts.lib.evaluation import score
-    from workflow_scripts.lib.quantizers import quantized_weights
+    from workflow_scripts.lib.quantizers import probe_weights
 
     model = load_model(folder, device)
-    variants = {name: quantized_weights(model, spec) for name, spec in SPECS.items()}
+    variants = {name: probe_weights(model, spec) for name, spec in SPECS.items()}
     scores = score(model, tokens, variants, batch_size=len(tokens), device=device)
     return [record.mean_nll() for record in scores.values()]
 
@@ -105,7 +106,7 @@ def script(folder: Path, tokens: np.ndarray, device: str, specs: dict) -> list[f
     for spec in specs.values():
         model = copy.deepcopy(original)
         for weight in linear_weights(model).values():
-            weight.copy_(fake_quantize(weight, spec))
+            weight.copy_(fake_quantize_plainly(weight, spec))
         found.append(plain(model, ids))
     return found
 

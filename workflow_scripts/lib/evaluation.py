@@ -5,14 +5,14 @@ in float64. A sequence of T tokens scores T - 1 of them; documents are packed, n
 padding exists, so every sequence weighs the same.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from workflow_scripts.lib.logits import next_token_logits
 from workflow_scripts.lib.numerics import assert_float32
 from workflow_scripts.lib.roles import FP32
 
@@ -42,15 +42,10 @@ def batches(tokens: np.ndarray, batch_size: int, device: str) -> Iterator[Tensor
         yield torch.from_numpy(tokens[start : start + batch_size].astype(np.int64)).to(device)
 
 
-def _log_probabilities(model: nn.Module, ids: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    """``[batch, length - 1, vocabulary]`` log-probabilities of each next token."""
-    arguments = {"input_ids": ids, "use_cache": False}
-    logits = functional_call(model, dict(weights), (), arguments).logits[:, :-1]
-    return torch.log_softmax(logits.float(), dim=-1)
+def _kl_divergence(reference: Tensor, log_probabilities: Tensor, p: Tensor) -> Tensor:
+    """KL divergence in nats of each token, the last axis summed over, never negative.
 
-
-def _kl_divergence(reference: Tensor, log_probabilities: Tensor) -> Tensor:
-    """KL divergence in nats of each token, ``[batch, length]``, never negative.
+    ``p`` is exp of ``reference``, which all variants share.
 
     With p the reference and q the other distribution, d = log q - log p and both
     summing to one, KL = sum of p (e^d - 1 - d): equal to the textbook's sum of
@@ -58,10 +53,10 @@ def _kl_divergence(reference: Tensor, log_probabilities: Tensor) -> Tensor:
     than the whole divergence of a good quantizer, enters squared. Where d is large
     p e^d is taken as q, which cannot overflow.
     """
-    p = reference.exp()
     d = log_probabilities - reference
     terms = torch.expm1(d).sub_(d).mul_(p)
-    if (large := d >= 1.0).any():
+    if d.amax() >= 1.0:
+        large = d >= 1.0
         terms[large] = log_probabilities[large].exp() - p[large] * (1.0 + d[large])
     return terms.clamp_(min=0.0).sum(dim=-1)
 
@@ -83,32 +78,49 @@ def score(
 
     ``tokens`` is ``[sequences, length]``; ``variants`` maps a quantizer's name to
     the weights it replaces (by parameter name). All variants see each batch side by
-    side, so that no batch's logits outlive it. Returns the scores by name, the
-    unmodified model under ``fp32``. Raises ``FloatingPointError`` where a
-    log-likelihood is not finite, and ``TypeError`` for a model that is not float32.
+    side, so that no batch's logits outlive it; those of a large vocabulary are made for
+    some positions at a time. Returns the scores by name, the unmodified model under
+    ``fp32``. Raises ``FloatingPointError`` where a log-likelihood is not finite, and
+    ``TypeError`` for a model that is not float32.
     """
     assert_float32(model)
     model.eval()
     scores = {name: SequenceScores() for name in (FP32, *variants)}
+    changes = {FP32: {}, **variants}
     for ids in batches(tokens, batch_size, device):
-        targets = ids[:, 1:].unsqueeze(-1)
-        reference = _log_probabilities(model, ids, {})
-        best = reference.argmax(dim=-1)
-        for name, record in scores.items():
-            same = name == FP32
-            log_probabilities = (
-                reference if same else _log_probabilities(model, ids, variants[name])
-            )
-            nll = -log_probabilities.gather(-1, targets).squeeze(-1)
-            if not torch.isfinite(nll).all():
+        logits = [next_token_logits(model, ids, weights) for weights in changes.values()]
+        targets, found = ids[:, 1:].reshape(-1, 1), []
+        for parts in zip(*logits, strict=True):
+            first = sum(rows.shape[-1] for rows in found)
+            found.append(_score_positions(parts, targets[first : first + len(parts[0])]))
+        shape = (3, len(scores), *ids[:, 1:].shape)
+        nll, kl, changed = torch.cat(found, dim=-1).view(shape)
+        for number, (name, record) in enumerate(scores.items()):
+            if not torch.isfinite(nll[number]).all():
                 raise FloatingPointError(f"{name}: a log-likelihood is not finite")
-            record.nll_nats += _per_sequence(nll)
-            if same:
-                kl = changed = torch.zeros_like(nll)
-            else:
-                kl = _kl_divergence(reference, log_probabilities)
-                changed = log_probabilities.argmax(dim=-1) != best
-            record.kl_nats += _per_sequence(kl)
-            record.top1_changed += _per_sequence(changed)
-            record.scored += [nll.shape[1]] * len(nll)
+            record.nll_nats += _per_sequence(nll[number])
+            record.kl_nats += _per_sequence(kl[number])
+            record.top1_changed += _per_sequence(changed[number])
+            record.scored += [shape[-1]] * shape[-2]
     return scores
+
+
+def _score_positions(logits: Sequence[Tensor], targets: Tensor) -> Tensor:
+    """NLL, KL divergence and changed predictions, ``[3, variants, positions]``.
+
+    ``logits`` has ``[positions, vocabulary]`` of the model itself and then of each variant,
+    ``targets`` is ``[positions, 1]``.
+    """
+    found = []
+    for values in logits:
+        log_probabilities = torch.log_softmax(values.float(), dim=-1)
+        nll = -log_probabilities.gather(-1, targets).squeeze(-1)
+        if not found:
+            reference, best = log_probabilities, log_probabilities.argmax(dim=-1)
+            p = reference.exp() if len(logits) > 1 else reference
+            kl = changed = torch.zeros_like(nll)
+        else:
+            kl = _kl_divergence(reference, log_probabilities, p)
+            changed = (log_probabilities.argmax(dim=-1) != best).float()
+        found.append(torch.stack([nll, kl, changed]))
+    return torch.stack(found, dim=1)

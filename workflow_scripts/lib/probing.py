@@ -13,7 +13,7 @@ from workflow_scripts.lib.numerics import prepare_backend
 from workflow_scripts.lib.quantizers import (
     coverage,
     coverage_line,
-    quantized_weights,
+    probe_weights,
     read_specs,
 )
 from workflow_scripts.lib.roles import FP32
@@ -78,7 +78,7 @@ class Prober:
         """
         check_ids(self.tokens, model.config.vocab_size, whose=f"step {step}: the vocabulary")
         try:
-            variants = {name: quantized_weights(model, spec) for name, spec in self.specs.items()}
+            variants = {name: probe_weights(model, spec) for name, spec in self.specs.items()}
             self._say_coverage(model)
             scores = score(
                 model, self.tokens, variants, batch_size=self.batch_size, device=self.device
