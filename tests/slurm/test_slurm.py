@@ -20,11 +20,22 @@ PROGRAMS = ("slurmctld", "slurmd", "squeue", "munged", "unshare")
 LACKING = [
     name for name in PROGRAMS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None
 ]
+
+
+def may_mount() -> bool:
+    """The cluster's files lie in mounts of its own, which many containers do not allow."""
+    command = ["unshare", "--mount", "--propagation", "private", "true"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.workflow,
     pytest.mark.skipif(bool(LACKING), reason=f"not installed: {', '.join(LACKING)}"),
     pytest.mark.skipif(os.geteuid() != 0, reason="a cluster of its own needs root"),
+    pytest.mark.skipif(
+        not LACKING and not may_mount(), reason="mounts of one's own are not allowed here"
+    ),
 ]
 CLUSTER = ROOT / "tests/slurm/cluster.sh"
 
