@@ -57,7 +57,7 @@ report: $(READY)
 	$(BIN)/snakemake --report report.html $(if $(SUITE),--config suite=$(SUITE))
 
 status: $(READY)
-	@$(BIN)/python -m workflow_scripts.show_status $(if $(SUITE),--config suite=$(SUITE))
+	@$(BIN)/python -m workflow_scripts.show_status $(TARGET) $(if $(SUITE),--config suite=$(SUITE))
 
 plan: $(READY)
 	@$(BIN)/python -m workflow_scripts.plan_suite $(if $(SUITE),--suite $(SUITE))

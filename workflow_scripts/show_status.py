@@ -25,11 +25,11 @@ def main(arguments: list[str]) -> int:
         print((plan.stderr or plan.stdout).strip().splitlines()[-1], file=sys.stderr)
         return plan.returncode
     console, left = Console(), jobs_left(plan.stdout + plan.stderr)
-    if not left:
-        console.print("Everything is done.")
-        return 0
     running = unfinished_outputs(Path(".snakemake"))
-    console.print(describe(left, Path("benchmarks"), running))
+    if left:
+        console.print(describe(left, Path("benchmarks"), running))
+    else:
+        console.print("Everything that was asked for is done.")
     for path in running[:20]:
         console.print(f"in the making: {path}")
     for root in sorted(Path("results").glob("*")):
