@@ -196,6 +196,7 @@ def test_revisions_of_a_hub_repository_by_name(hub, short_text, tmp_path):
 
 MISTAKES = {
     "no such place": ("no/such/place", {}, "neither a folder nor the name of a hub repository"),
+    "misspelt folder": ("EMPTY/mine", {}, "EMPTY/mine: no such folder; EMPTY is one"),
     "empty folder": ("EMPTY", {}, "neither a model (no config.json) nor a run with folders like"),
     "no such revision": ("RUN", {"revisions": ("15",)}, "no checkpoint '15'; there are checkpoint"),
     "no such text": ("RUN", {"data": "nowhere.txt"}, "--data nowhere.txt: no such file"),

@@ -8,6 +8,7 @@ import pytest
 from tests.local_run import fake_checkpoint
 from workflow_scripts.lib.config.checks import ConfigError
 from workflow_scripts.lib.planning import SuitePlan, final_outputs
+from workflow_scripts.lib.planning.fitting import check_groups
 from workflow_scripts.lib.revisions.discovery import check_pattern, find_checkpoints
 
 LOCAL = {
@@ -160,6 +161,31 @@ def test_nothing_found_is_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="suite own: no checkpoint fits pattern runs/mine"):
         plan().steps  # noqa: B018
+
+
+def test_what_is_asked_of_a_model_fits_it(runs):
+    for step in (500, 1500):
+        config = {"n_positions": 64, "n_embd": 48} if step == 500 else {
+            "max_position_embeddings": 64, "hidden_size": 48}  # fmt: skip
+        folder = runs / f"checkpoint-{step}"
+        (folder / "config.json").write_text(json.dumps(config))
+        grid = {"steps": [step]}
+        fits = {"validation": {"sequences": 8, "length": 64}}
+        assert plan(grid=grid, batches=fits).batches == fits
+        with pytest.raises(ConfigError) as error:
+            plan(grid=grid, batches={"validation": {"sequences": 8, "length": 65}}).batches  # noqa: B018
+        assert str(error.value) == (
+            "config key suites.own.batches.validation.length: 65 is longer than the model takes "
+            f"(64, runs/mine/checkpoint-{step}/config.json); valid: 2 to 64"
+        )
+        probe = {"low_bit": "int4_g64", "high_bit": "int8_channel"}
+        quantizers = {"int4_g64": {"group_size": 64}, "int4_g32": {"group_size": 32},
+                      "int8_channel": {}}  # fmt: skip
+        with pytest.raises(ConfigError) as error:
+            check_groups("suites.own", probe, quantizers, folder / "config.json")
+        assert "suites.own.probe.low_bit: 'int4_g64' has group_size 64, larger" in str(error.value)
+        assert "(48 inputs, " in str(error.value) and "such as int4_g32" in str(error.value)
+        check_groups("suites.own", probe | {"low_bit": "int4_g32"}, quantizers, folder)
 
 
 def test_the_tokenizer_lies_beside_the_checkpoints_or_where_it_is_said(runs, tmp_path):

@@ -69,9 +69,10 @@ def test_the_trainer_is_watched(tmp_path):
     assert any("eval_int4_gap_pct" in entry for entry in history)
 
 
-def save_run(folder):
+def save_run(folder, **size):
     for step in (10, 20):
-        save_model(build_model(TINY, 300, seed=step), folder / f"runs/mine/checkpoint-{step}")
+        model = build_model(TINY | size, 300, seed=step)
+        save_model(model, folder / f"runs/mine/checkpoint-{step}")
     tokenizer = train_tokenizer([TEXT[:1000]], 300).to_str()
     (folder / "runs/mine/tokenizer.json").write_text(tokenizer)
 
@@ -105,7 +106,7 @@ def test_the_targets_are_planned(tmp_path):
 @pytest.mark.workflow
 def test_ones_own_run_is_planned_as_a_suite(tmp_path):
     folder = copy_checkout(tmp_path / "checkout")
-    save_run(folder)
+    save_run(folder, hidden_size=128, max_length=512)
     (folder / "held_out.txt").write_text(TEXT)
     mine, text = blocks("yaml")
     (folder / "mine.yaml").write_text(mine)

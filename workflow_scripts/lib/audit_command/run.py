@@ -58,6 +58,7 @@ def _audit(options: AuditOptions, console: Console) -> Verdict:
         "target": options.target, "text": words, "left_plateau": verdict.left,
         "verdict": verdict.words, "phases": verdict.phases, **prober.made_by,
     })  # fmt: skip
+    (folder / "deployed.csv").unlink(missing_ok=True)  # an earlier audit's
     if options.deployed:
         _probe_as_shipped(options, source, prober, sequences, folder, console)
     files = ", ".join(["audit.csv", "audit_sequences.parquet", *(p.name for p in figures)])

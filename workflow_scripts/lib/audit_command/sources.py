@@ -75,6 +75,11 @@ def open_source(target: str, revisions: Sequence[str] = ()) -> Source:
         return _chosen(_local(path), target, revisions)
     if path.exists() or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", target):
         raise UserError(f"{target}: neither a folder nor the name of a hub repository")
+    if path.parent.is_dir():
+        raise UserError(
+            f"{target}: no such folder; {path.parent} is one, so this is not taken for the name "
+            "of a hub repository"
+        )
     return _on_hub(target, revisions)
 
 

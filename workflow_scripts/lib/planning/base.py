@@ -1,6 +1,7 @@
 """Where the files of a suite are, and which ranges of revisions jobs work on."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from workflow_scripts.lib.config.checks import ConfigError
 from workflow_scripts.lib.planning.grid import GridPlan
@@ -58,6 +59,11 @@ class SuiteBase(GridPlan):
         if self.is_local:
             return self.checkpoint(step).folder
         return f"{self.root}/checkpoints/step{step}"
+
+    @property
+    def model_config(self) -> Path:
+        """What the last checkpoint of a local suite says of its model."""
+        return Path(self.folder(self.steps[-1]), "config.json")
 
     def folders(self, steps: str) -> dict[int, str]:
         """Checkpoints of a range, by step."""

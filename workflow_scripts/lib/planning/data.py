@@ -7,6 +7,7 @@ from pathlib import Path
 
 from workflow_scripts.lib.config.checks import ConfigError
 from workflow_scripts.lib.planning.base import SuiteBase
+from workflow_scripts.lib.planning.fitting import check_lengths
 from workflow_scripts.lib.text.corpus import package_versions
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -58,7 +59,9 @@ class DataPlan(SuiteBase):
 
     @property
     def batches(self) -> dict:
-        """How each split is cut into sequences."""
+        """How each split is cut into sequences, none longer than a local suite's model takes."""
+        if self.is_local:
+            check_lengths(f"suites.{self.name}", self.section["batches"], self.model_config)
         return {split: dict(batches) for split, batches in self.section["batches"].items()}
 
     @property
@@ -73,7 +76,7 @@ class DataPlan(SuiteBase):
         looked = " or ".join(folder.as_posix() for folder in folders)
         raise ConfigError(
             f"config key suites.{self.name}.tokenizer: no {TOKENIZER_FILE} in {looked}; "
-            "name one with path, or a hub model with repo"
+            'add "tokenizer: {path: FOLDER}" to the suite, or "{repo: OWNER/NAME}" of the hub'
         )
 
     def _beside_checkpoints(self) -> list[Path]:
