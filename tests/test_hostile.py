@@ -274,14 +274,15 @@ def test_no_package_of_the_lock_file_has_a_known_hole():
          "--requirement", ROOT / "envs" / "requirements.lock"],
         capture_output=True, text=True, timeout=600,
     )  # fmt: skip
-    try:
-        found = json.loads(run.stdout)["dependencies"]
-    except (ValueError, KeyError):
+    if not run.stdout and "connect" in run.stderr.lower():
         pytest.skip(f"pip-audit reaches no service here: {run.stderr[-200:]}")
-    audited = [package for package in found if "vulns" in package]
-    if not audited:
-        pytest.skip("pip-audit reaches no service that knows these packages")
-    assert [f"{p['name']} {p['version']}" for p in audited if p["vulns"]] == []
+    found = json.loads(run.stdout)["dependencies"]
+    holes = [f"{p['name']} {p['version']}" for p in found if p.get("vulns")]
+    assert holes == []
+    unknown = [package["name"] for package in found if "vulns" not in package]
+    if unknown:  # nothing is said of these, so the test has not passed
+        known = len(found) - len(unknown)
+        pytest.skip(f"{known} packages have no known hole; unknown to the service: {unknown}")
 
 
 def test_the_weights_of_a_test_are_tensors(checkpoint):
