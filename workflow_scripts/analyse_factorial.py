@@ -3,8 +3,10 @@
 import pandas as pd
 
 from workflow_scripts.lib.files import write_table
+from workflow_scripts.lib.headlines import written
+from workflow_scripts.lib.mechanism import headlines
 from workflow_scripts.lib.mechanism.factors import analyse
-from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.running.logs import logged, say
 
 
 def main(*, cells: str, sequences: list[str], probed: dict, resamples: int, output: str) -> None:
@@ -15,6 +17,7 @@ def main(*, cells: str, sequences: list[str], probed: dict, resamples: int, outp
         low=probed["low_bit"], high=probed["high_bit"], resamples=resamples,
     )  # fmt: skip
     write_table(output, effects)
+    say(written([output], headlines.factors(effects)))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,10 @@
 import pandas as pd
 
 from workflow_scripts.lib.files import write_table
+from workflow_scripts.lib.headlines import written
+from workflow_scripts.lib.mechanism import headlines
 from workflow_scripts.lib.mechanism.replication_phases import run_phases
-from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.running.logs import logged, say
 
 
 def main(*, tables: list[str], sequences: list[str], spacing: int, resamples: int, runs: str,
@@ -16,7 +18,9 @@ def main(*, tables: list[str], sequences: list[str], spacing: int, resamples: in
         run_phases(table, pd.read_parquet(path), spacing=spacing, resamples=resamples)
         for table, path in zip(found, sequences, strict=True)
     ]
-    write_table(comparison, pd.DataFrame(rows))
+    compared = pd.DataFrame(rows)
+    write_table(comparison, compared)
+    say(written([runs, comparison], headlines.replication(compared)))
 
 
 if __name__ == "__main__":

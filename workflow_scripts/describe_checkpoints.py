@@ -8,7 +8,7 @@ from workflow_scripts.lib.revisions.describing import (
     revision_table,
 )
 from workflow_scripts.lib.revisions.fingerprints import fingerprint_checkpoint
-from workflow_scripts.lib.running.logs import logged, progress
+from workflow_scripts.lib.running.logs import logged, progress, say
 from workflow_scripts.lib.running.provenance import read_json
 
 
@@ -23,8 +23,11 @@ def main(*, weights: dict, commits: dict, tokens_per_step: int, table: str,
             continue
         prints.append(fingerprint_checkpoint(step, path))
         rows.append(describe_checkpoint(step, path, origin, prints[-1], tokens_per_step))
-    write_rows([revision_table(rows)], table)
+    described = revision_table(rows)
+    write_rows([described], table)
     write_rows(prints, fingerprints)
+    size = described["bytes"].sum() / 1e6
+    say(f"{len(prints)} of {len(rows)} revisions are there, {size:,.1f} MB")
 
 
 if __name__ == "__main__":

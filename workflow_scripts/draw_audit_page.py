@@ -2,15 +2,17 @@
 
 import pandas as pd
 
+from workflow_scripts.lib import headlines
 from workflow_scripts.lib.figures import audit_page
-from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.running.logs import logged, say
 from workflow_scripts.lib.running.provenance import read_json
 
 
 def main(*, audit: str, phases: str, page: str, suite: dict) -> None:
     """Write ``page``, one self-contained HTML file."""
-    drawing = audit_page.draw(pd.read_csv(audit), read_json(phases), suite=suite)
-    audit_page.save(drawing, page)
+    table = pd.read_csv(audit)
+    audit_page.save(audit_page.draw(table, read_json(phases), suite=suite), page)
+    say(headlines.written([page], headlines.audit(table)))
 
 
 if __name__ == "__main__":

@@ -3,13 +3,16 @@
 import pandas as pd
 
 from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.headlines import written
+from workflow_scripts.lib.mechanism import headlines
+from workflow_scripts.lib.running.logs import logged, say
 
 
 def main(*, tables: list[str], output: str) -> None:
     """Write one table in step order."""
     gathered = pd.concat(map(pd.read_csv, tables), ignore_index=True)
     write_table(output, gathered.sort_values("step", kind="stable"))
+    say(written([output], headlines.rows(gathered)))
 
 
 if __name__ == "__main__":

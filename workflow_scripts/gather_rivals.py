@@ -2,16 +2,19 @@
 
 import pandas as pd
 
+from workflow_scripts.lib import headlines
 from workflow_scripts.lib.files import write_table
 from workflow_scripts.lib.forks.rivals import rival_table
-from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.running.logs import logged, say
 
 
 def main(*, forks: str, tables: list[str], output: str) -> None:
     """Write ``rivals.csv``; ``tables`` lie in ``variants/`` (trained) or in ``averages/``."""
     variants = [pd.read_csv(path) for path in tables if "/variants/" in path]
     averages = [pd.read_csv(path) for path in tables if "/averages/" in path]
-    write_table(output, rival_table(pd.read_csv(forks), variants, averages))
+    table = rival_table(pd.read_csv(forks), variants, averages)
+    write_table(output, table)
+    say(headlines.written([output], headlines.rivals(table)))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from workflow_scripts.lib.gathering import write_rows
 from workflow_scripts.lib.kurtosis import kurtosis_of_checkpoint
 from workflow_scripts.lib.revisions.absent import absence
-from workflow_scripts.lib.running.logs import logged, progress
+from workflow_scripts.lib.running.logs import logged, progress, say
 
 
 def main(*, weights: dict, layers: str, output: str) -> None:
@@ -14,6 +14,9 @@ def main(*, weights: dict, layers: str, output: str) -> None:
         for step, path in progress(there.items(), "kurtosis", total=len(there))
     ]
     write_rows(tables, output)
+    for step, table in list(zip(there, tables, strict=True))[-1:]:
+        mean = table.loc[table["statistic"] == "mean_over_tensors", "excess_kurtosis"].item()
+        say(f"mean excess kurtosis {mean:.2f} at step {step:,}; {len(tables)} revisions")
 
 
 if __name__ == "__main__":

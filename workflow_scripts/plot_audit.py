@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from workflow_scripts.lib import headlines
 from workflow_scripts.lib.figures import figure_audit, plotting
-from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.running.logs import logged, say
 
 
 def main(*, audit: str, phases: str, paper_table: str, figures: list[str], suite: dict) -> None:
@@ -16,8 +17,10 @@ def main(*, audit: str, phases: str, paper_table: str, figures: list[str], suite
     """
     points = pd.read_csv(paper_table) if suite["is_paper_model"] else None
     found = json.loads(Path(phases).read_text(encoding="utf-8"))
-    drawing = figure_audit.draw(pd.read_csv(audit), found, suite=suite, paper_points=points)
+    table = pd.read_csv(audit)
+    drawing = figure_audit.draw(table, found, suite=suite, paper_points=points)
     plotting.save(drawing, figures)
+    say(headlines.written(figures, headlines.audit(table)))
 
 
 if __name__ == "__main__":

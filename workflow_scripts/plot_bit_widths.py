@@ -2,8 +2,9 @@
 
 import pandas as pd
 
+from workflow_scripts.lib import headlines
 from workflow_scripts.lib.figures import figure_bit_widths, plotting
-from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.running.logs import logged, say
 
 
 def main(*, audit: str, paper_table: str, figures: list[str], suite: dict) -> None:
@@ -11,8 +12,10 @@ def main(*, audit: str, paper_table: str, figures: list[str], suite: dict) -> No
 
     ``suite`` has the keys label, is_paper_model and spacing.
     """
-    drawing = figure_bit_widths.draw(pd.read_csv(audit), pd.read_csv(paper_table), suite=suite)
+    table = pd.read_csv(audit)
+    drawing = figure_bit_widths.draw(table, pd.read_csv(paper_table), suite=suite)
     plotting.save(drawing, figures)
+    say(headlines.written(figures, headlines.audit(table)))
 
 
 if __name__ == "__main__":

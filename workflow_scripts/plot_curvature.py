@@ -3,17 +3,18 @@
 import pandas as pd
 
 from workflow_scripts.lib.figures import plotting
-from workflow_scripts.lib.mechanism import figure_curvature
-from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.headlines import written
+from workflow_scripts.lib.mechanism import figure_curvature, headlines
+from workflow_scripts.lib.running.logs import logged, say
 from workflow_scripts.lib.running.provenance import read_json
 
 
 def main(*, curvature: str, audit: str, phases: str, figures: list[str], suite: dict) -> None:
     """Write ``figures`` (pdf, svg, png)."""
-    drawing = figure_curvature.draw(
-        pd.read_csv(curvature), pd.read_csv(audit), read_json(phases), suite=suite
-    )
+    table = pd.read_csv(curvature)
+    drawing = figure_curvature.draw(table, pd.read_csv(audit), read_json(phases), suite=suite)
     plotting.save(drawing, figures)
+    say(written(figures, headlines.curvature(table)))
 
 
 if __name__ == "__main__":

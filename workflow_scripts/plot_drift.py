@@ -3,8 +3,9 @@
 import pandas as pd
 
 from workflow_scripts.lib.figures import plotting
-from workflow_scripts.lib.mechanism import figure_drift
-from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.headlines import written
+from workflow_scripts.lib.mechanism import figure_drift, headlines
+from workflow_scripts.lib.running.logs import logged, say
 from workflow_scripts.lib.running.provenance import read_json
 
 
@@ -12,14 +13,9 @@ def main(
     *, drift: str, displacement: str, phase_flips: str, phases: str, figures: list[str], suite: dict
 ) -> None:
     """Write ``figures`` (pdf, svg, png)."""
-    drawing = figure_drift.draw(
-        pd.read_csv(drift),
-        pd.read_csv(displacement),
-        pd.read_csv(phase_flips),
-        read_json(phases),
-        suite=suite,
-    )
-    plotting.save(drawing, figures)
+    table, moved, flips = (pd.read_csv(path) for path in (drift, displacement, phase_flips))
+    plotting.save(figure_drift.draw(table, moved, flips, read_json(phases), suite=suite), figures)
+    say(written(figures, headlines.drift(table)))
 
 
 if __name__ == "__main__":

@@ -3,14 +3,16 @@
 import pandas as pd
 
 from workflow_scripts.lib.figures import plotting
-from workflow_scripts.lib.mechanism import figure_factorial
-from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.headlines import written
+from workflow_scripts.lib.mechanism import figure_factorial, headlines
+from workflow_scripts.lib.running.logs import logged, say
 
 
 def main(*, cells: str, factors: str, figures: list[str], suite: dict) -> None:
     """Write ``figures`` (pdf, svg, png)."""
-    drawing = figure_factorial.draw(pd.read_csv(cells), pd.read_csv(factors), suite=suite)
-    plotting.save(drawing, figures)
+    effects = pd.read_csv(factors)
+    plotting.save(figure_factorial.draw(pd.read_csv(cells), effects, suite=suite), figures)
+    say(written(figures, headlines.factors(effects)))
 
 
 if __name__ == "__main__":

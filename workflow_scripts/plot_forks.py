@@ -2,8 +2,9 @@
 
 import pandas as pd
 
+from workflow_scripts.lib import headlines
 from workflow_scripts.lib.figures import figure_forks, plotting
-from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.running.logs import logged, say
 
 
 def main(*, forks: str, audit: str, figures: list[str], suite: dict) -> None:
@@ -11,8 +12,9 @@ def main(*, forks: str, audit: str, figures: list[str], suite: dict) -> None:
 
     ``suite`` has the keys name, label, is_paper_model and spacing.
     """
-    drawing = figure_forks.draw(pd.read_csv(forks), pd.read_csv(audit), suite=suite)
-    plotting.save(drawing, figures)
+    table = pd.read_csv(forks)
+    plotting.save(figure_forks.draw(table, pd.read_csv(audit), suite=suite), figures)
+    say(headlines.written(figures, headlines.forks(table)))
 
 
 if __name__ == "__main__":

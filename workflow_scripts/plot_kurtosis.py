@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from workflow_scripts.lib import headlines
 from workflow_scripts.lib.figures import figure_kurtosis, plotting
-from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.running.logs import logged, say
 
 
 def main(*, kurtosis: str, audit: str, phases: str, figures: list[str], suite: dict) -> None:
@@ -15,8 +16,10 @@ def main(*, kurtosis: str, audit: str, phases: str, figures: list[str], suite: d
     ``suite`` has the keys name, label, is_paper_model and spacing.
     """
     found = json.loads(Path(phases).read_text(encoding="utf-8"))
-    drawing = figure_kurtosis.draw(pd.read_csv(kurtosis), pd.read_csv(audit), found, suite=suite)
+    table = pd.read_csv(kurtosis)
+    drawing = figure_kurtosis.draw(table, pd.read_csv(audit), found, suite=suite)
     plotting.save(drawing, figures)
+    say(headlines.written(figures, headlines.kurtosis(table)))
 
 
 if __name__ == "__main__":

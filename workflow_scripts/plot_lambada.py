@@ -2,13 +2,16 @@
 
 import pandas as pd
 
+from workflow_scripts.lib import headlines
 from workflow_scripts.lib.figures import figure_lambada, plotting
-from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.running.logs import logged, say
 
 
 def main(*, lambada: str, figures: list[str]) -> None:
     """Write ``figures`` (pdf, svg, png) from resources/paper/pythia_lambada.csv."""
-    plotting.save(figure_lambada.draw(pd.read_csv(lambada)), figures)
+    table = pd.read_csv(lambada)
+    plotting.save(figure_lambada.draw(table), figures)
+    say(headlines.written(figures, headlines.lambada(table, figure_lambada.PAPER_MODEL)))
 
 
 if __name__ == "__main__":

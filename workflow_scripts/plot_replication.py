@@ -3,14 +3,16 @@
 import pandas as pd
 
 from workflow_scripts.lib.figures import plotting
-from workflow_scripts.lib.mechanism import figure_replication
-from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.headlines import written
+from workflow_scripts.lib.mechanism import figure_replication, headlines
+from workflow_scripts.lib.running.logs import logged, say
 
 
 def main(*, runs: str, comparison: str, figures: list[str], suite: dict) -> None:
     """Write ``figures`` (pdf, svg, png)."""
-    drawing = figure_replication.draw(pd.read_csv(runs), pd.read_csv(comparison), suite=suite)
-    plotting.save(drawing, figures)
+    compared = pd.read_csv(comparison)
+    plotting.save(figure_replication.draw(pd.read_csv(runs), compared, suite=suite), figures)
+    say(written(figures, headlines.replication(compared)))
 
 
 if __name__ == "__main__":

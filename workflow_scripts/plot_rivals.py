@@ -2,13 +2,16 @@
 
 import pandas as pd
 
+from workflow_scripts.lib import headlines
 from workflow_scripts.lib.figures import figure_rivals, plotting
-from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.running.logs import logged, say
 
 
 def main(*, rivals: str, figures: list[str], suite: dict) -> None:
     """Write ``figures`` (pdf, svg, png); ``suite`` has the keys label and is_paper_model."""
-    plotting.save(figure_rivals.draw(pd.read_csv(rivals), suite=suite), figures)
+    table = pd.read_csv(rivals)
+    plotting.save(figure_rivals.draw(table, suite=suite), figures)
+    say(headlines.written(figures, headlines.rivals(table)))
 
 
 if __name__ == "__main__":

@@ -3,17 +3,17 @@
 import pandas as pd
 
 from workflow_scripts.lib.figures import plotting
-from workflow_scripts.lib.mechanism import figure_sensitivity
-from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.headlines import written
+from workflow_scripts.lib.mechanism import figure_sensitivity, headlines
+from workflow_scripts.lib.running.logs import logged, say
 from workflow_scripts.lib.running.provenance import read_json
 
 
 def main(*, sensitivity: str, phases: str, figures: list[str], suite: dict, low: str) -> None:
     """Write ``figures`` (pdf, svg, png). ``low`` is the name of the low-bit quantizer."""
-    drawing = figure_sensitivity.draw(
-        pd.read_csv(sensitivity), read_json(phases), suite=suite, low=low
-    )
-    plotting.save(drawing, figures)
+    table = pd.read_csv(sensitivity)
+    plotting.save(figure_sensitivity.draw(table, read_json(phases), suite=suite, low=low), figures)
+    say(written(figures, headlines.sensitivity(table, low)))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
 import pandas as pd
 
+from workflow_scripts.lib import headlines
 from workflow_scripts.lib.files import write_table
 from workflow_scripts.lib.forks.settings import ForkSettings
 from workflow_scripts.lib.forks.trajectories import trajectory
-from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.running.logs import logged, say
 
 
 def main(*, suite: str, name: str, seed: int, sequences: str, losses: str, table: str,
@@ -15,11 +16,12 @@ def main(*, suite: str, name: str, seed: int, sequences: str, losses: str, table
     rows = trajectory(
         ForkSettings(**settings),
         pd.read_parquet(sequences),
-        pd.read_csv(losses, float_precision="round_trip"),
+        pd.read_csv(losses),
         suite=suite, name=name, seed=seed, labels=labels, sequence_length=sequence_length,
         resamples=resamples,
     )  # fmt: skip
     write_table(table, rows)
+    say(headlines.written([table], headlines.one_fork(rows)))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.lib import tables
-from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib import headlines, tables
+from workflow_scripts.lib.running.logs import logged, say
 from workflow_scripts.lib.table_formats import write
 
 
@@ -16,8 +16,9 @@ def main(*, audit: str, phases: str, paper_table: str, outputs: list[str], suite
     ``suite`` has the keys name, label, is_paper_model and spacing.
     """
     found = json.loads(Path(phases).read_text(encoding="utf-8"))
-    table = tables.audit_table(pd.read_csv(audit), found, pd.read_csv(paper_table), suite=suite)
-    write(table, outputs)
+    measured = pd.read_csv(audit)
+    write(tables.audit_table(measured, found, pd.read_csv(paper_table), suite=suite), outputs)
+    say(headlines.written(outputs, headlines.audit(measured)))
 
 
 if __name__ == "__main__":

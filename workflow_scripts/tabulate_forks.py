@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from workflow_scripts.lib import tables
+from workflow_scripts.lib import headlines, tables
 from workflow_scripts.lib.labels import role_labels
-from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib.running.logs import logged, say
 from workflow_scripts.lib.table_formats import write
 
 
@@ -13,9 +13,10 @@ def main(*, statistics: str, forks: str, paper_table: str, outputs: list[str], s
 
     ``suite`` has the keys name, label, is_paper_model and spacing.
     """
-    low = role_labels(pd.read_csv(forks))["low_bit"]
-    found, paper = pd.read_csv(statistics), pd.read_csv(paper_table)
+    measured, found, paper = (pd.read_csv(path) for path in (forks, statistics, paper_table))
+    low = role_labels(measured)["low_bit"]
     write(tables.forks_table(found, paper, suite=suite, low=low), outputs)
+    say(headlines.written(outputs, headlines.forks(measured)))
 
 
 if __name__ == "__main__":

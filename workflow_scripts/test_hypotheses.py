@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib import headlines
+from workflow_scripts.lib.running.logs import logged, say
 from workflow_scripts.lib.statistics.hypothesis_tests import all_statistics
 from workflow_scripts.lib.statistics.sequence_tests import read_fork_sequences
 
@@ -23,6 +24,7 @@ def main(
     )  # fmt: skip
     statistics.insert(0, "suite", known["suite"])
     statistics.to_csv(output, index=False)
+    say(headlines.written([output], headlines.tests(statistics)))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.lib.running.logs import logged
+from workflow_scripts.lib import headlines
+from workflow_scripts.lib.running.logs import logged, say
 from workflow_scripts.lib.statistics.early_warning import warning_table
 
 
@@ -18,6 +19,7 @@ def main(*, audit: str, sequences: str, phases: str, output: str, spacing: int) 
         spacing=spacing,
     )
     table.to_csv(output, index=False)
+    say(headlines.written([output], headlines.warnings(table)))
 
 
 if __name__ == "__main__":

@@ -92,3 +92,4 @@ def render(
     unfinished = html.with_name(html.name + ".part")
     unfinished.write_text(to_html(notebook, source.stem), encoding="utf-8")
     os.replace(unfinished, html)
+    say(f"{html.name}: all {len(notebook.cells)} cells ran, {html.stat().st_size / 1e6:.1f} MB")
