@@ -1,14 +1,25 @@
 """Costs against numbers worked out by hand, and the measurement they are divided by."""
 
 import pytest
+import torch
 import yaml
 
 from tests.workflow import ROOT
 from workflow_scripts.lib.config.suites import read_library, resolve_suites
 from workflow_scripts.lib.costs.report import duration, report, size
 from workflow_scripts.lib.costs.shapes import describe_shape, read_config
-from workflow_scripts.lib.costs.throughput import layers_to_time, measure, timed_batch
-from workflow_scripts.lib.costs.totals import forward_flop, suite_costs, training_flop
+from workflow_scripts.lib.costs.throughput import (
+    available_cores,
+    layers_to_time,
+    measure,
+    timed_batch,
+)
+from workflow_scripts.lib.costs.totals import (
+    batch_shapes,
+    forward_flop,
+    suite_costs,
+    training_flop,
+)
 from workflow_scripts.lib.planning import SuitePlan
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
@@ -77,6 +88,12 @@ def test_downloads_and_disk(costs, shape):
 def test_hours_are_operations_over_rates(costs):
     hours = costs.hours(1e12, 2e12)
     assert hours * 3600 == pytest.approx(costs.forward_flop / 1e12 + costs.training_flop / 2e12)
+    assert costs.hours(1e12, 2e12, 4) == pytest.approx(hours / 4), "no run of its own"
+    mini = SUITES["mini"]
+    shape = describe_shape(read_config(mini["architecture"], vocab_size=512))
+    own = suite_costs(mini, shape, revisions=154, last=5720)
+    run = own.pretraining_flop / 2e12 / 3600
+    assert own.hours(1e12, 2e12, 2) == pytest.approx(run + (own.hours(1e12, 2e12) - run) / 2)
 
 
 def test_a_suite_that_is_trained_here_downloads_nothing():
@@ -104,14 +121,30 @@ def test_what_is_too_large_for_seconds_is_timed_in_part():
     assert layers_to_time(config, "cpu") == layers_to_time(config, "cuda") == 12
     large = read_config(SUITES["pythia-12b"]["architecture"])
     assert layers_to_time(large, "cpu") == 1 and 1 < layers_to_time(large, "cuda") < 36
-    assert timed_batch(4, 512, "cuda") == (4, 512) and timed_batch(4, 512, "cpu") == (1, 128)
+
+
+def test_a_batch_is_timed_as_it_is_unless_that_takes_too_long(shape):
+    assert timed_batch(shape, 4, 512, "cuda") == (4, 512)
+    assert timed_batch(shape, 4, 512, "cpu") == (1, 128)
+    # One sequence of mini's would measure calls, and four times too long a run.
+    mini = SUITES["mini"]
+    small = describe_shape(read_config(mini["architecture"], vocab_size=512))
+    probe, update = batch_shapes(mini)
+    assert probe == (mini["probe"]["batch_size"], 64) and update == (16, 64)
+    assert timed_batch(small, *update, "cpu") == update
+    assert timed_batch(small, *probe, "cpu") == probe
+    assert batch_shapes(PYTHIA) == ((4, 512), (4, 2048))
 
 
 def test_a_measurement_says_what_it_is_of():
     config = read_config({**SUITES["mini"]["architecture"], "vocab_size": 64})
-    found = measure(config, device="cpu", sequences=2, length=16, seconds=0.05)
+    batches, before = {"forward": (2, 16), "update": (1, 8)}, torch.get_num_threads()
+    found = measure(config, device="cpu", threads=1, seconds=0.05, **batches)
     assert found.forward_rate > 0 and found.training_rate > 0
-    assert (found.layers, found.sequences, found.length) == (2, 2, 16)
+    assert (found.layers, found.forward, found.update) == (2, (2, 16), (1, 8))
+    assert found.side_by_side == available_cores() and torch.get_num_threads() == before
+    many = measure(config, device="cpu", threads=10_000, seconds=0.01, **batches)
+    assert many.side_by_side == 1
     assert found.device.startswith("cpu (") and "threads" in found.device
 
 
@@ -128,7 +161,7 @@ def test_units_and_durations():
 def test_the_report_has_what_a_person_asks_for(costs, shape):
     plan = SuitePlan("pythia-160m", PYTHIA, CONFIG["quantizers"])
     config = read_config({**SUITES["mini"]["architecture"], "vocab_size": 64})
-    rates = measure(config, device="cpu", sequences=1, length=8, seconds=0.01)
+    rates = measure(config, device="cpu", forward=(1, 8), update=(1, 4), threads=1, seconds=0.01)
     jobs = {"train_fork": 9, "survey_revisions": 7}
     table = report(plan, costs, shape, jobs=jobs, throughput=rates)
     cells = [list(column.cells) for column in table.columns]
@@ -136,5 +169,6 @@ def test_the_report_has_what_a_person_asks_for(costs, shape):
     assert rows["downloads"][0] == "58.1 GB" and "375.0 MB each" in rows["downloads"][1]
     assert rows["jobs left"] == ("16", "9 train_fork, 7 survey_revisions")
     assert rows["forward"][1].startswith("measured: ") and "TF32 off" in rows["forward"][1]
+    assert "1 x 8 tokens" in rows["forward"][1] and "1 x 4 tokens" in rows["update"][1]
     assert "estimated" in rows["time, all"][1] and rates.device in table.title
     assert rows["audit"][0] == "7.8e+15 FLOP" and rows["9 forks"][0] == "1.9e+18 FLOP"

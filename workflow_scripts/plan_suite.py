@@ -9,7 +9,7 @@ from rich.console import Console
 from workflow_scripts.lib.config.files import read_plan
 from workflow_scripts.lib.costs.report import model_config, model_shape, report
 from workflow_scripts.lib.costs.throughput import measure, timed_batch
-from workflow_scripts.lib.costs.totals import suite_costs
+from workflow_scripts.lib.costs.totals import batch_shapes, suite_costs
 from workflow_scripts.lib.probing import choose_device
 from workflow_scripts.lib.running.status import jobs_left
 
@@ -23,9 +23,11 @@ def main(*, suite: str | None, configfiles: list[str], seconds: float) -> None:
     shape = model_shape(plan, config)
     if seconds > 0:
         device = choose_device(plan.section["device"])
-        sequences, length = timed_batch(plan.probe["batch_size"], plan.length, device)
-        batch = {"sequences": sequences, "length": length}
-        throughput = measure(config, device=device, seconds=seconds, **batch)
+        forward, update = (
+            timed_batch(shape, *batch, device) for batch in batch_shapes(plan.section)
+        )
+        throughput = measure(config, device=device, forward=forward, update=update,
+                             threads=plan.threads, seconds=seconds)  # fmt: skip
     arguments = ["--dry-run", "--quiet", "host", "--config", f"suite={plan.name}"]
     arguments += ["--configfile", *configfiles] if configfiles else []
     command = [sys.executable, "-m", "snakemake", *arguments]

@@ -68,14 +68,20 @@ def _rows(costs: Costs, shape: Shape, source: str) -> Iterator[tuple[str, str, s
 
 def _time_rows(costs: Costs, found: Throughput, whole: int) -> Iterator[tuple[str, str, str]]:
     part = "" if found.layers == whole else f", {found.layers} of {whole} layers"
-    what = f"{found.sequences} x {found.length} tokens{part}, float32, TF32 off"
-    yield "forward", f"{found.forward_rate / 1e9:.3g} GFLOP/s", f"measured: {what}"
-    yield "update", f"{found.training_rate / 1e9:.3g} GFLOP/s", "measured: the same"
+    for name, rate, batch in (
+        ("forward", found.forward_rate, found.forward),
+        ("update", found.training_rate, found.update),
+    ):
+        what = f"measured: {batch[0]} x {batch[1]} tokens{part}, float32, TF32 off"
+        yield name, f"{rate / 1e9:.3g} GFLOP/s", what
     audit = costs.audit_flop / found.forward_rate / 3600
     yield "time, audit", duration(audit), "estimated from what was measured"
     if costs.training_flop:
         total = costs.hours(found.forward_rate, found.training_rate)
         yield "time, all", duration(total), "estimated; one job at a time, no downloads"
+        if found.side_by_side > 1:
+            total = costs.hours(found.forward_rate, found.training_rate, found.side_by_side)
+            yield "", duration(total), f"estimated; {found.side_by_side} jobs at a time"
 
 
 def report(

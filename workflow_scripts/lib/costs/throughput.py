@@ -5,6 +5,7 @@ to be timed in seconds, fewer of its layers are, at full width.
 """
 
 import copy
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -12,24 +13,30 @@ from dataclasses import dataclass
 
 import torch
 
-from workflow_scripts.lib.costs.shapes import build, describe_shape
+from workflow_scripts.lib.costs.shapes import Shape, build, describe_shape
 from workflow_scripts.lib.costs.totals import forward_flop, training_flop
 from workflow_scripts.lib.numerics import prepare_backend
 
-CPU_LENGTH = 128  # tokens that are timed on a CPU
+CPU_LENGTH = 128  # tokens of the one sequence that is timed on a CPU where a batch takes too long
+CPU_FLOP = 1e11  # of an update that is timed on a CPU: a second or so
 MOST_PARAMETERS = {"cpu": 250_000_000, "mps": 200_000_000, "cuda": 2_000_000_000}
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """Operations a second without and with gradients, and of what they were measured."""
+    """Operations a second without and with gradients, and of what they were measured.
+
+    ``forward`` and ``update`` are the sequences and the length of the batch that was timed;
+    ``side_by_side`` is how many jobs of as many threads the processor has room for.
+    """
 
     forward_rate: float
     training_rate: float
     device: str
     layers: int
-    sequences: int
-    length: int
+    forward: tuple[int, int]
+    update: tuple[int, int]
+    side_by_side: int
 
 
 def layers_to_time(config: object, device: str) -> int:
@@ -57,35 +64,54 @@ def name_device(device: str) -> str:
     return f"{device} ({processor}, {torch.get_num_threads()} threads)"
 
 
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def measure(
-    config: object, *, device: str, sequences: int, length: int, seconds: float
-) -> Throughput:
-    """Time forward passes and updates of ``[sequences, length]`` tokens, ``seconds`` each."""
+    config: object, *, device: str, forward: tuple[int, int], update: tuple[int, int],
+    threads: int, seconds: float,
+) -> Throughput:  # fmt: skip
+    """Time forward passes and updates on batches of (sequences, length), ``seconds`` each.
+
+    On a CPU with the ``threads`` that a job has, as far as there are so many.
+    """
     prepare_backend()
+    cores = available_cores()
+    threads = min(threads, cores)
     layers = layers_to_time(config, device)
     config = _with_layers(config, layers)
     shape = describe_shape(config)
     torch.manual_seed(0)
-    model = build(config, device)
-    ids = torch.randint(config.vocab_size, (sequences, length), device=device)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        model = build(config, device)
 
-    def forward() -> None:
-        with torch.inference_mode():
-            logits = model(input_ids=ids, use_cache=False).logits
-            torch.log_softmax(logits[:, :-1], dim=-1)
+        def score() -> None:
+            with torch.inference_mode():
+                logits = model(input_ids=probed, use_cache=False).logits
+                torch.log_softmax(logits[:, :-1], dim=-1)
 
-    def update() -> None:
-        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-        model.zero_grad(set_to_none=True)
+        def learn() -> None:
+            model(input_ids=trained, labels=trained, use_cache=False).loss.backward()
+            model.zero_grad(set_to_none=True)
 
-    return Throughput(
-        forward_flop(shape, sequences, length) * _per_second(forward, seconds, device),
-        training_flop(shape, sequences, length) * _per_second(update, seconds, device),
-        name_device(device),
-        layers,
-        sequences,
-        length,
-    )
+        probed, trained = (
+            torch.randint(config.vocab_size, batch, device=device) for batch in (forward, update)
+        )
+        return Throughput(
+            forward_flop(shape, *forward) * _per_second(score, seconds, device),
+            training_flop(shape, *update) * _per_second(learn, seconds, device),
+            name_device(device),
+            layers,
+            forward,
+            update,
+            1 if device != "cpu" else cores // threads,
+        )
+    finally:
+        torch.set_num_threads(before)
 
 
 def _per_second(action: Callable[[], None], seconds: float, device: str) -> float:
@@ -107,6 +133,12 @@ def _wait(device: str) -> None:
         torch.mps.synchronize()
 
 
-def timed_batch(batch_size: int, length: int, device: str) -> tuple[int, int]:
-    """Sequences and length to time: the suite's own batch on a GPU, one short sequence on a CPU."""
-    return (batch_size, length) if device != "cpu" else (1, min(length, CPU_LENGTH))
+def timed_batch(shape: Shape, batch_size: int, length: int, device: str) -> tuple[int, int]:
+    """Sequences and length to time: the suite's own batch, on a CPU what takes about a second.
+
+    A batch that is much smaller than the suite's would measure the calls and not the work.
+    """
+    if device != "cpu" or training_flop(shape, batch_size, length) <= CPU_FLOP:
+        return batch_size, length
+    length = min(length, CPU_LENGTH)
+    return max(1, min(batch_size, int(CPU_FLOP / training_flop(shape, 1, length)))), length

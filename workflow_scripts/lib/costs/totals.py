@@ -49,10 +49,21 @@ class Costs:
         """All passes with gradients."""
         return self.fork_training_flop + self.pretraining_flop
 
-    def hours(self, forward_rate: float, training_rate: float) -> float:
-        """Hours at so many operations a second without and with gradients."""
-        seconds = self.forward_flop / forward_rate + self.training_flop / training_rate
-        return seconds / 3600
+    def hours(self, forward_rate: float, training_rate: float, side_by_side: int = 1) -> float:
+        """Hours at so many operations a second without and with gradients.
+
+        With several jobs ``side_by_side`` all is shared among them but the run itself.
+        """
+        shared = self.forward_flop / forward_rate + self.fork_training_flop / training_rate
+        return (shared / side_by_side + self.pretraining_flop / training_rate) / 3600
+
+
+def batch_shapes(section: Mapping) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Sequences and tokens of a batch of the suite's probes and of its updates."""
+    batches = section["batches"]
+    probe = (section["probe"]["batch_size"], batches["validation"]["length"])
+    run = section.get("fork") or (section["training"] if section["source"] == "pretrain" else None)
+    return probe, (run["batch_size"], batches["train"]["length"]) if run else probe
 
 
 def suite_costs(section: Mapping, shape: Shape, *, revisions: int, last: int) -> Costs:

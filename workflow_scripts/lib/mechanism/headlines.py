@@ -35,13 +35,13 @@ def factors(table: pd.DataFrame) -> str:
 
 
 def layers(table: pd.DataFrame) -> str:
-    """The matrix that adds most loss alone at the last step, beside all of them together."""
+    """The matrix that adds most loss alone at the last step, beside all of the blocks together."""
     step, last = _last(table)
     alone = last[last["probe"] == "in"].set_index("tensor")[_DELTA]
     whole = last.loc[last["probe"] == ALL, _DELTA].item()
     return (
-        f"most loss alone at step {step:,}: {short_name(alone.idxmax())}, {alone.max():.4f} of "
-        f"{whole:.4f} nats/token"
+        f"most loss alone at step {step:,}: {short_name(alone.idxmax())}, {alone.max():.4f} "
+        f"nats/token; all of the blocks together {whole:.4f}"
     )
 
 
