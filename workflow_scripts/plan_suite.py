@@ -23,11 +23,9 @@ def main(*, suite: str | None, configfiles: list[str], seconds: float) -> None:
     shape = model_shape(plan, config)
     if seconds > 0:
         device = choose_device(plan.section["device"])
-        forward, update = (
-            timed_batch(shape, *batch, device) for batch in batch_shapes(plan.section)
-        )
-        throughput = measure(config, device=device, forward=forward, update=update,
-                             threads=plan.threads, seconds=seconds)  # fmt: skip
+        forward, update = (timed_batch(shape, *b, device) for b in batch_shapes(plan.section))
+        timed = {"forward": forward, "update": update, "threads": plan.threads}
+        throughput = measure(config, device=device, seconds=seconds, **timed)
     arguments = ["--dry-run", "--quiet", "host", "--config", f"suite={plan.name}"]
     arguments += ["--configfile", *configfiles] if configfiles else []
     command = [sys.executable, "-m", "snakemake", *arguments]
