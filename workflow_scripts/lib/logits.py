@@ -25,8 +25,8 @@ def next_token_logits(
     left out. ``weights`` replaces parameters by name for this forward pass. Pieces of
     the same model are equally long whatever the weights are.
     """
-    head = _plain_head(model)
-    if head is None or ids.numel() * head.out_features <= at_once or not _is_plain(model, head):
+    head = head_in_pieces(model, ids, at_once)
+    if head is None:
         yield _all_logits(model, ids, weights)[:, :-1].flatten(0, 1)
         return
     named = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -35,6 +35,19 @@ def next_token_logits(
     states = _final_states(model, ids, weights)[:, :-1].flatten(0, 1)
     for part in states.split(max(1, at_once // head.out_features)):
         yield nn.functional.linear(part, weight, bias)
+
+
+def head_in_pieces(
+    model: nn.Module, ids: Tensor, at_once: int = LOGITS_AT_ONCE
+) -> nn.Linear | None:
+    """The head where it is to be applied to some positions of ``[batch, length]`` at a time.
+
+    ``None`` where all logits are small enough, or are not just what a linear head makes.
+    """
+    head = _plain_head(model)
+    if head is None or ids.numel() * head.out_features <= at_once or not _is_plain(model, head):
+        return None
+    return head
 
 
 def _all_logits(model: nn.Module, ids: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
@@ -64,6 +77,7 @@ def _plain_head(model: nn.Module) -> nn.Linear | None:
     return head if alone and isinstance(head, nn.Linear) else None
 
 
+@torch.no_grad()
 def _is_plain(model: nn.Module, head: nn.Linear) -> bool:
     """Whether logits are the head's outputs and nothing else; some families scale or cap them."""
     if model.config.model_type == "gpt_neox":

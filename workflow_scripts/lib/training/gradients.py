@@ -8,10 +8,13 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from workflow_scripts.lib.logits import head_in_pieces
 from workflow_scripts.lib.training import distributed
 
 Precision = Literal["float32", "bf16"]
 Attention = Literal["sdpa", "eager"]
+PIECE = 2**24  # logits at a time where they are not made at once; 64 MiB, and as much of gradients
+_UNSCORED = -100
 
 
 @dataclass(frozen=True)
@@ -62,18 +65,41 @@ def set_attention(model: nn.Module, attention: Attention) -> None:
 
 def next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
     """Mean NLL in nats per token of ``[batch, length]`` token ids, T - 1 scored of T."""
-    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-    return _mean_nll(logits, ids)
+    return _mean_nll(model(input_ids=ids, use_cache=False).logits, ids)
 
 
 def _mean_nll(logits: Tensor, ids: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+    return nn.functional.cross_entropy(logits.flatten(0, 1), _targets(ids))
+
+
+def _targets(ids: Tensor) -> Tensor:
+    """The token after each position; nothing is scored at the last one of a sequence.
+
+    To leave that one out of the logits would copy them, and their gradient once more.
+    """
+    return nn.functional.pad(ids[:, 1:], (0, 1), value=_UNSCORED).flatten()
+
+
+def _loss_in_pieces(model: nn.Module, head: nn.Linear, ids: Tensor) -> Tensor:
+    """The same where the logits are large: made, scored and differentiated in pieces."""
+    states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    options = nn.LinearCrossEntropyOptions(
+        batch_chunk_size=max(1, PIECE // head.out_features), chunking_method=None
+    )
+    return nn.functional.linear_cross_entropy(
+        states.flatten(0, 1), head.weight, _targets(ids), linear_bias=head.bias, options=options
+    )
+
+
+def _float32_loss(model: nn.Module, ids: Tensor) -> Tensor:
+    head = head_in_pieces(model, ids)
+    return next_token_loss(model, ids) if head is None else _loss_in_pieces(model, head, ids)
 
 
 def _autocast_loss(model: nn.Module, ids: Tensor) -> Tensor:
     """The same with the forward pass in bfloat16 and the loss in float32."""
     with torch.autocast(ids.device.type, dtype=torch.bfloat16):
-        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+        logits = model(input_ids=ids, use_cache=False).logits
     return _mean_nll(logits.float(), ids)
 
 
@@ -97,7 +123,7 @@ def batch_gradients(model: nn.Module, ids: Tensor, compute: Compute = PLAIN) -> 
     """
     mine = distributed.share(ids)
     parts = mine.split(compute.micro_batch or len(mine))
-    loss_of = _autocast_loss if compute.precision == "bf16" else next_token_loss
+    loss_of = _autocast_loss if compute.precision == "bf16" else _float32_loss
     total = 0.0
     with _tf32_allowed() if compute.tf32 else nullcontext():
         for part in parts:
