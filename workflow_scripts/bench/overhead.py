@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -11,21 +10,12 @@ from pathlib import Path
 
 import yaml
 
+from workflow_scripts.bench.checkout import copy_workflow
 from workflow_scripts.bench.models import architecture
 from workflow_scripts.bench.results import Result, Target, judged
 from workflow_scripts.bench.timing import ROOT, Settings, median
 
 ROW = "overhead"
-PARTS = (
-    "Snakefile",
-    "config.yaml",
-    "rules",
-    "envs",
-    "notebooks",
-    "profiles",
-    "resources",
-    "workflow_scripts",
-)
 REVISIONS = 154
 WORDS = "the weights of a model are rounded to few values and the loss is measured once more"
 
@@ -62,9 +52,7 @@ def _prepare(checkout: Path, revisions: int) -> None:
     from workflow_scripts.lib.checkpoints import save_model
     from workflow_scripts.lib.training.loop import build_model
 
-    for part in PARTS:
-        copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy2
-        copy(ROOT / part, checkout / part)
+    copy_workflow(checkout)
     mini = yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))["suites"]["mini"]
     for number in range(revisions):
         model = build_model(architecture("mini", 64), 512, seed=number)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import yaml
 
+from workflow_scripts.bench.checkout import copy_workflow
 from workflow_scripts.bench.results import Result, Target, judged
-from workflow_scripts.bench.timing import ROOT, Settings, median, ratio, side_by_side
+from workflow_scripts.bench.timing import Settings, median, ratio, side_by_side
 
 ROW = "planning"
 # Ten powers of two, step 0 and multiples of the spacing are 154 and 1,540 revisions.
@@ -24,9 +25,8 @@ QUANTIZERS = {
 }  # fmt: skip
 
 
-def configuration(revisions: int, quantizer: int = 0) -> dict:
+def configuration(revisions: int) -> dict:
     """A hub suite like the paper's with so many revisions, each probed in a job of its own."""
-    low = list(QUANTIZERS)[quantizer]
     spacing = SPACING[revisions]
     last = 143_000 if revisions == 154 else 100 * (revisions - 11)
     return {
@@ -36,25 +36,21 @@ def configuration(revisions: int, quantizer: int = 0) -> dict:
             "pythia-160m": {
                 "keep_checkpoints": True,
                 "grid": {"spacing": spacing, "last": last},
-                "probe": {"low_bit": low, "steps_per_job": 1},
+                "probe": {"low_bit": next(iter(QUANTIZERS)), "steps_per_job": 1},
             }
         },
     }
 
 
 def _dry_run(folder: Path, revisions: int) -> Callable[[], None]:
-    files = []
-    for number in range(len(QUANTIZERS)):
-        file = folder / f"{revisions}-{number}.yaml"
-        file.write_text(yaml.safe_dump(configuration(revisions, number)))
-        files.append(file)
+    file = folder / f"{revisions}.yaml"
+    file.write_text(yaml.safe_dump(configuration(revisions)))
     target = "results/pythia-160m/audit.csv"
 
     def plan() -> None:
         command = [sys.executable, "-m", "snakemake", target, "--dry-run", "--quiet", "all"]
-        command += ["--directory", folder, "--snakefile", ROOT / "Snakefile"]
-        command += ["--configfile", ROOT / "config.yaml", files[0]]
-        run = subprocess.run(command, text=True, capture_output=True, cwd=ROOT, check=False)
+        command += ["--configfile", "config.yaml", file]
+        run = subprocess.run(command, text=True, capture_output=True, cwd=folder, check=False)
         if run.returncode:
             raise RuntimeError((run.stdout + run.stderr)[-2000:])
 
@@ -64,6 +60,7 @@ def _dry_run(folder: Path, revisions: int) -> Callable[[], None]:
 def run(settings: Settings) -> list[Result]:
     """Wall-clock seconds of each dry run, and how they grow."""
     with tempfile.TemporaryDirectory() as folder:
+        copy_workflow(Path(folder))
         counts = [154] if settings.quick else list(SPACING)
         plans = {count: _dry_run(Path(folder), count) for count in counts}
         wall = Settings(settings.quick, settings.threads, "wall")

@@ -6,8 +6,13 @@ import reprlib
 import sys
 from collections.abc import Iterator, Mapping
 
-from jsonschema import Draft202012Validator, validators
-from jsonschema.exceptions import ValidationError
+from workflow_scripts.lib.config.lean_imports import absent
+
+# jsonschema builds 38 grammars for kinds of addresses, which no schema here uses, wherever it
+# finds this package: more than a second at every start of Snakemake.
+with absent("rfc3987_syntax"):
+    from jsonschema import Draft202012Validator, validators
+    from jsonschema.exceptions import ValidationError
 
 SHOWN = 12  # of a long list of names
 TYPES = {
