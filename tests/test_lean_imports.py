@@ -23,12 +23,8 @@ def test_the_configuration_is_checked_without_grammars_of_addresses():
 
 
 def test_the_package_can_be_imported_afterwards():
-    assert (
-        python(
-            "import workflow_scripts.lib.config.checks, rfc3987_syntax; print(rfc3987_syntax.__name__)"
-        )
-        == "rfc3987_syntax"
-    )
+    code = "import workflow_scripts.lib.config.checks, rfc3987_syntax as after; "
+    assert python(f"{code}print(after.__name__)") == "rfc3987_syntax"
 
 
 def test_what_is_loaded_stays_loaded():
