@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from workflow_scripts.lib.figures import plotting
-from workflow_scripts.lib.figures.placement import place_label
+from workflow_scripts.lib.figures.placement import lead_line, place_label
 from workflow_scripts.lib.figures.plotting import GREY, LOOKS, PAGE_IN
 from workflow_scripts.lib.forks.rivals import compare
 from workflow_scripts.lib.labels import SCHEDULES, role_labels
@@ -109,7 +109,8 @@ def _draw_conditions(axes: Axes, table: pd.DataFrame, ranking: pd.DataFrame) -> 
             row.fp32_ppl, row.low_bit_ppl, ls="", marker=marker, ms=4.5, color=color, zorder=4
         )
     for row in ranking.itertuples():
-        place_label(axes, row.fp32_ppl, row.low_bit_ppl, str(row.rank), color=GROUPS[row.group][0])
+        point, color = (row.fp32_ppl, row.low_bit_ppl), GROUPS[row.group][0]
+        lead_line(axes, *point, place_label(axes, *point, str(row.rank), color=color))
 
 
 def _list_ranking(figure: Figure, ranking: pd.DataFrame, name: str) -> None:

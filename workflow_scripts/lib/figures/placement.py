@@ -57,7 +57,7 @@ def _top(group: tuple[list[float], list[float]]) -> float:
     return float(np.mean(group[0])) + sum(group[1]) / 2
 
 
-def place_label(axes: Axes, x: float, y: float, text: str, *, color: str) -> None:
+def place_label(axes: Axes, x: float, y: float, text: str, *, color: str) -> Text:
     """Write ``text`` beside the point (x, y), where it covers the least of curves and text."""
     axes.get_xlim(), axes.get_ylim()  # settles the limits, which positions depend on
     label = axes.annotate(text, (x, y), (0, 0), textcoords="offset points", color=color, zorder=10)
@@ -74,6 +74,16 @@ def place_label(axes: Axes, x: float, y: float, text: str, *, color: str) -> Non
                 best = (cost, label.xyann, label.get_ha(), label.get_va())
     _, label.xyann, ha, va = best
     label.set(ha=ha, va=va)
+    return label
+
+
+def lead_line(axes: Axes, x: float, y: float, label: Text, *, near: float = 3.0) -> None:
+    """A thin line from the point (x, y) to ``label``, where that is over ``near`` points away."""
+    box, point = label.get_window_extent(), axes.transData.transform((x, y))
+    end = np.clip(point, (box.x0, box.y0), (box.x1, box.y1))
+    if np.hypot(*(end - point)) * 72 / axes.figure.dpi > near:
+        ends = axes.transData.inverted().transform([point, end])
+        axes.plot(*ends.T, color=label.get_color(), lw=0.4, zorder=2)
 
 
 def _pixels(line: Line2D) -> np.ndarray:

@@ -6,7 +6,14 @@ from matplotlib.figure import Figure
 
 from workflow_scripts.lib.figures import plotting
 from workflow_scripts.lib.figures.plotting import GREY
-from workflow_scripts.lib.mechanism.panels import band, mark_best, row_of_panels, shades, step_ticks
+from workflow_scripts.lib.mechanism.panels import (
+    band,
+    legend,
+    mark_best,
+    row_of_panels,
+    shades,
+    step_ticks,
+)
 
 _ENDS = ["value", "low", "high"]
 _LOSSES = {"W": ("weights", plotting.LOOKS["low_bit"].color, "-"),
@@ -48,7 +55,7 @@ def draw(
         for axes in panels:
             step_ticks(axes, last)
             mark_best(axes, phases, name=axes is losses)
-            axes.legend(frameon=False, loc="upper left", handlelength=1.5, labelspacing=0.25)
+            legend(axes, loc="upper left", handlelength=1.5, labelspacing=0.25)
             axes.set_ylim(
                 axes.get_ylim()[0], axes.get_ylim()[1] * (1.45 if axes is states else 1.25)
             )

@@ -8,9 +8,17 @@ from matplotlib.figure import Figure
 from workflow_scripts.lib.figures import plotting
 from workflow_scripts.lib.figures.plotting import GREY
 from workflow_scripts.lib.mechanism.estimates import mean_of
-from workflow_scripts.lib.mechanism.panels import band, mark_best, row_of_panels, step_ticks
+from workflow_scripts.lib.mechanism.panels import (
+    PAPER,
+    band,
+    legend,
+    mark_best,
+    row_of_panels,
+    step_ticks,
+)
 
 MIDPOINTS = 3.0  # the index where every weight sits half-way between grid points
+_BEHIND = PAPER | {"boxstyle": "square,pad=0.1"}
 
 
 def draw(
@@ -54,11 +62,12 @@ def _draw_index(axes: Axes, drift: pd.DataFrame) -> None:
     axes.axhline(1, color="#d55e00", lw=0.7, ls=(0, (4, 1.5)))
     axes.set_ylim(0, 3.15)
     axes.axhline(MIDPOINTS, color=GREY, lw=0.7, ls=(0, (1, 1)))
-    axes.annotate("all weights at midpoints", (0.03, MIDPOINTS), (0, -2), color=GREY, va="top",
-                  xycoords=axes.get_yaxis_transform(), textcoords="offset points")  # fmt: skip
-    axes.annotate("middle 50 and\n90 % of groups", (0.03, 0.6), color=GREY, va="top",
+    axes.annotate("all weights at midpoints", (0.03, MIDPOINTS), (0, -4), color=GREY, va="top",
+                  xycoords=axes.get_yaxis_transform(), textcoords="offset points",
+                  bbox=_BEHIND)  # fmt: skip
+    axes.annotate("middle 50 and\n90 % of groups", (0.03, 0.6), color=GREY, va="top", bbox=_BEHIND,
                   xycoords=axes.get_yaxis_transform())  # fmt: skip
-    axes.annotate("1: random positions", (0.03, 1.28), color="#d55e00",
+    axes.annotate("1: random positions", (0.03, 1.3), color="#d55e00", bbox=_BEHIND,
                   xycoords=axes.get_yaxis_transform())  # fmt: skip
     axes.set_ylabel("mean squared error / (step²/12)")
 
@@ -72,7 +81,7 @@ def _draw_flips(axes: Axes, drift: pd.DataFrame) -> None:
         axes.plot(drift["step"], 100 * drift[column], color=color, ls=style, lw=1, label=label)
     axes.set_ylabel("% of codes, between checkpoints")
     axes.set_ylim(0, None)
-    axes.legend(frameon=False, loc="upper right", handlelength=1.5, labelspacing=0.25)
+    legend(axes, loc="upper right", handlelength=1.5, labelspacing=0.25)
 
 
 def _draw_phases(axes: Axes, flips: pd.DataFrame) -> None:

@@ -40,7 +40,7 @@ def draw(cells: pd.DataFrame, factors: pd.DataFrame, *, suite: dict) -> Figure:
         figure, (losses, shares, line) = row_of_panels(
             f"{suite['label']}: which property of the grid costs what",
             [f"loss by bits, step {last:,}", "share of the variance", "one sensitivity × step²"],
-            height=3.3, top=0.77, bottom=0.145, left=0.095,
+            height=3.3, top=0.80, bottom=0.145, left=0.095,
         )  # fmt: skip
         _draw_losses(losses, cells[cells["step"] == last])
         _draw_shares(shares, factors)
@@ -112,7 +112,7 @@ def _draw_line(axes: Axes, cells: pd.DataFrame, factors: pd.DataFrame) -> None:
     axes.plot(ends, ends, color=GREY, lw=0.7, zorder=0)
     r2, factor = (by_step[name] for name in ("r2", "factor"))
     axes.annotate(
-        f"R² {r2.min():.2f} to {r2.max():.2f}, off by a\nfactor of {factor.min():.1f} to "
+        f"R² {r2.min():.2f} to {r2.max():.2f},\noff by a factor of\n{factor.min():.1f} to "
         f"{factor.max():.1f} (1 sd)",
         (0.97, 0.03), xycoords="axes fraction", ha="right", color=GREY,
     )  # fmt: skip

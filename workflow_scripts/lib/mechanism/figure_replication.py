@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from workflow_scripts.lib.figures import plotting
 from workflow_scripts.lib.figures.plotting import GREY
 from workflow_scripts.lib.labels import quantizer_label
-from workflow_scripts.lib.mechanism.panels import row_of_panels, shades
+from workflow_scripts.lib.mechanism.panels import legend, row_of_panels, shades
 
 _DELTA = "delta_nll_nats_per_token"
 SMOOTH = 3  # probes in a running mean, for the eye
@@ -29,6 +29,7 @@ def draw(runs: pd.DataFrame, comparison: pd.DataFrame, *, suite: dict) -> Figure
             f"{suite['label']}: {len(comparison)} small runs, widths "
             f"{', '.join(map(str, widths))}, {comparison['seed'].nunique()} seeds each",
             ["FP32 loss over its best", f"loss added by {name}", "growth before and after"],
+            right=0.97,
         )  # fmt: skip
         for row in comparison.itertuples():
             own = runs[(runs["width"] == row.width) & (runs["seed"] == row.seed)]
@@ -41,7 +42,7 @@ def draw(runs: pd.DataFrame, comparison: pd.DataFrame, *, suite: dict) -> Figure
         fp32.set_ylim(0, min(1.5, fp32.get_ylim()[1]))
         for width, color in colors.items():
             fp32.plot([], [], color=color, label=f"width {width}")
-        fp32.legend(frameon=False, loc="upper right", handlelength=0.8, labelspacing=0.2)
+        legend(fp32, loc="upper right", handlelength=0.8, labelspacing=0.2)
         losses.axhline(0, color=GREY, lw=0.4, zorder=0)
         _draw_growth(growth, comparison, colors)
     return figure

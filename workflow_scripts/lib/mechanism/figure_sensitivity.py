@@ -9,7 +9,7 @@ from workflow_scripts.lib.figures import plotting
 from workflow_scripts.lib.figures.plotting import GREY
 from workflow_scripts.lib.labels import quantizer_label
 from workflow_scripts.lib.mechanism.finding_losses import near
-from workflow_scripts.lib.mechanism.panels import band, mark_best, row_of_panels, step_ticks
+from workflow_scripts.lib.mechanism.panels import band, legend, mark_best, row_of_panels, step_ticks
 
 _SECOND = ["second_order_nats", "second_order_low", "second_order_high"]
 _MEASURED = ["measured_nats", "measured_low", "measured_high"]
@@ -45,7 +45,7 @@ def draw(table: pd.DataFrame, phases: dict, *, suite: dict, low: str) -> Figure:
         for axes in (cost, parts, control):
             step_ticks(axes, last)
             mark_best(axes, phases, name=axes is control, top=0.3)
-            axes.legend(frameon=False, loc="upper left", handlelength=1.6, labelspacing=0.25)
+            legend(axes, loc="upper left", handlelength=1.6, labelspacing=0.25)
     return figure
 
 

@@ -11,6 +11,8 @@ from workflow_scripts.lib.figures import plotting
 from workflow_scripts.lib.figures.placement import place_label
 from workflow_scripts.lib.figures.plotting import GREY, PAGE_IN
 
+# A box behind words that lines and bands would cross.
+PAPER = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85}
 RANGE = ("viridis", 0.0, 0.85)  # of a colour map, for series in an order
 
 
@@ -54,6 +56,12 @@ def mark_best(axes: Axes, phases: Mapping, *, name: bool = False, top: float = 1
         axes.annotate("best FP32", (best["step"], top), (2, -2), color=GREY, va="top",
                       xycoords=axes.get_xaxis_transform(), textcoords="offset points",
                       rotation=90)  # fmt: skip
+
+
+def legend(axes: Axes, **options: object) -> None:
+    """A legend that the line and the band of the best step do not cross."""
+    box = axes.legend(frameon=True, borderpad=0.15, borderaxespad=0.8, **options).get_frame()
+    box.set(boxstyle="square", linewidth=0, **PAPER)
 
 
 def step_ticks(axes: Axes, last: int) -> None:
