@@ -18,6 +18,7 @@ from workflow_scripts.lib.figures import figure_texts
 from workflow_scripts.lib.notebooks.display import brackets, fold, printed, tabs
 from workflow_scripts.lib.notebooks.rendering import strip
 from workflow_scripts.lib.notebooks.results import open_results
+from workflow_scripts.lib.notebooks.sliders import audit_slider, forks_slider
 from workflow_scripts.lib.planning import SuitePlan
 
 FOLDER = synthetic.ROOT / "notebooks"
@@ -228,6 +229,41 @@ def test_the_environment_chooses_the_suite():
     assert open_results({}).suite["name"] == "mini"
     with pytest.raises(ValueError, match="SUITE pythia is not known; did you mean pythia-1b"):
         open_results({"SUITE": "pythia"})
+
+
+def test_a_slider_reads_every_checkpoint_and_is_whole_without_a_script(browser, tmp_path):
+    from selenium.webdriver.common.keys import Keys
+
+    audit, steps = synthetic.audit(), sorted(synthetic.audit()["step"].unique())
+    shown = audit_slider(audit)
+    assert "http" not in shown and "<label hidden>" in shown, "no dead control without a script"
+    assert f"<output>step {steps[-1]:,}</output>" in shown and "<polyline" in shown
+    page = tmp_path / "slider.html"
+    page.write_text(f"<html><body>{shown}{shown.split('<script>')[0]}</body></html>")
+    browser.get(page.as_uri())
+    control = browser.find_element("xpath", "(//input[@type='range'])[1]")
+    box = control.find_element("xpath", "./ancestor::div[@data-places]")
+    low = audit[audit["role"] == "low_bit"].set_index("step")
+    for keys, step in ((Keys.HOME, steps[0]), (Keys.ARROW_RIGHT, steps[1]), (Keys.END, steps[-1])):
+        control.send_keys(keys)
+        read = [c.get_property("textContent") for c in box.find_elements("tag name", "output")]
+        assert read[0] == control.get_attribute("aria-valuetext") == f"step {step:,}"
+        row = low.loc[step]
+        gap = f"{row['gap_pct']:z.2f} [{row['gap_low_pct']:.2f},\u00a0{row['gap_high_pct']:.2f}]"
+        assert gap in read and f"{row['ppl']:,.2f}" in read
+        mark = float(box.find_element("class name", "mark").get_attribute("x1"))
+        assert 42 <= mark <= 700 and (mark == 42) == (step == steps[0])
+    assert not browser.find_element("xpath", "(//input[@type='range'])[2]").is_displayed()
+    assert not [e for e in browser.get_log("browser") if e["level"] == "SEVERE"]
+
+
+def test_a_slider_of_forks_has_a_mean_over_the_seeds_it_is_given():
+    forks = synthetic.forks()
+    low, last = forks[forks["role"] == "low_bit"], forks["step"].max()
+    for part in (low, low[low["seed"] == 0]):
+        ends = part[part["step"] == last].groupby("schedule")["gap_pct"].mean()
+        shown = forks_slider(forks[forks["seed"].isin(part["seed"])])
+        assert all(f"<output>{gap:z.2f}</output>" in shown for gap in ends)
 
 
 def test_tabs_show_one_panel_at_a_time_and_all_of_them_on_paper(browser, tmp_path):
