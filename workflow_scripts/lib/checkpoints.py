@@ -40,7 +40,7 @@ LEGACY_BUFFERS = (
 )  # fmt: skip
 
 
-def _hide_progress_bars() -> None:
+def hide_progress_bars() -> None:
     """No bar of transformers for every file: a job's own bar covers all of them."""
     from transformers.utils import logging
 
@@ -48,7 +48,7 @@ def _hide_progress_bars() -> None:
 
 
 @contextmanager
-def _damage_named(path: str | Path) -> Iterator[None]:
+def damage_named(path: str | Path) -> Iterator[None]:
     """Say which file it is that a library cannot read, in one line."""
     try:
         yield
@@ -75,11 +75,11 @@ def load_model(folder: str | Path, device: str = "cpu") -> nn.Module:
     reason = absence(Path(folder) / WEIGHTS_FILE)
     if reason is not None:
         raise DamagedFile(f"{folder}: there is no such checkpoint ({reason})")
-    _hide_progress_bars()
+    hide_progress_bars()
     folder = Path(folder)
     for name in (WEIGHTS_FILE, "config.json"):
         check_digest(folder / name)
-    with _damage_named(folder):
+    with damage_named(folder):
         model, found = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=torch.float32,
@@ -111,7 +111,7 @@ def save_model(model: nn.Module, folder: Path, *, digests: bool = False) -> None
     are as they were written. A folder appears whole. One that is there already is replaced
     file by file, so that it holds whole weights at every moment.
     """
-    _hide_progress_bars()
+    hide_progress_bars()
     folder = Path(folder)
     staging = temporary_name(folder)
     remove(staging)
@@ -162,7 +162,7 @@ def read_weights(path: str | Path) -> Iterator[tuple[str, Tensor]]:
     ``path`` is a safetensors file or the index of its shards. Raises ``DamagedFile`` where
     a file cannot be read or is not as it was written.
     """
-    with _damage_named(path), ExitStack() as stack:
+    with damage_named(path), ExitStack() as stack:
         places = {}
         for file in weight_files(path):
             check_digest(file)
@@ -207,11 +207,11 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     Raises ``DamagedFile`` where the file is not a whole one.
     """
     metadata = read_metadata(path)
-    with _damage_named(path):
+    with damage_named(path):
         return load_file(path), metadata
 
 
 def read_metadata(path: Path) -> dict[str, str]:
     """Read the metadata of a safetensors file and nothing else."""
-    with _damage_named(path), safe_open(path, framework="pt") as stored:
+    with damage_named(path), safe_open(path, framework="pt") as stored:
         return stored.metadata() or {}

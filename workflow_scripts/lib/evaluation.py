@@ -5,7 +5,7 @@ in float64. A sequence of T tokens scores T - 1 of them; documents are packed, n
 padding exists, so every sequence weighs the same.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -85,10 +85,30 @@ def score(
     """
     assert_float32(model)
     model.eval()
-    scores = {name: SequenceScores() for name in (FP32, *variants)}
     changes = {FP32: {}, **variants}
-    for ids in batches(tokens, batch_size, device):
-        logits = [next_token_logits(model, ids, weights) for weights in changes.values()]
+
+    def logits_of(_: int, ids: Tensor) -> list[Iterator[Tensor]]:
+        return [next_token_logits(model, ids, weights) for weights in changes.values()]
+
+    return score_logits(list(changes), tokens, logits_of, batch_size=batch_size, device=device)
+
+
+def score_logits(
+    names: Sequence[str],
+    tokens: np.ndarray,
+    logits_of: Callable[[int, Tensor], Sequence[Iterator[Tensor]]],
+    *,
+    batch_size: int,
+    device: str,
+) -> dict[str, SequenceScores]:
+    """Scores by name from the logits of each model, the full-precision one first.
+
+    ``logits_of`` is given a batch's number and its ids and returns, for each of ``names``,
+    what ``next_token_logits`` does. Raises ``FloatingPointError`` like ``score``.
+    """
+    scores = {name: SequenceScores() for name in names}
+    for batch, ids in enumerate(batches(tokens, batch_size, device)):
+        logits = logits_of(batch, ids)
         targets, found = ids[:, 1:].reshape(-1, 1), []
         for parts in zip(*logits, strict=True):
             first = sum(rows.shape[-1] for rows in found)
