@@ -1,6 +1,6 @@
 """Probe a range of revisions at full precision, low bit and high bit."""
 
-from workflow_scripts.lib.checkpoints import WEIGHTS_FILE, load_model
+from workflow_scripts.lib.checkpoints import WEIGHTS_FILE
 from workflow_scripts.lib.probe_tables import write_probes
 from workflow_scripts.lib.probing import Prober
 from workflow_scripts.lib.revisions.absent import absence
@@ -12,12 +12,12 @@ def main(*, folders: dict, validation: str, probe: dict, threads: int, code: str
          table: str, sequences: str, provenance: str) -> None:  # fmt: skip
     """Write a row per step and quantizer, the scores of each sequence, and what made them.
 
-    ``folders`` maps steps to checkpoint folders; one model is in memory at a time.
+    ``folders`` maps steps to checkpoint folders; no more than one model is in memory.
     """
     prober = Prober(validation, probe, threads)
     there = {s: path for s, path in folders.items() if absence(f"{path}/{WEIGHTS_FILE}") is None}
     scores = [
-        prober(load_model(folder, prober.device), step)
+        prober(prober.open(folder), step)
         for step, folder in progress(there.items(), "probing", total=len(there))
     ]
     write_probes(scores, resamples=probe["resamples"], table=table, sequences=sequences)

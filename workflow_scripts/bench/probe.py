@@ -120,7 +120,7 @@ def main() -> None:
     given = parser.parse_args()
     settings = Settings(threads=given.threads, clock=given.clock, device=given.device)
     settings.prepare()
-    _warm_up()
+    warm_up()
     tokens = random_tokens(given.sequences, given.length)
     before, started = reset_peak(), settings.now()
     if given.kind == OURS:
@@ -133,7 +133,7 @@ def main() -> None:
     print(json.dumps({"nll": nll, "seconds": taken, "bytes": memory}))
 
 
-def _warm_up() -> None:
+def warm_up() -> None:
     """Import what every way imports, so that none is charged for it."""
     from transformers import AutoModelForCausalLM, GPTNeoXForCausalLM  # noqa: F401
 

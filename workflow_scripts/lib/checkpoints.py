@@ -98,10 +98,18 @@ def load_model(folder: str | Path, device: str = "cpu") -> nn.Module:
         if names:
             raise DamagedFile(f"{folder}: {len(names)} {kind} weights, such as {names[0]}")
     for name, parameter in model.named_parameters():
-        count = int(torch.isfinite(parameter).logical_not().sum())
+        count = count_not_finite(parameter)
         if count:
             raise DamagedFile(f"{folder}: {count} of {parameter.numel()} {name} are not finite")
     return model.to(device).eval()
+
+
+@torch.inference_mode()
+def count_not_finite(tensor: Tensor) -> int:
+    """How many numbers are infinite or none; a sum is finite only where all its terms are."""
+    if torch.isfinite(tensor.sum()):
+        return 0
+    return int(torch.isfinite(tensor).logical_not().sum())
 
 
 def save_model(model: nn.Module, folder: Path, *, digests: bool = False) -> None:

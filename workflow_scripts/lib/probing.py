@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import nn
 
-from workflow_scripts.lib.evaluation import score
+from workflow_scripts.lib.evaluation import SequenceScores, score
 from workflow_scripts.lib.numerics import prepare_backend
 from workflow_scripts.lib.quantizers import (
     coverage,
@@ -20,6 +21,9 @@ from workflow_scripts.lib.roles import FP32
 from workflow_scripts.lib.running.gpus import own_gpu, slots_folder
 from workflow_scripts.lib.running.logs import say
 from workflow_scripts.lib.running.provenance import describe_run
+from workflow_scripts.lib.streaming.opening import load_whole, open_model
+from workflow_scripts.lib.streaming.scoring import score_streamed
+from workflow_scripts.lib.streaming.stored import CannotStream, StoredModel
 from workflow_scripts.lib.text.tokens import check_ids, file_sha256, read_tokens
 
 
@@ -45,9 +49,9 @@ class Prober:
     """Scores models on one suite's validation batches, at full precision and quantized.
 
     ``validation`` is the token file; ``settings`` has ``quantizers`` (definitions by
-    name), ``roles`` (``low_bit`` or ``high_bit`` by the same names), ``batch_size`` and
-    ``device``. Sets the number of torch's threads and its numeric mode; where there are
-    several GPUs, takes one for this process.
+    name), ``roles`` (``low_bit`` or ``high_bit`` by the same names), ``batch_size``,
+    ``device`` and perhaps ``stream`` (``streaming.opening``). Sets the number of torch's
+    threads and its numeric mode; where there are several GPUs, takes one for this process.
     """
 
     def __init__(self, validation: str, settings: Mapping, threads: int) -> None:
@@ -62,6 +66,7 @@ class Prober:
         self.specs = read_specs(settings["quantizers"])
         self.roles = {FP32: FP32, **settings["roles"]}
         self.batch_size = settings["batch_size"]
+        self.stream = settings.get("stream", "auto")
         self.made_by = describe_run(
             device=self.device,
             threads=threads,
@@ -69,20 +74,21 @@ class Prober:
             validation_sha256=file_sha256(validation),
         )
 
-    def __call__(self, model: nn.Module, step: int) -> pd.DataFrame:
+    def open(self, folder: str | Path) -> nn.Module | StoredModel:
+        """A checkpoint to probe: the model, or one that stays in its files for want of memory."""
+        return open_model(folder, self.device, self.stream)
+
+    def __call__(self, model: nn.Module | StoredModel, step: int) -> pd.DataFrame:
         """Per-sequence scores of the model of ``step`` and of its quantized variants.
 
         Columns: step, quantizer, role, sequence, nll_nats, kl_nats, top1_changed,
         scored; the last four are sums over a sequence. Raises ``FloatingPointError`` or
         ``ValueError`` naming the step where the model cannot be scored.
         """
-        check_ids(self.tokens, model.config.vocab_size, whose=f"step {step}: the vocabulary")
+        config = (model.model if isinstance(model, StoredModel) else model).config
+        check_ids(self.tokens, config.vocab_size, whose=f"step {step}: the vocabulary")
         try:
-            variants = {name: probe_weights(model, spec) for name, spec in self.specs.items()}
-            self._say_coverage(model)
-            scores = score(
-                model, self.tokens, variants, batch_size=self.batch_size, device=self.device
-            )
+            scores = self._score(model)
         except (FloatingPointError, ValueError) as error:
             raise type(error)(f"step {step}: {error}") from error
         tables = [
@@ -101,6 +107,17 @@ class Prober:
             for name, record in scores.items()
         ]
         return pd.concat(tables, ignore_index=True)
+
+    def _score(self, model: nn.Module | StoredModel) -> dict[str, SequenceScores]:
+        if isinstance(model, StoredModel):
+            try:
+                self._say_coverage(model.model)
+                return score_streamed(model, self.tokens, self.specs, batch_size=self.batch_size)
+            except CannotStream as reason:
+                model = load_whole(model.folder, self.device, self.stream, reason)
+        variants = {name: probe_weights(model, spec) for name, spec in self.specs.items()}
+        self._say_coverage(model)
+        return score(model, self.tokens, variants, batch_size=self.batch_size, device=self.device)
 
     def _say_coverage(self, model: nn.Module) -> None:
         """Say once, and keep in ``made_by``, which weights are quantized and which are not."""

@@ -21,6 +21,8 @@ from workflow_scripts.lib.layers import linear_layers
 from workflow_scripts.lib.probing import Prober, choose_device
 from workflow_scripts.lib.running.provenance import write_json
 from workflow_scripts.lib.statistics.intervals import summarise
+from workflow_scripts.lib.streaming.opening import open_model
+from workflow_scripts.lib.streaming.stored import StoredModel
 from workflow_scripts.lib.text.tokens import write_tokens
 
 PASSED, BAD_INPUT, LEFT_PLATEAU = 0, 2, 3
@@ -83,7 +85,8 @@ def _prepare(options: AuditOptions, source: Source, folder: Path) -> tuple[Probe
     """The prober of all checkpoints, fitted to the last one, and which text it scores."""
     texts, words = open_text(options.data)
     with source.tokenizer(options.tokenizer) as file, source.checkpoint(source.steps[-1]) as last:
-        model = load_model(last)
+        opened = open_model(last)
+        model = opened.model if isinstance(opened, StoredModel) else opened
         limit = getattr(model.config, "max_position_embeddings", None) or options.length
         end = model.config.eos_token_id
         tokens = fixed_batches(
@@ -121,7 +124,7 @@ def _probe_all(
         for step in source.steps:
             try:
                 with source.checkpoint(step) as place:
-                    scores.append(prober(load_model(place, prober.device), step))
+                    scores.append(prober(prober.open(place), step))
             except (RevisionMissing, DamagedFile) as error:
                 if step == source.steps[-1]:
                     raise

@@ -58,6 +58,7 @@ class AuditPlan(SuiteBase):
             "batch_size": probe["batch_size"],
             "resamples": probe["resamples"],
             "device": self.section["device"],
+            **{key: probe[key] for key in ("stream",) if key in probe},
         }
 
     @property

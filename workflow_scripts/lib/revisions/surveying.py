@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 from filelock import FileLock, Timeout
 
-from workflow_scripts.lib.checkpoints import WEIGHTS_FILE, load_model
+from workflow_scripts.lib.checkpoints import WEIGHTS_FILE
 from workflow_scripts.lib.gathering import write_rows
 from workflow_scripts.lib.kurtosis import kurtosis_of_checkpoint
 from workflow_scripts.lib.probe_tables import write_probes
@@ -99,7 +99,7 @@ class Survey:
         tables = {
             FINGERPRINT: fingerprint,
             KURTOSIS: kurtosis_of_checkpoint(step, weights, self.layers),
-            SCORES: self.prober(load_model(folder, self.prober.device), step),
+            SCORES: self.prober(self.prober.open(folder), step),
         }
         self.finished.keep(f"step{step}", row, tables)
 

@@ -20,7 +20,7 @@ def available_bytes(device: str) -> int:
     """Bytes that this process can still take on a device, its own limits kept."""
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
-    return min(psutil.virtual_memory().available, _left_of_address_space(), _left_of_cgroup())
+    return min(psutil.virtual_memory().available, _left_of_address_space(), left_of_cgroup())
 
 
 def _left_of_address_space() -> int:
@@ -30,7 +30,9 @@ def _left_of_address_space() -> int:
     return max(0, limit - psutil.Process().memory_info().vms)
 
 
-def _left_of_cgroup(root: Path = Path("/sys/fs/cgroup"), of: Path = Path("/proc/self/cgroup")) -> int:
+def left_of_cgroup(
+    root: Path = Path("/sys/fs/cgroup"), of: Path = Path("/proc/self/cgroup")
+) -> int:
     """What the smallest limit of a container or a batch job leaves; cgroup version 2."""
     try:
         line = next(line for line in of.read_text().splitlines() if line.startswith("0::"))

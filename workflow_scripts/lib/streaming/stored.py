@@ -13,6 +13,7 @@ from torch import nn
 from workflow_scripts.lib.checkpoints import (
     INDEX_SUFFIX,
     WEIGHTS_FILE,
+    count_not_finite,
     damage_named,
     hide_progress_bars,
     is_legacy_buffer,
@@ -20,7 +21,9 @@ from workflow_scripts.lib.checkpoints import (
 from workflow_scripts.lib.errors import DamagedFile
 from workflow_scripts.lib.files import check_digest
 from workflow_scripts.lib.revisions.absent import absence
-from workflow_scripts.lib.streaming.places import Place, find_places, read_ahead
+from workflow_scripts.lib.streaming.places import find_places, read_ahead
+
+READ_AT_ONCE = 2**26  # bytes in float32
 
 
 class CannotStream(Exception):
@@ -141,14 +144,26 @@ class StoredModel:
         """The model with these weights in memory, which they leave afterwards."""
         names = list(names)
         try:
-            with damage_named(self.folder):
-                self._read(names)
-            for name in names:
-                self._take(name)
+            for part in self._parts(names):
+                with damage_named(self.folder):
+                    self._read(part)
+                for name in part:
+                    self._take(name)
             yield
         finally:
             for name in names:
                 self._put(name, self._own[name])
+
+    def _parts(self, names: list[str]) -> Iterator[list[str]]:
+        """The names in parts that are read together, for little stands in memory twice."""
+        part: list[str] = []
+        for name in names:
+            if sum(4 * self._own[n].numel() for n in [*part, name]) > READ_AT_ONCE and part:
+                yield part
+                part = []
+            part.append(name)
+        if part:
+            yield part
 
     def _read(self, names: list[str]) -> None:
         """Load as transformers does, from files that are closed again.
@@ -177,11 +192,9 @@ class StoredModel:
         )
         if read is None or read.shape != self._own[name].shape:
             raise CannotStream(f"{name} is stored in a way that cannot be read by itself")
-        # A sum is finite only if all its terms are.
-        if not torch.isfinite(read.sum()):
-            count = int(torch.isfinite(read).logical_not().sum())
-            if count:
-                raise DamagedFile(f"{self.folder}: {count} of {read.numel()} {name} are not finite")
+        count = count_not_finite(read)
+        if count:
+            raise DamagedFile(f"{self.folder}: {count} of {read.numel()} {name} are not finite")
         same = all(self._places[stored].dtype == "F32" for stored in self._stored[name])
         owned = read.detach().clone() if same and read.device.type == "cpu" else read.detach()
         self._put(name, nn.Parameter(owned, requires_grad=False))
