@@ -10,6 +10,8 @@ from pathlib import Path
 from workflow_scripts.lib.checkpoints import weight_files
 from workflow_scripts.lib.files import check_digest
 
+AHEAD = 2**18  # bytes; of a longer stretch Linux reads the beginning only
+
 
 @dataclass(frozen=True)
 class Place:
@@ -42,7 +44,8 @@ def read_ahead(places: Iterable[Place]) -> None:
     for place in places:
         descriptor = os.open(place.file, os.O_RDONLY)
         try:
-            size = place.last - place.first
-            os.posix_fadvise(descriptor, place.first, size, os.POSIX_FADV_WILLNEED)
+            for start in range(place.first, place.last, AHEAD):
+                size = min(AHEAD, place.last - start)
+                os.posix_fadvise(descriptor, start, size, os.POSIX_FADV_WILLNEED)
         finally:
             os.close(descriptor)

@@ -186,7 +186,7 @@ class StoredModel:
             convert_and_load_state_dict_in_model(self.model, slices, how)
 
     def _take(self, name: str) -> None:
-        """Check a weight that was read, give it memory of its own, and all its names."""
+        """Check a weight that was read and give it to all its names."""
         read = next(
             (p for alias in self._aliases[name] if not (p := self._get(alias)).is_meta), None
         )
@@ -195,9 +195,7 @@ class StoredModel:
         count = count_not_finite(read)
         if count:
             raise DamagedFile(f"{self.folder}: {count} of {read.numel()} {name} are not finite")
-        same = all(self._places[stored].dtype == "F32" for stored in self._stored[name])
-        owned = read.detach().clone() if same and read.device.type == "cpu" else read.detach()
-        self._put(name, nn.Parameter(owned, requires_grad=False))
+        self._put(name, nn.Parameter(read.detach(), requires_grad=False))
 
     def _get(self, name: str) -> nn.Parameter:
         path, _, attribute = name.rpartition(".")
