@@ -110,3 +110,13 @@ def test_a_head_whose_outputs_are_changed_afterwards_is_not_taken_apart(tiny_mod
     tiny_model.config.model_type = "another"
     (scaled,) = logits_of(tiny_model, tiny_tokens, {}, 64)
     torch.testing.assert_close(scaled, whole * 0.5)
+
+
+@pytest.mark.parametrize("at_once", [64, 5 * 64, 2**20])
+def test_scores_are_the_same_bits_however_many_logits_are_scored_at_once(
+    tiny_model, tiny_tokens, monkeypatch, at_once
+):
+    variants = {"low": quantized_weights(tiny_model, SPEC)}
+    whole = score(tiny_model, tiny_tokens, variants, batch_size=4)
+    monkeypatch.setattr(evaluation, "SCORED_AT_ONCE", at_once)
+    assert score(tiny_model, tiny_tokens, variants, batch_size=4) == whole

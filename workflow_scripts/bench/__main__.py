@@ -1,6 +1,7 @@
 """Measure rows and write ``benchmarks/results.csv`` and ``benchmarks/README.md``."""
 
 import argparse
+import importlib
 import json
 import os
 import subprocess
@@ -14,23 +15,15 @@ from workflow_scripts.bench.results import Result, describe_machine, write
 from workflow_scripts.bench.timing import ROOT, Settings
 
 # In the order of the table. Each is a module of this package and runs in a process of its own.
-ROWS = ("quantize", "perplexity", "probe", "training_step", "overhead", "planning")
+ROWS = (
+    "quantize", "perplexity", "probe", "stream", "training_step", "overhead", "planning", "growth",
+)  # fmt: skip
 
 
 def measure_row(name: str, settings: Settings) -> list[Result]:
     """Run one row in this process."""
     settings.prepare()
-    from workflow_scripts.bench import (
-        overhead,
-        perplexity,
-        planning,
-        probe,
-        quantize,
-        training_step,
-    )
-
-    modules = (quantize, perplexity, probe, training_step, overhead, planning)
-    return {module.ROW: module for module in modules}[name].run(settings)
+    return importlib.import_module(f"workflow_scripts.bench.{name}").run(settings)
 
 
 def _in_own_process(name: str, arguments: list[str], threads: int) -> list[Result]:
@@ -46,13 +39,19 @@ def _in_own_process(name: str, arguments: list[str], threads: int) -> list[Resul
 
 def main(options: argparse.Namespace) -> int:
     """Measure; the exit status says whether every row could be measured."""
-    settings = Settings(options.quick, options.threads, options.clock, options.device)
+    settings = Settings(
+        options.quick, options.threads, options.clock, options.device, options.output
+    )
     if options.row:
         results = measure_row(options.row, settings)
         options.json.write_text(json.dumps([asdict(result) for result in results]))
         return 0
     arguments = [f"--threads={options.threads}", f"--clock={options.clock}"]
-    arguments += [f"--device={options.device}", *(["--quick"] if options.quick else [])]
+    arguments += [
+        f"--device={options.device}",
+        f"--output={options.output.resolve()}",
+        *(["--quick"] if options.quick else []),
+    ]
     conditions = {
         "machine": describe_machine(options.threads, options.device),
         "conditions": f"{options.clock} clock{', quick' if options.quick else ''}",

@@ -21,13 +21,15 @@ MIB = 2**20
 class Settings:
     """How a row is measured. ``quick`` is for tests: small sizes, two rounds.
 
-    ``clock`` is ``wall``, or ``cpu`` for one thread on a busy machine.
+    ``clock`` is ``wall``, or ``cpu`` for one thread on a busy machine. A row that has more
+    to show than lines of the table writes it to ``folder``.
     """
 
     quick: bool = False
     threads: int = 1
     clock: str = "wall"
     device: str = "cpu"
+    folder: Path | None = None
 
     def rounds(self, whole: int) -> int:
         """How many rounds to run where ``whole`` are wanted."""

@@ -16,6 +16,8 @@ from workflow_scripts.lib.logits import next_token_logits
 from workflow_scripts.lib.numerics import assert_float32
 from workflow_scripts.lib.roles import FP32
 
+SCORED_AT_ONCE = 2**20  # logits; what is made of them stays in a processor's cache
+
 
 @dataclass
 class SequenceScores:
@@ -112,7 +114,10 @@ def score_logits(
         targets, found = ids[:, 1:].reshape(-1, 1), []
         for parts in zip(*logits, strict=True):
             first = sum(rows.shape[-1] for rows in found)
-            found.append(_score_positions(parts, targets[first : first + len(parts[0])]))
+            wanted = targets[first : first + len(parts[0])]
+            rows = max(1, SCORED_AT_ONCE // parts[0].shape[-1])
+            pieces = zip(*(part.split(rows) for part in (*parts, wanted)), strict=True)
+            found += [_score_positions(piece[:-1], piece[-1]) for piece in pieces]
         shape = (3, len(scores), *ids[:, 1:].shape)
         nll, kl, changed = torch.cat(found, dim=-1).view(shape)
         for number, (name, record) in enumerate(scores.items()):
