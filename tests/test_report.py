@@ -1,12 +1,15 @@
 """The report and the interactive figure: pages that open offline, read as a person would."""
 
 import re
+from itertools import combinations
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from tests import synthetic
 from tests.workflow import TINY, snakemake, tiny_checkout
+from workflow_scripts.lib.figures import audit_page
 
 pytestmark = pytest.mark.workflow
 
@@ -57,6 +60,25 @@ def test_a_reader_switches_the_scale_and_reads_a_point(browser, tmp_path_factory
     assert f"gap {row['gap_pct']:.2f} %" in text
     assert f"learning rate {row['lr']:.3g}" in text
     assert not [e for e in browser.get_log("browser") if e["level"] == "SEVERE"]
+
+
+def test_the_page_fits_a_narrow_window(browser, tmp_path):
+    page = tmp_path / "audit.html"
+    suite = {"label": "a label that is longer than a narrow window is wide & has a sign"}
+    audit_page.save(audit_page.draw(synthetic.audit(), synthetic.phases(), suite=suite), page)
+    size = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.get(page.as_uri())
+    places = (
+        "return [...document.querySelectorAll(arguments[0])].map(e => e.getBoundingClientRect())"
+    )
+    find(browser, button("log"))
+    boxes = browser.execute_script(places, ".updatemenu-button, h1, .g-ytitle, .g-y2title")
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert len(boxes) == 7 and all(box["left"] >= 0 and box["right"] <= 400 for box in boxes)
+    for one, other in combinations(boxes, 2):
+        beside = one["right"] <= other["left"] + 1 or other["right"] <= one["left"] + 1
+        assert beside or one["bottom"] <= other["top"] + 1 or other["bottom"] <= one["top"] + 1
 
 
 def button(text: str) -> str:

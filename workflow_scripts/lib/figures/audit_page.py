@@ -3,6 +3,7 @@
 The page holds everything it needs and opens without a network.
 """
 
+import html
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,13 @@ from workflow_scripts.lib.labels import role_labels
 
 QUANTIZED = ("low_bit", "high_bit")
 PERCENT, NATS = "gap (% of FP32 perplexity)", "gap (nats per token)"
+# The title is text of the page, so that it breaks where the window is narrow.
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"></head>
+<body style="margin: 0"><h1 style="font: 17px 'Open Sans', verdana, arial, sans-serif;
+margin: 1em 1em 0">{title}</h1>{drawing}</body></html>
+"""
 _DASHES = {"low_bit": "solid", "high_bit": "dash"}
 
 
@@ -41,20 +49,24 @@ def draw(audit: pd.DataFrame, phases: dict, *, suite: dict) -> go.Figure:
     figure.update_xaxes(tickformat=",", range=[0, 1.01 * full.index.max()])
     figure.update_xaxes(title_text="training step", row=2, col=1)
     figure.update_yaxes(title_text=PERCENT, exponentformat="none", row=1, col=1)
-    figure.update_yaxes(title_text="perplexity", type="log", dtick="D2", row=2, col=1)
+    ticks = _round_numbers(audit["ppl"].min(), audit["ppl"].max())
+    figure.update_yaxes(title_text="perplexity", type="log", tickvals=ticks, row=2, col=1)
     figure.update_layout(
-        title={
-            "text": f"{suite['label']}: what rounding costs at {full.index.size} checkpoints",
-            "x": 0.02,
-            "y": 0.97,
-        },
+        meta=f"{suite['label']}: what rounding costs at {full.index.size} checkpoints",
         template="simple_white",
         hovermode="closest",
-        height=700,
-        margin={"t": 140},
+        height=720,
+        margin={"t": 110, "l": 70, "r": 20},
+        legend={"orientation": "h", "y": -0.12, "yanchor": "top"},
         updatemenus=_menus(len(figure.data)),
     )
     return figure
+
+
+def _round_numbers(low: float, high: float) -> list[float]:
+    """1, 2 and 5 of every decade from ``low`` to ``high``: a log axis prints other digits alone."""
+    decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    return [n * 10.0**decade for decade in decades for n in (1, 2, 5)]
 
 
 def _line(role: str) -> dict:
@@ -146,14 +158,15 @@ def _menus(traces: int) -> list[dict]:
     place = {
         "type": "buttons",
         "direction": "right",
-        "y": 1.17,
-        "yanchor": "top",
+        "x": 0.0,
         "xanchor": "left",
+        "y": 1.0,
+        "yanchor": "bottom",
     }
     return [
         place
         | {
-            "x": 0.0,
+            "pad": {"b": 22},
             "buttons": [
                 {"label": "percent", "method": "update", "args": percent},
                 {"label": "nats", "method": "update", "args": nats},
@@ -161,7 +174,7 @@ def _menus(traces: int) -> list[dict]:
         },
         place
         | {
-            "x": 0.22,
+            "pad": {"b": 22, "l": 130},  # pixels, so that no window pushes them together
             "buttons": [
                 {"label": "linear", "method": "update", "args": linear},
                 {"label": "log", "method": "update", "args": logarithmic},
@@ -175,7 +188,10 @@ def save(figure: go.Figure, path: str | Path) -> None:
 
     The element's name is fixed: plotly would draw a new one each time.
     """
+    title = html.escape(str(figure.layout.meta))
+    drawing = figure.to_html(
+        include_plotlyjs=True, full_html=False, div_id="audit",
+        config={"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]},
+    )  # fmt: skip
     with atomic_path(Path(path)) as temporary:
-        temporary.write_text(
-            figure.to_html(include_plotlyjs=True, full_html=True, div_id="audit"), encoding="utf-8"
-        )
+        temporary.write_text(_PAGE.format(title=title, drawing=drawing), encoding="utf-8")
