@@ -12,12 +12,19 @@
 # make bench      the benchmarks beside other tools; ROWS="quantize probe" measures some rows
 # make lint       the checks of style and structure alone
 # make lock       write envs/requirements.lock anew (needs uv)
+#
+# SUITE=name names another suite, CONFIG=mine.yaml adds a configuration of your own:
+# to all, figures, report, status, plan and freeze.
 
 PYTHON ?= python3
 CORES ?= all
 SUITE ?=
+CONFIG ?=
 SOURCE ?=
 BIN := .venv/bin
+# What every call of Snakemake is told; targets stand before it.
+CONFIGURED = $(if $(CONFIG),--configfile $(CONFIG)) $(if $(SUITE),--config suite=$(SUITE))
+NAMED = $(if $(SUITE),--suite $(SUITE)) $(if $(CONFIG),--configfile $(CONFIG))
 READY := .venv/ready
 
 .PHONY: all figures publish test test-slow report status plan freeze rulegraph bench lint lock clean
@@ -31,14 +38,14 @@ $(READY): envs/requirements.lock
 	touch $(READY)
 
 all: $(READY)
-	$(BIN)/snakemake --cores $(CORES) $(if $(SUITE),--config suite=$(SUITE))
+	$(BIN)/snakemake --cores $(CORES) all $(CONFIGURED)
 
 # What is published of a suite is a suite of its own, with `-published` after its name.
 figures: $(READY)
 ifeq ($(SOURCE),published)
-	$(BIN)/snakemake --cores $(CORES) all extended --config suite=$(or $(SUITE),mini)-published
+	$(BIN)/snakemake --cores $(CORES) all extended$(if $(CONFIG), --configfile $(CONFIG)) --config suite=$(or $(SUITE),mini)-published
 else ifeq ($(SOURCE),)
-	$(BIN)/snakemake --cores $(CORES) $(if $(SUITE),--config suite=$(SUITE))
+	$(BIN)/snakemake --cores $(CORES) all $(CONFIGURED)
 else
 	$(error SOURCE=$(SOURCE) is not known; valid: published, or nothing)
 endif
@@ -54,16 +61,16 @@ test-slow: $(READY)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m slow
 
 report: $(READY)
-	$(BIN)/snakemake --report report.html $(if $(SUITE),--config suite=$(SUITE))
+	$(BIN)/snakemake --report report.html $(CONFIGURED)
 
 status: $(READY)
-	@$(BIN)/python -m workflow_scripts.show_status $(TARGET) $(if $(SUITE),--config suite=$(SUITE))
+	@$(BIN)/python -m workflow_scripts.show_status $(or $(TARGET),all) $(CONFIGURED)
 
 plan: $(READY)
-	@$(BIN)/python -m workflow_scripts.plan_suite $(if $(SUITE),--suite $(SUITE))
+	@$(BIN)/python -m workflow_scripts.plan_suite $(NAMED)
 
 freeze: $(READY)
-	@$(BIN)/python -m workflow_scripts.freeze_revisions $(if $(SUITE),--suite $(SUITE))
+	@$(BIN)/python -m workflow_scripts.freeze_revisions $(NAMED)
 
 rulegraph: $(READY)
 	@$(BIN)/python -m workflow_scripts.draw_rulegraph

@@ -120,6 +120,8 @@ def test_one_model_has_a_row_and_no_curve(run, text, tmp_path):
     assert names == {
         "audit.csv", "audit_sequences.parquet", "audit.json", "validation.safetensors"
     }  # fmt: skip
+    listed = next(line for line in printed.splitlines() if line.startswith(f"{tmp_path / 'out'}: "))
+    assert set(listed.partition(": ")[2].split(", ")) == names
 
 
 def test_without_data_the_embedded_text_is_named(run, tmp_path):
@@ -133,12 +135,13 @@ def test_groups_and_lengths_fit_the_model(run, text, tmp_path):
     _, printed = run_audit(
         run / "checkpoint-80", data=text, out=str(tmp_path / "o"), length=512, sequences=4
     )
-    assert "4 sequences of 16 tokens" in printed  # its longest
+    assert "4 sequences of 16 tokens (this model takes no more; --length is 512)" in printed
     assert "int4_g16" in set(pd.read_csv(tmp_path / "o/audit.csv").quantizer)
 
 
 def test_as_it_would_ship(run, text, tmp_path):
     _, printed = run_audit(run / "checkpoint-80", data=text, out=str(tmp_path / "o"), deployed=True)
+    assert "validation.safetensors, deployed.csv" in printed
     table = pd.read_csv(tmp_path / "o/deployed.csv").set_index("format")
     # The tiny model's rows of 16 are no whole blocks of a GGUF file.
     assert "16 inputs, no multiple of 32" in table.reason["gguf_q4_1"]

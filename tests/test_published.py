@@ -133,6 +133,37 @@ def test_nothing_is_trained_or_probed(checkout):
     assert {"plot_audit", "plot_forks", "judge_claims", "render_notebook_tour"} <= jobs.keys()
 
 
+@pytest.mark.parametrize("name", ["probes/step1000.csv", "deployed.csv"])
+def test_what_is_not_frozen_is_refused_in_one_line(name, checkout):
+    run = snakemake("--dry-run", f"results/mini-published/{name}", folder=checkout)
+    assert run.returncode != 0 and "Traceback" not in run.stdout
+    assert run.stdout.splitlines()[-1] == (
+        "Error: suite mini-published has no checkpoints, only what is frozen in "
+        "resources/published/mini; what it lacks is measured under results/mini/"
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "command"),
+    [
+        ("all", "snakemake --cores 2 all --configfile mine.yaml"),
+        ("figures", "snakemake --cores 2 all --configfile mine.yaml"),
+        ("report", "snakemake --report report.html --configfile mine.yaml"),
+        ("status", "show_status all --configfile mine.yaml"),
+        ("plan", "plan_suite --configfile mine.yaml"),
+        ("freeze", "freeze_revisions --configfile mine.yaml"),
+    ],
+)
+def test_the_makefile_takes_a_configuration_of_ones_own(target, command):
+    """Targets stand before --configfile, which would take them for files of its own."""
+    arguments = ["make", "--dry-run", target, "CONFIG=mine.yaml", "CORES=2"]
+    run = subprocess.run(arguments, cwd=ROOT, text=True, capture_output=True, check=True)
+    assert command in " ".join(run.stdout.split())
+    named = subprocess.run([*arguments, "SUITE=mine"], cwd=ROOT, text=True, capture_output=True,
+                           check=True)  # fmt: skip
+    assert "suite=mine" in named.stdout or "--suite mine" in named.stdout
+
+
 def test_the_makefile_builds_it():
     run = subprocess.run(
         ["make", "--dry-run", "figures", "SOURCE=published", "CORES=2"],

@@ -14,6 +14,7 @@ from workflow_scripts.lib.files import atomic_path
 from workflow_scripts.lib.roles import FP32, HIGH_BIT, LOW_BIT
 
 COLUMNS = ("step", "FP32 ppl", "INT4 gap %", "95 % interval", "INT8 gap %", "INT4 ppl", "top-1 %")
+TABLES = ("audit.csv", "audit_sequences.parquet")
 
 
 class LiveTable:
@@ -65,9 +66,9 @@ class LiveTable:
 
 def write_tables(folder: Path, audit: pd.DataFrame, sequences: pd.DataFrame) -> None:
     """Write what is known so far, whole or not at all: an audit that is stopped loses nothing."""
-    with atomic_path(folder / "audit.csv") as path:
+    with atomic_path(folder / TABLES[0]) as path:
         audit.to_csv(path, index=False)
-    with atomic_path(folder / "audit_sequences.parquet") as path:
+    with atomic_path(folder / TABLES[1]) as path:
         sequences.to_parquet(path, index=False)
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from workflow_scripts.lib.audit_command.options import AuditOptions
 from workflow_scripts.lib.audit_command.plateau import Verdict, judge
-from workflow_scripts.lib.audit_command.report import LiveTable, write_figure, write_tables
+from workflow_scripts.lib.audit_command.report import TABLES, LiveTable, write_figure, write_tables
 from workflow_scripts.lib.audit_command.sources import Source, open_source
 from workflow_scripts.lib.audit_command.validation import fixed_batches, open_text
 from workflow_scripts.lib.auditing import gather_audit
@@ -27,6 +27,7 @@ from workflow_scripts.lib.text.tokens import write_tokens
 
 PASSED, BAD_INPUT, LEFT_PLATEAU = 0, 2, 3
 PHASE_RESAMPLES = 100
+RECORD, VALIDATION, DEPLOYED = "audit.json", "validation.safetensors", "deployed.csv"
 TRAINER_STATE = "trainer_state.json"
 
 
@@ -56,15 +57,16 @@ def _audit(options: AuditOptions, console: Console) -> Verdict:
     measured, sequences = _probe_all(options, source, prober, folder, console)
     verdict = judge(measured, sequences, resamples=min(options.resamples, PHASE_RESAMPLES))
     figures = write_figure(folder, measured, verdict.phases, options.name)
-    write_json(folder / "audit.json", {
+    write_json(folder / RECORD, {
         "target": options.target, "text": words, "left_plateau": verdict.left,
         "verdict": verdict.words, "phases": verdict.phases, **prober.made_by,
     })  # fmt: skip
-    (folder / "deployed.csv").unlink(missing_ok=True)  # an earlier audit's
+    (folder / DEPLOYED).unlink(missing_ok=True)  # an earlier audit's
     if options.deployed:
         _probe_as_shipped(options, source, prober, sequences, folder, console)
-    files = ", ".join(["audit.csv", "audit_sequences.parquet", *(p.name for p in figures)])
-    console.print(f"{folder}: {files}", markup=False, soft_wrap=True)
+    written = [*TABLES, *(path.name for path in figures), RECORD, VALIDATION]
+    written += [DEPLOYED] if options.deployed else []
+    console.print(f"{folder}: {', '.join(written)}", markup=False, soft_wrap=True)
     console.print(f"INT4 gap: {verdict.words}", markup=False, soft_wrap=True)
     return verdict
 
@@ -89,14 +91,15 @@ def _prepare(options: AuditOptions, source: Source, folder: Path) -> tuple[Probe
         model = opened.model if isinstance(opened, StoredModel) else opened
         limit = getattr(model.config, "max_position_embeddings", None) or options.length
         end = model.config.eos_token_id
+        length = min(options.length, limit)
         tokens = fixed_batches(
             texts, file, end=end[0] if isinstance(end, list) else end,
-            sequences=options.sequences, length=min(options.length, limit),
+            sequences=options.sequences, length=length,
             batch_size=min(options.batch_size, options.sequences), name=words,
         )  # fmt: skip
     smallest = min(layer.in_features for layer in linear_layers(model).values())
     group = min(options.group_size, smallest)
-    path = folder / "validation.safetensors"
+    path = folder / VALIDATION
     write_tokens(path, tokens)
     low, high = f"int4_g{group}", "int8_channel"
     settings = {
@@ -109,6 +112,8 @@ def _prepare(options: AuditOptions, source: Source, folder: Path) -> tuple[Probe
         "device": options.device,
     }
     words += f", {len(tokens)} sequences of {tokens.shape[1]} tokens"
+    if length < options.length:
+        words += f" (this model takes no more; --length is {options.length})"
     if options.data is None:
         words += "; embedded text, perhaps unlike what this model was trained on: see --data"
     return Prober(str(path), settings, torch.get_num_threads()), words
@@ -161,7 +166,7 @@ def _probe_as_shipped(
     table = probe_deployed(
         model, prober, step, sequences[sequences["step"] == step], resamples=options.resamples
     )
-    table.to_csv(folder / "deployed.csv", index=False)
+    table.to_csv(folder / DEPLOYED, index=False)
     for row in table[table["status"] == "measured"].itertuples():
         console.print(
             f"{row.format}: gap {row.gap_pct:.3f} % [{row.gap_low_pct:.3f}, "

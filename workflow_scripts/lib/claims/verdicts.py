@@ -208,6 +208,8 @@ def _reason(
     if verdict == UNDERPOWERED:
         smallest = next(f.smallest_p for f in (measured, printed) if _undecidable(f))
         parts.append(f"smallest attainable p = {smallest:.2f}, above {ALPHA}")
+        if missing:
+            parts.append(_how_to_run(m, claim, missing))
     if verdict == NOT_APPLICABLE:
         parts.append(f"{m.suite['label']} is not {PAPER_SUITE}")
     twice = (

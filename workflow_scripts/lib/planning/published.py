@@ -82,6 +82,20 @@ class PublishedPlan(MechanismPlan):
             raise ConfigError(f"suite {self.name}: {line}")
         return [f"{self.frozen_folder}/{name}" for name in (DIGESTS_FILE, *self.frozen_names)]
 
+    def checkpoint_files(self, steps: str) -> list[str]:
+        """Weights and configuration of a range; one line where nothing frozen was made of it.
+
+        Snakemake asks for the inputs of every rule that could make a frozen file.
+        """
+        made = {f"probes/{steps}.csv", "deployed.csv"}
+        if self.is_published and made.isdisjoint(self.frozen_names):
+            raise ConfigError(
+                f"suite {self.name} has no checkpoints, only what is frozen in "
+                f"{self.frozen_folder}; what it lacks is measured under "
+                f"results/{Path(self.frozen_folder).name}/"
+            )
+        return super().checkpoint_files(steps)
+
     @property
     def restored_files(self) -> list[str]:
         """The same files where the rules look for them."""
