@@ -9,7 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from workflow_scripts.bench.models import fresh_model, published_checkpoint, random_tokens
+from workflow_scripts.bench.models import (
+    fresh_model,
+    published_checkpoint,
+    random_tokens,
+    stored_checkpoint,
+)
 from workflow_scripts.bench.probe import probe, warm_up
 from workflow_scripts.bench.results import Result, judged
 from workflow_scripts.bench.stream import streamed
@@ -19,7 +24,7 @@ from workflow_scripts.lib.files import atomic_path
 ROW = "growth"
 WHOLE, STREAMED = "whole model", "streamed"
 WAYS = {WHOLE: lambda *given: probe(*given, "cpu"), STREAMED: streamed}
-SIZES = ("14m", "31m", "70m", "160m", "410m", "1b", "1.4b")
+SIZES = ("14m", "31m", "70m", "160m", "410m", "1.4b")
 REVISIONS = (1, 10, 50, 154)
 TOKENS = {"size": (1, 128), "revisions": (16, 64)}
 SMALL, SMALL_VOCABULARY = "14m", 512
@@ -42,7 +47,7 @@ def _by_size(shape: str, settings: Settings) -> list[dict]:
     from workflow_scripts.bench.probe import checkpoint_bytes
 
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint = published_checkpoint(shape, Path(folder, "checkpoint"))
+        checkpoint = stored_checkpoint(shape, Path(folder, "checkpoint"))
         found = {way: _child(way, checkpoint, 1, "size", settings) for way in WAYS}
     size = {"against": "size", "shape": shape, "parameters": checkpoint_bytes(shape) // 4}
     return [size | {"revisions": 1, "way": way} | values for way, values in found.items()]
