@@ -9,7 +9,7 @@ from workflow_scripts.lib.figures import plotting
 from workflow_scripts.lib.figures.plotting import GREY, PAGE_IN, Look
 
 _LOOKS = {"whole model": Look("black", "-", "o"), "streamed": plotting.LOOKS["low_bit"]}
-_PANELS = (("seconds", "time of a probe (s)"), ("mib", "peak memory beyond imports (MiB)"))
+_PANELS = (("seconds", "time (s)"), ("mib", "peak memory (MiB)"))
 
 
 def draw_sizes(lines: Sequence[dict]) -> Figure:
