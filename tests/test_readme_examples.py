@@ -22,10 +22,10 @@ FIRST, AFTER = "## Your own model", "## Your own numbers"
 TEXT = "the weights of a model are rounded to few values and the loss is what it is\n\n" * 3000
 
 
-def blocks(language):
+def blocks(language, first=FIRST, after=AFTER):
     """Code blocks of the sections in one language."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    sections = text.split(f"\n{FIRST}\n", 1)[1].split(f"\n{AFTER}\n", 1)[0]
+    sections = text.split(f"\n{first}\n", 1)[1].split(f"\n{after}\n", 1)[0]
     return re.findall(rf"^```{language}\n(.*?)^```$", sections, flags=re.M | re.S)
 
 
@@ -121,3 +121,14 @@ def test_ones_own_run_is_planned_as_a_suite(tmp_path):
         (folder / "text" / name).touch()
     (folder / "mine.yaml").write_text(yaml.safe_dump(own))
     assert planned(target, "--configfile", "mine.yaml", folder=folder)["collect_text"] == 1
+
+
+@pytest.mark.workflow
+def test_a_quantizer_of_ones_own_is_probed(tmp_path):
+    folder = copy_checkout(tmp_path / "checkout")
+    [block] = blocks("yaml", AFTER, "## Where the paper leaves a choice")
+    (folder / "mine.yaml").write_text(block)
+    target = "results/mini3/figures/fig1_audit.pdf"
+    jobs = planned(target, "--configfile", "mine.yaml", folder=folder)
+    assert jobs["probe_checkpoints"] == 2 and jobs["plot_audit"] == 1
+    assert "pretrain_suite_mini3_step5720" in jobs
