@@ -36,8 +36,10 @@ for job in PRETRAINING_JOBS:
             "../envs/torch.yaml"
         threads: job.threads
         # How a job runs, not what it computes: unlike params, resources rerun nothing.
+        # The name of the rule is its suite's, so no profile can give it a time.
         resources:
             save_every=config["suites"][job.suite]["training"]["save_every"],
+            runtime=lambda wildcards, attempt: attempt * 1440,  # minutes
         params:
             checkpoints=job.checkpoints,
             workspace=f"results/{job.suite}/unfinished/pretrain_suite/step{job.stop}",

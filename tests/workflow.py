@@ -43,7 +43,7 @@ def snakemake(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProce
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=900,
+        timeout=1800,
     )
 
 

@@ -1,19 +1,33 @@
 """The profile for SLURM as Snakemake reads it; test_slurm.py runs it on a cluster."""
 
+import json
 import re
+import subprocess
+import sys
+from collections import defaultdict
 
 import pytest
 import yaml
 
-from tests.workflow import ROOT, snakemake
+from tests.workflow import ROOT, TINY, snakemake
 
 PROFILE = yaml.safe_load((ROOT / "profiles/slurm/config.yaml").read_text())
 RULES = {
     name
     for path in ROOT.glob("rules/*.smk")
-    for name in re.findall(r"^rule (\w+):", path.read_text(), re.MULTILINE)
+    for name in re.findall(
+        r"^(?:use rule \w+ as|rule) (\w+)(?: with)?:", path.read_text(), re.MULTILINE
+    )
 }
 REQUESTS = {"default-resources": PROFILE["default-resources"]} | PROFILE["set-resources"]
+HUB = "tests/config/pythia_tiny.yaml"
+# No part of any plan below: the example, the search, and other ways to make the same files.
+NOT_PLANNED = {
+    "train_example", "audit_example", "try_candidate", "rank_candidates", "judge_claims_one",
+    "copy_tokenizer", "fix_batches_validation", "render_notebook_your_run",
+}  # fmt: skip
+# What the paper's own model needs is 0.65 GB of weights, and several times that when it is trained.
+LEAST_MB = 8000
 
 
 def test_the_profile_names_rules_that_exist():
@@ -42,3 +56,113 @@ def test_snakemake_understands_the_profile(suite):
 def test_a_request_holds_no_comma():
     """Snakemake would read what follows it as a request of its own."""
     assert [r for asked in REQUESTS.values() for r in asked.values() if "," in str(r)] == []
+
+
+# What every job asks for, as Snakemake works it out
+
+
+def plan(configfile: str, suite: dict, folder, *targets: str, attempt: int = 1) -> dict:
+    """Jobs and groups that would be submitted for a suite on GPUs (see planned_jobs.py)."""
+    name = "tiny" if configfile == TINY else "pythia-160m"
+    changes = folder / "changes.yaml"
+    changes.write_text(yaml.safe_dump({"suites": {name: {"device": "cuda", **suite}}}))
+    run = subprocess.run(
+        [
+            sys.executable, "-m", "tests.slurm.planned_jobs", folder / "plan.json",
+            "--attempt", str(attempt), "--workflow-profile", "profiles/slurm",
+            "--configfile", configfile, changes, "--", *targets,
+        ],
+        cwd=ROOT, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout[-1000:] + run.stderr[-3000:]
+    return json.loads((folder / "plan.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> list[dict]:
+    """Jobs of everything of a suite that is trained here, first attempt."""
+    return plan(
+        TINY, {}, tmp_path_factory.mktemp("first"), "all", "extended",
+        "results/tiny/cycles.csv", "results/tiny/deployed.csv",
+    )["jobs"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory) -> list[dict]:
+    """Jobs of everything of a hub suite whose checkpoints are deleted once measured."""
+    return plan(HUB, {}, tmp_path_factory.mktemp("streamed"), "all", "extended")["jobs"]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory) -> dict:
+    """Jobs and groups of the audit of a hub suite whose checkpoints are kept."""
+    root = "results/pythia-160m"
+    targets = [f"{root}/{name}.csv" for name in ("suite", "audit", "kurtosis")]
+    return plan(HUB, {"keep_checkpoints": True}, tmp_path_factory.mktemp("kept"), *targets)
+
+
+@pytest.mark.workflow
+def test_a_job_asks_for_a_gpu_where_its_model_is_on_one(trained, streamed, kept):
+    """What a job works on is told by its parameter ``device``, not by what it asks for."""
+    jobs = [*trained, *streamed, *kept["jobs"]]
+    wrong = {job["rule"] for job in jobs if (job["gpu"] or 0) != ("cuda" in job["devices"])}
+    assert wrong == set()
+    on_gpus = {job["rule"] for job in jobs if job["gpu"]}
+    assert {"probe_checkpoints", "survey_revisions", "train_fork", "train_fork_variants",
+            "train_fork_cycles", "probe_layers", "probe_deployed"} <= on_gpus  # fmt: skip
+
+
+@pytest.mark.workflow
+def test_every_rule_asks_for_memory_and_time(trained, streamed, kept):
+    asked = defaultdict(list)
+    for job in [*trained, *streamed, *kept["jobs"]]:
+        asked[job["rule"]].append(job)
+    assert set(asked) >= RULES - NOT_PLANNED
+    for rule, jobs in asked.items():
+        assert min(job["mem_mb"] for job in jobs) >= 2000, rule
+        assert min(job["runtime"] for job in jobs) >= 15, rule
+        if any(job["gpu"] for job in jobs):
+            assert min(job["mem_mb"] for job in jobs) >= LEAST_MB, rule
+        if rule.startswith(("train_fork", "pretrain_suite")):
+            assert min(job["runtime"] for job in jobs) >= 24 * 60, rule
+
+
+@pytest.mark.workflow
+def test_every_job_asks_for_more_when_it_is_started_again(trained, tmp_path):
+    def requests(jobs):
+        return {
+            (job["rule"], *job["wildcards"].items()): (job["mem_mb"], job["runtime"])
+            for job in jobs
+        }
+
+    again = plan(TINY, {}, tmp_path, "all", "extended", attempt=2)["jobs"]
+    first, second = requests(trained), requests(again)
+    assert set(second) < set(first) and len(second) > 90
+    for job, (memory, minutes) in second.items():
+        assert memory == 2 * first[job][0] and minutes == 2 * first[job][1], job
+
+
+@pytest.mark.workflow
+def test_a_range_of_kept_revisions_is_one_job_of_the_cluster(kept):
+    """Its downloads, its probe, its kurtosis and its hashes: one submission."""
+    groups = defaultdict(list)
+    for job in kept["jobs"]:
+        if job["group"]:
+            groups[job["group"]].append(job)
+    probes = [job for job in kept["jobs"] if job["rule"] == "probe_checkpoints"]
+    assert len(groups) == len(probes) == 7 and set(groups) == set(kept["groups"])
+    fetched = 0
+    for name, jobs in groups.items():
+        rules = sorted(job["rule"] for job in jobs)
+        fetches = rules.count("fetch_checkpoint_kept")
+        assert rules == sorted(
+            ["describe_checkpoints", "measure_kurtosis", "probe_checkpoints"]
+            + fetches * ["fetch_checkpoint_kept"]
+        )
+        assert len({job["wildcards"]["steps"] for job in jobs if "steps" in job["wildcards"]}) == 1
+        fetched += fetches
+        request = kept["groups"][name]
+        assert request["gpu"] == 1, "the probe's"
+        assert request["hub"] == 1, "one download at a time"
+        assert request["runtime"] <= 12 * 60, "a range of 22 fits half a day"
+    assert fetched == 154

@@ -5,6 +5,7 @@ byte for byte, what a run without a cluster makes.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.hub import pythia
+from tests.hub.server import TinyHub
 from tests.workflow import ROOT, TINY, copy_checkout, tiny_checkout
+from workflow_scripts.lib.suite import revision_steps
 
 PROGRAMS = ("slurmctld", "slurmd", "squeue", "munged", "unshare")
 LACKING = [
@@ -58,9 +62,9 @@ def site_profile(folder: Path, **changes) -> str:
     return "site"
 
 
-def on_cluster(script: str, folder: Path, minutes: int) -> str:
+def on_cluster(script: str, folder: Path, minutes: int, environment: dict | None = None) -> str:
     """Run a shell script beside the cluster; what it prints, also on failure."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
+    environment = {k: v for k, v in (environment or os.environ).items() if k[:6] != "PYTEST"}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}:/usr/sbin"
     run = subprocess.run(
         [CLUSTER, "timeout", f"{minutes}m", "bash", "-euc", textwrap.dedent(script)],
@@ -108,7 +112,7 @@ def test_the_whole_suite_with_a_drained_node_and_a_cancelled_job(tmp_path, tmp_p
         wait $run
         squeue --noheader --states=all --format="%T %m %k" | grep pretrain
     """
-    printed = on_cluster(script, folder, minutes=30)
+    printed = on_cluster(script, folder, minutes=45)
     assert "drain" in printed
     tries = [line.split()[:2] for line in printed.splitlines() if "pretrain" in line]
     assert ["CANCELLED", "400M"] in tries and ["COMPLETED", "800M"] in tries, tries
@@ -130,3 +134,37 @@ def test_a_failed_job_names_its_log(tmp_path):
     log = (folder / "snakemake.log").read_text()
     assert "logs/tiny/fix_batches.log" in log
     assert "sequences of 32 need" in log
+
+
+def test_a_range_of_kept_revisions_is_one_submission(tmp_path):
+    """Six downloads, their probe, kurtosis and hashes in one job of the cluster."""
+    steps = revision_steps(powers_of_two=10, spacing=1000, last=143_000)
+    parts = ("probes", "kurtosis", "revisions")
+    targets = [f"results/pythia-160m/{part}/step0-step16.csv" for part in parts]
+    clones = {name: copy_checkout(tmp_path / name) for name in ("cluster", "alone")}
+    profile = site_profile(clones["cluster"])
+    for clone in clones.values():
+        kept = {"suites": {"pythia-160m": {"keep_checkpoints": True}}}
+        (clone / "kept.yaml").write_text(yaml.safe_dump(kept))
+    end = ["--configfile", "tests/config/pythia_tiny.yaml", "kept.yaml", "--", *targets]
+    script = f"""
+        snakemake --workflow-profile {profile} {" ".join(end)} > snakemake.log 2>&1 \\
+          || {{ tail -n 60 snakemake.log; exit 1; }}
+        squeue --noheader --states=all --format="%T %k"
+    """
+    with TinyHub(pythia.models(steps), pythia.datasets()) as hub:
+        environment = hub.environment(tmp_path / "home")
+        printed = on_cluster(script, clones["cluster"], 15, environment)
+        alone = subprocess.run(
+            [sys.executable, "-m", "snakemake", "--cores", "1", *end],
+            cwd=clones["alone"], env=environment, capture_output=True, text=True, timeout=900,
+        )  # fmt: skip
+    assert alone.returncode == 0, alone.stdout[-3000:] + alone.stderr[-3000:]
+    log = (clones["cluster"] / "snakemake.log").read_text()
+    for rule, jobs in {"fetch_checkpoint_kept": 6, "probe_checkpoints": 1, "measure_kurtosis": 1,
+                       "describe_checkpoints": 1}.items():  # fmt: skip
+        assert re.search(rf"^{rule} +{jobs}$", log, re.MULTILINE), rule
+    submitted = printed.splitlines()
+    # Text, tokenizer and batches are a job each; everything else is one.
+    assert len(submitted) == 4 and all(line.startswith("COMPLETED ") for line in submitted)
+    assert same_tables(clones["alone"], clones["cluster"]) == 3
