@@ -9,6 +9,7 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 
+from workflow_scripts.lib.files import atomic_path
 from workflow_scripts.lib.running.logs import say
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -88,8 +89,6 @@ def render(
         nbformat.write(notebook, failed)
         say(f"{source.name} failed; as far as it came it is in {failed}")
         raise
-    html.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = html.with_name(html.name + ".part")
-    unfinished.write_text(to_html(notebook, source.stem), encoding="utf-8")
-    os.replace(unfinished, html)
+    with atomic_path(html) as temporary:
+        temporary.write_text(to_html(notebook, source.stem), encoding="utf-8")
     say(f"{html.name}: all {len(notebook.cells)} cells ran, {html.stat().st_size / 1e6:.1f} MB")

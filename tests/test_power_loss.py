@@ -1,0 +1,152 @@
+"""After a power cut a file has its final name only if all of its bytes are on the disk.
+
+That is so where a file is flushed after its last byte and before it is renamed, and the
+folder that holds the name afterwards. Each test records these calls in their order.
+"""
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from tests.conftest import TINY_VOCABULARY
+from tests.hub.libraries import point_at
+from tests.hub.repos import FORMS, STEPS, branch_name, model_branches
+from tests.hub.server import TinyHub
+from workflow_scripts.lib.checkpoints import save_model
+from workflow_scripts.lib.files import atomic_path, write_digests, write_table
+from workflow_scripts.lib.hub.checkpoints import download_checkpoint
+from workflow_scripts.lib.revisions.finished_parts import FinishedParts
+from workflow_scripts.lib.text.tokens import write_tokens
+from workflow_scripts.lib.training.loop import save_state
+
+
+def state_of(path: Path) -> tuple[int, int, int]:
+    """What changes with every write to a file, whatever its name."""
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+@dataclass
+class Disk:
+    """What was flushed, and what each renaming moved, in order."""
+
+    flushed: list[tuple] = field(default_factory=list)
+    moved: list[tuple[Path, list[Path]]] = field(default_factory=list)
+    not_flushed: list[Path] = field(default_factory=list)
+    names_not_flushed: set[Path] = field(default_factory=set)
+
+    def watch(self, monkeypatch) -> "Disk":
+        """Record ``os.fsync`` and ``os.replace`` from here on."""
+        fsync, replace = os.fsync, os.replace
+
+        def flush(descriptor):
+            fsync(descriptor)
+            path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            self.flushed.append(state_of(path))
+            self.names_not_flushed.discard(path)
+
+        def move(source, target):
+            files = [Path(source)]
+            if Path(source).is_dir():
+                files = [path for path in Path(source).rglob("*") if path.is_file()]
+            self.not_flushed += [path for path in files if state_of(path) not in self.flushed]
+            self.names_not_flushed.add(Path(target).parent)
+            self.moved.append((Path(target), files))
+            replace(source, target)
+
+        monkeypatch.setattr(os, "fsync", flush)
+        monkeypatch.setattr(os, "replace", move)
+        return self
+
+    def assert_whole(self, *names: str) -> None:
+        """Everything written was flushed before it got its name, and the names after that."""
+        assert self.not_flushed == []
+        assert self.names_not_flushed == set()
+        assert [target.name for target, _ in self.moved] == list(names)
+
+
+@pytest.fixture
+def disk(monkeypatch) -> Disk:
+    return Disk().watch(monkeypatch)
+
+
+def test_a_file_that_is_not_flushed_is_noticed(disk, tmp_path):
+    """The recorder itself: a rename without a flush, and a write after the flush."""
+    (tmp_path / "a").write_text("1")
+    os.replace(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(AssertionError):
+        disk.assert_whole("b")
+    (tmp_path / "c").write_text("1")
+    with open(tmp_path / "c", "r+") as stream:
+        os.fsync(stream.fileno())
+    (tmp_path / "c").write_text("12")
+    os.replace(tmp_path / "c", tmp_path / "d")
+    assert [path.name for path in disk.not_flushed] == ["a", "c"]
+    assert disk.names_not_flushed == {tmp_path}
+
+
+def test_any_output(disk, tmp_path):
+    with atomic_path(tmp_path / "new" / "file.txt") as temporary:
+        temporary.write_text("whole")
+    disk.assert_whole("file.txt")
+
+
+@pytest.mark.parametrize("name", ["table.csv", "table.parquet"])
+def test_a_table(disk, tmp_path, name):
+    write_table(tmp_path / name, pd.DataFrame({"a": [1, 2]}))
+    disk.assert_whole(name)
+
+
+def test_tokens_and_digests(disk, tmp_path):
+    write_tokens(tmp_path / "train.safetensors", np.zeros((2, 4), np.int32))
+    write_digests(tmp_path, ["train.safetensors"])
+    disk.assert_whole("train.safetensors", "SHA256SUMS")
+
+
+def test_a_checkpoint_new_and_replaced(disk, tmp_path, tiny_model):
+    """A new one appears as a folder, whole; files of one that is there are moved one by one."""
+    save_model(tiny_model, tmp_path / "step1", digests=True)
+    disk.assert_whole("SHA256SUMS", "step1")
+    moved = next(files for target, files in disk.moved if target.name == "step1")
+    assert {"model.safetensors", "config.json", "SHA256SUMS"} <= {path.name for path in moved}
+    save_model(tiny_model, tmp_path / "step1", digests=True)
+    assert disk.not_flushed == [] and disk.names_not_flushed == set()
+    assert disk.moved[-1][0].name == "SHA256SUMS", "digests vouch for what is there already"
+
+
+def test_the_state_of_a_training(disk, tmp_path, tiny_model):
+    optimizer = torch.optim.AdamW(tiny_model.parameters())
+    ids = torch.arange(16)[None] % TINY_VOCABULARY
+    tiny_model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    save_state(
+        tmp_path / "state.safetensors", tiny_model, optimizer,
+        step=1, fingerprint="f", losses=[1.0],
+    )  # fmt: skip
+    disk.assert_whole("state.safetensors")
+
+
+def test_a_part_counts_after_its_tables_are_on_the_disk(disk, tmp_path):
+    parts = FinishedParts(tmp_path / "parts", "f")
+    parts.keep("step1", {"step": 1}, {"scores": pd.DataFrame({"a": [1.0]})})
+    assert disk.not_flushed == [] and disk.names_not_flushed == set()
+    assert [target.name for target, _ in disk.moved][-1] == "step1.json"
+    assert json.loads((tmp_path / "parts/step1.json").read_text()) == {"step": 1}
+
+
+@pytest.mark.parametrize("form", range(len(FORMS)), ids=FORMS)
+def test_a_revision_from_the_hub(disk, tmp_path, monkeypatch, form):
+    """Its record, which says that the folder is whole, comes last."""
+    with TinyHub({"tiny/neox": model_branches()}) as hub:
+        point_at(monkeypatch, hub, tmp_path / "home")
+        download_checkpoint("tiny/neox", branch_name(STEPS[form]), tmp_path / "step")
+    assert disk.not_flushed == [] and disk.names_not_flushed == set()
+    names = [target.name for target, _ in disk.moved if target.parent == tmp_path / "step"]
+    assert names[-1] == "download.json"
+    assert set(names) == {"model.safetensors", "config.json", "download.json"}
