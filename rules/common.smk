@@ -7,7 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import yaml
+from snakemake.utils import update_config
 
+from workflow_scripts.lib.config.command_line import as_in_a_file
 from workflow_scripts.lib.running.code_hash import code_hash
 from workflow_scripts.lib.config.checks import ConfigError, check_config, find_suite
 from workflow_scripts.lib.running.folder_lock import start_run
@@ -48,6 +50,9 @@ SCHEMA = yaml.safe_load(Path(workflow.basedir, "rules/schemas/config.schema.yaml
 
 LIBRARY = read_resources(Path(workflow.basedir, "resources"))
 TABLES_OF_REVISIONS = Path(workflow.basedir, "resources/revisions").as_posix()
+
+for key, value in (workflow.config_settings.config or {}).items():
+    update_config(config, {key: as_in_a_file(value)} if isinstance(value, dict) else {})
 
 try:
     config["suites"] = resolve_suites(config.get("suites"), LIBRARY)
