@@ -14,7 +14,6 @@ from workflow_scripts.lib.training import distributed
 Precision = Literal["float32", "bf16"]
 Attention = Literal["sdpa", "eager"]
 PIECE = 2**24  # logits at a time where they are not made at once; 64 MiB, and as much of gradients
-_UNSCORED = -100
 
 
 @dataclass(frozen=True)
@@ -65,29 +64,26 @@ def set_attention(model: nn.Module, attention: Attention) -> None:
 
 def next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
     """Mean NLL in nats per token of ``[batch, length]`` token ids, T - 1 scored of T."""
-    return _mean_nll(model(input_ids=ids, use_cache=False).logits, ids)
+    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+    return _mean_nll(logits, ids)
 
 
 def _mean_nll(logits: Tensor, ids: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(logits.flatten(0, 1), _targets(ids))
-
-
-def _targets(ids: Tensor) -> Tensor:
-    """The token after each position; nothing is scored at the last one of a sequence.
-
-    To leave that one out of the logits would copy them, and their gradient once more.
-    """
-    return nn.functional.pad(ids[:, 1:], (0, 1), value=_UNSCORED).flatten()
+    return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
 
 def _loss_in_pieces(model: nn.Module, head: nn.Linear, ids: Tensor) -> Tensor:
     """The same where the logits are large: made, scored and differentiated in pieces."""
-    states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
     options = nn.LinearCrossEntropyOptions(
         batch_chunk_size=max(1, PIECE // head.out_features), chunking_method=None
     )
     return nn.functional.linear_cross_entropy(
-        states.flatten(0, 1), head.weight, _targets(ids), linear_bias=head.bias, options=options
+        states.flatten(0, 1),
+        head.weight,
+        ids[:, 1:].flatten(),
+        linear_bias=head.bias,
+        options=options,
     )
 
 
@@ -99,7 +95,7 @@ def _float32_loss(model: nn.Module, ids: Tensor) -> Tensor:
 def _autocast_loss(model: nn.Module, ids: Tensor) -> Tensor:
     """The same with the forward pass in bfloat16 and the loss in float32."""
     with torch.autocast(ids.device.type, dtype=torch.bfloat16):
-        logits = model(input_ids=ids, use_cache=False).logits
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
     return _mean_nll(logits.float(), ids)
 
 
