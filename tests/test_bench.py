@@ -1,11 +1,13 @@
 """The benchmarks run and judge honestly."""
 
+import csv
 import subprocess
 import sys
 
 import pytest
 
 from tests.workflow import ROOT
+from workflow_scripts.bench.__main__ import ROWS
 from workflow_scripts.bench.results import Target, judged, read, write
 from workflow_scripts.bench.timing import Settings, ratio, side_by_side
 
@@ -76,3 +78,17 @@ def test_what_makes_no_sense_is_refused_in_one_line(arguments):
     run = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
     assert run.returncode == 2
     assert "error:" in run.stderr.strip().splitlines()[-1]
+
+
+def test_the_committed_table_has_every_row_and_honest_verdicts():
+    with (ROOT / "benchmarks/results.csv").open(encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert {line["row"] for line in lines} == set(ROWS)
+    page = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
+    for line in lines:
+        assert line["machine"] and "quick" not in line["conditions"]
+        assert f"| {line['row']} | {line['what']} | {line['against']} |" in page
+        if line["target"]:
+            relation, bound = line["target"].split()
+            verdict = Target(relation, float(bound)).judge(float(line["ratio"]))
+            assert line["verdict"] == verdict
