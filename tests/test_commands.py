@@ -104,4 +104,4 @@ def test_hours_follow_from_a_measurement(checkout):
     run = command("plan_suite", "--seconds", "0.1", folder=checkout, COLUMNS="160")
     assert run.returncode == 0, run.stderr
     assert "mini (embedded suite, not Pythia) on cpu" in run.stdout
-    assert "measured: 1 x 64 tokens" in run.stdout and "time, all" in run.stdout
+    assert "measured: 16 x 64 tokens" in run.stdout and "time, all" in run.stdout
