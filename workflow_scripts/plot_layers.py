@@ -4,7 +4,7 @@ import pandas as pd
 
 from workflow_scripts.lib.figures import plotting
 from workflow_scripts.lib.headlines import written
-from workflow_scripts.lib.mechanism import figure_layers, headlines
+from workflow_scripts.lib.mechanism import figure_layers, headline_layers
 from workflow_scripts.lib.running.logs import logged, say
 from workflow_scripts.lib.running.provenance import read_json
 
@@ -13,7 +13,7 @@ def main(*, layers: str, phases: str, figures: list[str], suite: dict) -> None:
     """Write ``figures`` (pdf, svg, png)."""
     table = pd.read_csv(layers)
     plotting.save(figure_layers.draw(table, read_json(phases), suite=suite), figures)
-    say(written(figures, headlines.layers(table)))
+    say(written(figures, headline_layers.layers(table)))
 
 
 if __name__ == "__main__":

@@ -6,14 +6,11 @@ Each function takes the table (a CSV of the same name) that was written or drawn
 import pandas as pd
 
 from workflow_scripts.lib.labels import quantizer_label
-from workflow_scripts.lib.mechanism.layers import short_name
-from workflow_scripts.lib.mechanism.layerwise import ALL
 from workflow_scripts.lib.roles import LOW_BIT
 
-_DELTA = "delta_nll_nats_per_token"
 
-
-def _last(table: pd.DataFrame) -> tuple[int, pd.DataFrame]:
+def last_step(table: pd.DataFrame) -> tuple[int, pd.DataFrame]:
+    """The last step of a table and its rows."""
     step = int(table["step"].max())
     return step, table[table["step"] == step]
 
@@ -26,7 +23,7 @@ def rows(table: pd.DataFrame) -> str:
 def factors(table: pd.DataFrame) -> str:
     """Shares of the three factors in the variance of the added loss, at the last step."""
     asked = (table["response"] == "added_loss") & (table["analysis"] == "variance")
-    step, last = _last(table[asked])
+    step, last = last_step(table[asked])
     shares = last.set_index("term")["value"]
     found = ", ".join(
         f"{term} {100 * shares[term]:.0f} %" for term in ("bits", "symmetry", "granularity")
@@ -34,20 +31,9 @@ def factors(table: pd.DataFrame) -> str:
     return f"variance of the added loss at step {step:,}: {found}"
 
 
-def layers(table: pd.DataFrame) -> str:
-    """The matrix that adds most loss alone at the last step, beside all of the blocks together."""
-    step, last = _last(table)
-    alone = last[last["probe"] == "in"].set_index("tensor")[_DELTA]
-    whole = last.loc[last["probe"] == ALL, _DELTA].item()
-    return (
-        f"most loss alone at step {step:,}: {short_name(alone.idxmax())}, {alone.max():.4f} "
-        f"nats/token; all of the blocks together {whole:.4f}"
-    )
-
-
 def sensitivity(table: pd.DataFrame, low: str) -> str:
     """Measured and predicted loss of the low-bit quantizer called ``low``, at the last step."""
-    step, last = _last(table[table["tensor"] == "all"])
+    step, last = last_step(table[table["tensor"] == "all"])
     row = last[last["perturbation"] == LOW_BIT].iloc[0]
     return (
         f"loss {quantizer_label(low)} adds at step {step:,}: "
@@ -76,7 +62,7 @@ def drift(table: pd.DataFrame) -> str:
 
 def activations(table: pd.DataFrame) -> str:
     """Loss added by rounding weights, activations and both, at the last step."""
-    step, last = _last(table[table["measure"] == "added_loss"])
+    step, last = last_step(table[table["measure"] == "added_loss"])
     loss = last.set_index("name")["value"]
     found = ", ".join(f"{name} {loss[name]:.4f}" for name in ("W", "A", "W+A"))
     return f"added loss at step {step:,} in nats/token: {found}"
