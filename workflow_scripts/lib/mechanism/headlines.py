@@ -23,6 +23,8 @@ def rows(table: pd.DataFrame) -> str:
 def factors(table: pd.DataFrame) -> str:
     """Shares of the three factors in the variance of the added loss, at the last step."""
     asked = (table["response"] == "added_loss") & (table["analysis"] == "variance")
+    if not asked.any():
+        return "too few quantizers to divide the variance of the added loss"
     step, last = last_step(table[asked])
     shares = last.set_index("term")["value"]
     found = ", ".join(
