@@ -20,7 +20,7 @@ def built(tmp_path_factory) -> Path:
     folder = copy_checkout(tmp_path_factory.mktemp("extended"))
     run = snakemake("--configfile", TINY, "--cores", "2", "extended", folder=folder)
     assert run.returncode == 0, run.stdout[-5000:]
-    assert planned("--configfile", TINY, "extended", folder=folder) == {}
+    assert planned("extended", "--configfile", TINY, folder=folder) == {}
     return folder / "results" / "tiny"
 
 
