@@ -22,6 +22,7 @@ SUITE ?=
 CONFIG ?=
 SOURCE ?=
 BIN := .venv/bin
+export PYTHONPATH := workflow_scripts
 # What every call of Snakemake is told; targets stand before it.
 CONFIGURED = $(if $(CONFIG),--configfile $(CONFIG)) $(if $(SUITE),--config suite=$(SUITE))
 NAMED = $(if $(SUITE),--suite $(SUITE)) $(if $(CONFIG),--configfile $(CONFIG))

@@ -9,12 +9,15 @@ from types import SimpleNamespace
 import yaml
 from snakemake.utils import update_config
 
-from workflow_scripts.lib.config.command_line import as_in_a_file
-from workflow_scripts.lib.running.code_hash import code_hash
-from workflow_scripts.lib.config.checks import ConfigError, check_config, find_suite
-from workflow_scripts.lib.running.folder_lock import start_run
-from workflow_scripts.lib.planning import MECHANISM_TABLES, RANGED, SuitePlan, final_outputs
-from workflow_scripts.lib.config.suites import read_resources, resolve_suites
+# Snakemake puts the folder of a script on the path of its job, but not on its own.
+sys.path.insert(0, Path(workflow.basedir, "workflow_scripts").as_posix())
+
+from flatminima.config.command_line import as_in_a_file
+from flatminima.running.code_hash import code_hash
+from flatminima.config.checks import ConfigError, check_config, find_suite
+from flatminima.running.folder_lock import start_run
+from flatminima.planning import MECHANISM_TABLES, RANGED, SuitePlan, final_outputs
+from flatminima.config.suites import read_resources, resolve_suites
 
 FIGURES = ["fig1_audit", "fig2_kurtosis", "fig3_forks", "fig5_bit_widths"]
 # What the paper's printed numbers and the published ones show without any suite.

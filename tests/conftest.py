@@ -36,7 +36,7 @@ def _subnormal_numbers_are_kept():
 @pytest.fixture
 def tiny_model():
     """A GPT-NeoX of 2 layers, hidden size 16 and 64 tokens, with fresh weights."""
-    from workflow_scripts.lib.training.loop import build_model
+    from flatminima.training.loop import build_model
 
     return build_model(TINY, TINY_VOCABULARY, seed=0)
 

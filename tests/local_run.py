@@ -19,7 +19,7 @@ def train_tokenizer_of(texts: list[str]):
     """A fast tokenizer of 300 entries, as ``AutoTokenizer`` would load it."""
     from transformers import PreTrainedTokenizerFast
 
-    from workflow_scripts.lib.text.tokens import END_OF_TEXT, train_tokenizer
+    from flatminima.text.tokens import END_OF_TEXT, train_tokenizer
 
     return PreTrainedTokenizerFast(
         tokenizer_object=train_tokenizer(texts, 300), eos_token=END_OF_TEXT, pad_token=END_OF_TEXT

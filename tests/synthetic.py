@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.lib.schedules import CosineNeoxV1, fork_schedule, last_update_phase
-from workflow_scripts.lib.statistics.hypothesis_tests import all_statistics
-from workflow_scripts.lib.suite import revision_steps
+from flatminima.schedules import CosineNeoxV1, fork_schedule, last_update_phase
+from flatminima.statistics.hypothesis_tests import all_statistics
+from flatminima.suite import revision_steps
 
 ROOT = Path(__file__).resolve().parents[1]
 MINI = {

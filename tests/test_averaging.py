@@ -7,13 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flatminima.checkpoints import load_model, save_model
+from flatminima.forks.averaging import average_model, checkpoint_shares
+from flatminima.text.tokens import write_tokens
+from flatminima.training.loop import build_model
 from tests.conftest import TINY, TINY_VOCABULARY
 from tests.test_workspace import PROBE
 from workflow_scripts import average_checkpoints
-from workflow_scripts.lib.checkpoints import load_model, save_model
-from workflow_scripts.lib.forks.averaging import average_model, checkpoint_shares
-from workflow_scripts.lib.text.tokens import write_tokens
-from workflow_scripts.lib.training.loop import build_model
 
 
 @pytest.fixture(scope="module")

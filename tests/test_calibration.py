@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conftest import TINY, TINY_VOCABULARY
-from workflow_scripts import calibrate_amplitude
-from workflow_scripts.lib.checkpoints import load_tensors, save_model
-from workflow_scripts.lib.forks import calibration
-from workflow_scripts.lib.quantizers import QuantizerSpec, linear_weights, quantized_weights
-from workflow_scripts.lib.running.provenance import read_json
-from workflow_scripts.lib.schedules import Cosine
-from workflow_scripts.lib.text.tokens import write_tokens
-from workflow_scripts.lib.training.loop import (
+from flatminima.checkpoints import load_tensors, save_model
+from flatminima.forks import calibration
+from flatminima.quantizers import QuantizerSpec, linear_weights, quantized_weights
+from flatminima.running.provenance import read_json
+from flatminima.schedules import Cosine
+from flatminima.text.tokens import write_tokens
+from flatminima.training.loop import (
     Recipe,
     build_model,
     build_optimizer,
     save_state,
     train,
 )
+from tests.conftest import TINY, TINY_VOCABULARY
+from workflow_scripts import calibrate_amplitude
 
 INT4 = QuantizerSpec(4, "group", False, group_size=8)
 

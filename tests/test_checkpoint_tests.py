@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from flatminima.statistics.checkpoint_tests import bit_width_rows, kurtosis_rows
+from flatminima.statistics.correlations import correlations
 from tests import synthetic
 from tests.statistics_helpers import WHERE, close, rows_of, select
-from workflow_scripts.lib.statistics.checkpoint_tests import bit_width_rows, kurtosis_rows
-from workflow_scripts.lib.statistics.correlations import correlations
 
 pytestmark = pytest.mark.filterwarnings("error")
 

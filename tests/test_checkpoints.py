@@ -11,8 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.conftest import TINY, TINY_VOCABULARY
-from workflow_scripts.lib.checkpoints import (
+from flatminima.checkpoints import (
     WEIGHTS_FILE,
     atomic_path,
     is_legacy_buffer,
@@ -25,9 +24,10 @@ from workflow_scripts.lib.checkpoints import (
     weights_digest,
     weights_dtypes,
 )
-from workflow_scripts.lib.numerics import assert_float32
-from workflow_scripts.lib.quantizers import linear_weights
-from workflow_scripts.lib.training.loop import build_model
+from flatminima.numerics import assert_float32
+from flatminima.quantizers import linear_weights
+from flatminima.training.loop import build_model
+from tests.conftest import TINY, TINY_VOCABULARY
 
 LEGACY = {
     "attention.bias": torch.ones(1, 1, 16, 16, dtype=torch.uint8).tril(),

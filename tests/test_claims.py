@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from workflow_scripts.lib.claims import seeds, verdicts
-from workflow_scripts.lib.claims.kurtosis import p_of_r
-from workflow_scripts.lib.claims.model import MEASURED, PRINTED, Measurements, read_ledger, within
-from workflow_scripts.lib.claims.sources import lambada
+from flatminima.claims import seeds, verdicts
+from flatminima.claims.kurtosis import p_of_r
+from flatminima.claims.model import MEASURED, PRINTED, Measurements, read_ledger, within
+from flatminima.claims.sources import lambada
 
 PAPER = Path(__file__).parents[1] / "resources" / "paper"
 TEXT = (PAPER / "claims.yaml").read_text(encoding="utf-8")

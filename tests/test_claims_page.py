@@ -7,10 +7,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from flatminima.claims import render, verdicts
 from tests.test_claims import LEDGER, PAPER, SUITE
 from tests.test_claims_suites import MINI, audit, forks, kurtosis, phases
 from workflow_scripts.judge_claims import main
-from workflow_scripts.lib.claims import render, verdicts
 
 PRINTED = {
     "claims": str(PAPER / "claims.yaml"),

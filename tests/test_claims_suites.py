@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from flatminima.claims import verdicts
+from flatminima.claims.model import Finding, Measurements
+from flatminima.claims.trends import slope, spread_around_line
+from flatminima.schedules import CosineNeoxV1
 from tests.test_claims import LEDGER, SUITE, printed_only
-from workflow_scripts.lib.claims import verdicts
-from workflow_scripts.lib.claims.model import Finding, Measurements
-from workflow_scripts.lib.claims.trends import slope, spread_around_line
-from workflow_scripts.lib.schedules import CosineNeoxV1
 
 PYTHIA = {**SUITE, "name": "pythia-160m", "label": "Pythia-160m"}
 MINI = {

@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from flatminima.claims import verdicts
 from tests.test_claims import printed_only
 from tests.test_claims_suites import CLAIMS, MINI, PYTHIA, rows
-from workflow_scripts.lib.claims import verdicts
 
 START = 70000
 

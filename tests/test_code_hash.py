@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from flatminima.running import code_hash
 from tests.workflow import ROOT, copy_checkout
-from workflow_scripts.lib.running import code_hash
 
 SCRIPTS = sorted(path.stem for path in (ROOT / "workflow_scripts").glob("[a-z]*.py"))
 
@@ -29,6 +29,8 @@ def imports_of(path: Path) -> set[Path]:
                 assert node.level == 0, f"{current}: relative imports are not followed"
                 names = [node.module] + [f"{node.module}.{alias.name}" for alias in node.names]
             for name in names:
+                if name.split(".")[0] == "flatminima":
+                    name = f"workflow_scripts.{name}"
                 if name.split(".")[0] == "workflow_scripts":
                     for file in (
                         ROOT / (name.replace(".", "/") + ".py"),
@@ -69,7 +71,12 @@ def users_of(module: str) -> set[str]:
     return {s for s in SCRIPTS if file in imports_of(ROOT / "workflow_scripts" / f"{s}.py")}
 
 
-MODULES = ["lib/quantizers", "lib/suite", "lib/claims/model", "probe_checkpoints"]
+MODULES = [
+    "flatminima/quantizers",
+    "flatminima/suite",
+    "flatminima/claims/model",
+    "probe_checkpoints",
+]
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -91,7 +98,7 @@ def test_an_edit_changes_the_hash_of_the_scripts_that_run_it_and_no_other(checko
 
 
 def test_the_quantizer_is_part_of_probes_and_forks_and_not_of_training():
-    users = users_of("lib/quantizers")
+    users = users_of("flatminima/quantizers")
     assert {"probe_checkpoints", "train_fork"} <= users
     others = {"pretrain_suite", "collect_text", "train_tokenizer", "fix_batches",
               "fetch_checkpoint", "describe_checkpoints", "measure_kurtosis", "plot_audit",
@@ -101,10 +108,10 @@ def test_the_quantizer_is_part_of_probes_and_forks_and_not_of_training():
 
 
 def test_what_each_stage_does_not_depend_on():
-    assert not {"pretrain_suite", "probe_checkpoints"} & users_of("lib/planning")
-    assert not {"pretrain_suite", "probe_checkpoints"} & users_of("lib/config/checks")
-    assert "probe_checkpoints" not in users_of("lib/training/loop")
-    assert "tabulate_audit" not in users_of("lib/figures/figure_audit")
+    assert not {"pretrain_suite", "probe_checkpoints"} & users_of("flatminima/planning")
+    assert not {"pretrain_suite", "probe_checkpoints"} & users_of("flatminima/config/checks")
+    assert "probe_checkpoints" not in users_of("flatminima/training/loop")
+    assert "tabulate_audit" not in users_of("flatminima/figures/figure_audit")
 
 
 def test_nothing_is_imported_by_a_name_made_at_run_time():
@@ -158,9 +165,9 @@ def test_code_counts(root, other):
 
 
 def test_an_imported_module_counts(root):
-    library = root / "workflow_scripts" / "lib"
+    library = root / "workflow_scripts" / "flatminima"
     library.mkdir(parents=True)
-    user = "from workflow_scripts.lib import deep\n"
+    user = "from flatminima import deep\n"
     (library / "deep.py").write_text("X = 1\n")
     before = hash_of(root, user)
     (library / "deep.py").write_text("X = 2\n")
@@ -168,11 +175,11 @@ def test_an_imported_module_counts(root):
 
 
 def test_a_module_of_a_package_and_the_package_itself_count(root):
-    deep = root / "workflow_scripts" / "lib" / "deep"
+    deep = root / "workflow_scripts" / "flatminima" / "deep"
     deep.mkdir(parents=True)
     for name in ("__init__", "inner", "other"):
         (deep / f"{name}.py").write_text("X = 1\n")
-    user = "def later():\n    import workflow_scripts.lib.deep.inner\n"
+    user = "def later():\n    import flatminima.deep.inner\n"
     seen = {hash_of(root, user)}
     for name in ("__init__", "inner"):
         (deep / f"{name}.py").write_text("X = 2\n")
@@ -183,13 +190,13 @@ def test_a_module_of_a_package_and_the_package_itself_count(root):
 
 
 def test_modules_that_import_each_other_end(root):
-    library = root / "workflow_scripts" / "lib"
+    library = root / "workflow_scripts" / "flatminima"
     library.mkdir(parents=True)
-    (library / "one.py").write_text("import workflow_scripts.lib.two\n")
-    (library / "two.py").write_text("import workflow_scripts.lib.one\nX = 1\n")
-    before = hash_of(root, "from workflow_scripts.lib import one\n")
-    (library / "two.py").write_text("import workflow_scripts.lib.one\nX = 2\n")
-    assert hash_of(root, "from workflow_scripts.lib import one\n") != before
+    (library / "one.py").write_text("import flatminima.two\n")
+    (library / "two.py").write_text("import flatminima.one\nX = 1\n")
+    before = hash_of(root, "from flatminima import one\n")
+    (library / "two.py").write_text("import flatminima.one\nX = 2\n")
+    assert hash_of(root, "from flatminima import one\n") != before
 
 
 def test_cells_of_a_notebook_and_what_they_import_count(root):
@@ -203,9 +210,9 @@ def test_cells_of_a_notebook_and_what_they_import_count(root):
     first = hash_of(root, notebook("x = 1"), "tour.ipynb")
     assert hash_of(root, notebook("x = 1  # one", "prose"), "tour.ipynb") == first
     assert hash_of(root, notebook("x = 2"), "tour.ipynb") != first
-    library = root / "workflow_scripts" / "lib"
+    library = root / "workflow_scripts" / "flatminima"
     library.mkdir(parents=True)
-    user = notebook("from workflow_scripts.lib.deep import X")
+    user = notebook("from flatminima.deep import X")
     (library / "deep.py").write_text("X = 1\n")
     first = hash_of(root, user, "tour.ipynb")
     (library / "deep.py").write_text("X = 2\n")

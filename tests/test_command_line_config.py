@@ -4,8 +4,8 @@ import pytest
 import yaml
 from snakemake.cli import parse_config
 
+from flatminima.config.command_line import as_in_a_file
 from tests.workflow import snakemake
-from workflow_scripts.lib.config.command_line import as_in_a_file
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flatminima.config.checks import ConfigError, check_config, find_suite
+from flatminima.planning import RANGED, SuitePlan, final_outputs
 from tests.workflow import ROOT
-from workflow_scripts.lib.config.checks import ConfigError, check_config, find_suite
-from workflow_scripts.lib.planning import RANGED, SuitePlan, final_outputs
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
 SCHEMA = yaml.safe_load((ROOT / "rules/schemas/config.schema.yaml").read_text())

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from flatminima.config.checks import ConfigError, check_config
 from tests.test_config import CONFIG, SCHEMA, TINY, plan_everything
 from tests.workflow import copy_checkout, snakemake
-from workflow_scripts.lib.config.checks import ConfigError, check_config
 
 CONFIGS = 600
 DRY_RUNS = 12

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-import workflow_scripts
+import flatminima
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -53,10 +53,7 @@ def test_notebooks_are_committed_without_outputs(path):
 
 def test_every_module_imports():
     """A name that a module no longer has is found here and not when its rule runs."""
-    names = [
-        module.name
-        for module in pkgutil.walk_packages(workflow_scripts.__path__, "workflow_scripts.")
-    ]
+    names = [module.name for module in pkgutil.walk_packages(flatminima.__path__, "flatminima.")]
     assert len(names) > 100
     for name in names:
         importlib.import_module(name)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workflow_scripts.lib.text.corpus import (
+from flatminima.text.corpus import (
     Document,
     deduplicate,
     describe,

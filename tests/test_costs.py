@@ -4,23 +4,23 @@ import pytest
 import torch
 import yaml
 
-from tests.workflow import ROOT
-from workflow_scripts.lib.config.suites import read_library, resolve_suites
-from workflow_scripts.lib.costs.report import duration, report, size
-from workflow_scripts.lib.costs.shapes import describe_shape, read_config
-from workflow_scripts.lib.costs.throughput import (
+from flatminima.config.suites import read_library, resolve_suites
+from flatminima.costs.report import duration, report, size
+from flatminima.costs.shapes import describe_shape, read_config
+from flatminima.costs.throughput import (
     available_cores,
     layers_to_time,
     measure,
     timed_batch,
 )
-from workflow_scripts.lib.costs.totals import (
+from flatminima.costs.totals import (
     batch_shapes,
     forward_flop,
     suite_costs,
     training_flop,
 )
-from workflow_scripts.lib.planning import SuitePlan
+from flatminima.planning import SuitePlan
+from tests.workflow import ROOT
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
 SUITES = resolve_suites(CONFIG["suites"], read_library(ROOT / "resources/suites"))

@@ -17,17 +17,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from flatminima.checkpoints import WEIGHTS_FILE, load_model, save_model
+from flatminima.errors import DamagedFile, UserError
+from flatminima.files import DIGESTS_FILE, atomic_path, check_digest, write_digests
+from flatminima.kurtosis import kurtosis_table
+from flatminima.running.logs import logged
+from flatminima.statistics.intervals import summarise
+from flatminima.text.tokens import check_ids, read_tokens, write_tokens
+from flatminima.training.loop import build_model
 from tests.test_scripts import PROBE, SHAPE, checkpoints, data, run_script  # noqa: F401
 from tests.test_workspace import run_fork, start, train_until  # noqa: F401
-from tests.workflow import TINY, copy_checkout, snakemake, tiny_checkout
-from workflow_scripts.lib.checkpoints import WEIGHTS_FILE, load_model, save_model
-from workflow_scripts.lib.errors import DamagedFile, UserError
-from workflow_scripts.lib.files import DIGESTS_FILE, atomic_path, check_digest, write_digests
-from workflow_scripts.lib.kurtosis import kurtosis_table
-from workflow_scripts.lib.running.logs import logged
-from workflow_scripts.lib.statistics.intervals import summarise
-from workflow_scripts.lib.text.tokens import check_ids, read_tokens, write_tokens
-from workflow_scripts.lib.training.loop import build_model
+from tests.workflow import ROOT, TINY, copy_checkout, snakemake, tiny_checkout
 
 MATRIX = "gpt_neox.layers.0.mlp.dense_h_to_4h.weight"
 
@@ -176,7 +176,7 @@ def test_a_damaged_state_of_an_unfinished_job_is_not_gone_on_from(tmp_path, star
 
 
 def interrupt_at(patch: pytest.MonkeyPatch, step: int) -> None:
-    from workflow_scripts.lib.training.workspace import Workspace
+    from flatminima.training.workspace import Workspace
 
     save = Workspace.save
 
@@ -297,7 +297,7 @@ def limited(size: int, folder: Path, code: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-c", code],
         cwd=folder, capture_output=True, text=True, timeout=300,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "workflow_scripts")},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
     )  # fmt: skip
 
@@ -316,10 +316,10 @@ WRITERS = {
 def test_a_quota_leaves_nothing_that_looks_finished(tmp_path, writer):
     code = (
         "import numpy, pandas, pathlib\n"
-        "from workflow_scripts.lib import checkpoints, files\n"
-        "from workflow_scripts.lib.running import logs\n"
-        "from workflow_scripts.lib.text import tokens\n"
-        "from workflow_scripts.lib.training import loop as training\n"
+        "from flatminima import checkpoints, files\n"
+        "from flatminima.running import logs\n"
+        "from flatminima.text import tokens\n"
+        "from flatminima.training import loop as training\n"
         f"with logs.logged('job.log'):\n    {WRITERS[writer]}\n"
     )
     run = limited(20_000, tmp_path, code)

@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 
+from flatminima.config.checks import ConfigError
+from flatminima.planning import SuitePlan, final_outputs
+from flatminima.planning.fitting import check_groups
+from flatminima.revisions.discovery import check_pattern, find_checkpoints
 from tests.local_run import fake_checkpoint
-from workflow_scripts.lib.config.checks import ConfigError
-from workflow_scripts.lib.planning import SuitePlan, final_outputs
-from workflow_scripts.lib.planning.fitting import check_groups
-from workflow_scripts.lib.revisions.discovery import check_pattern, find_checkpoints
 
 LOCAL = {
     "label": "own", "source": "local", "pattern": "runs/mine/checkpoint-{step}",

@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from workflow_scripts.lib.claims.model import Measurements, read_ledger
-from workflow_scripts.lib.claims.onset import early_warning
-from workflow_scripts.lib.monitor import ConvergenceMonitor, paired_standard_error
-from workflow_scripts.lib.statistics.early_warning import (
+from flatminima.claims.model import Measurements, read_ledger
+from flatminima.claims.onset import early_warning
+from flatminima.monitor import ConvergenceMonitor, paired_standard_error
+from flatminima.statistics.early_warning import (
     MONITOR_RULE,
     PAPER_RULE,
     above_best_beyond_noise,
@@ -23,7 +23,7 @@ from workflow_scripts.lib.statistics.early_warning import (
     slope_not_negative,
     warning_table,
 )
-from workflow_scripts.lib.statistics.intervals import summarise
+from flatminima.statistics.intervals import summarise
 
 pytestmark = pytest.mark.filterwarnings("error")
 STEPS = np.arange(10, 510, 10)

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from flatminima.evaluation import SequenceScores, _kl_divergence, batches, score
+from flatminima.numerics import assert_float32, prepare_backend
+from flatminima.quantizers import QuantizerSpec, quantized_weights
+from flatminima.roles import FP32
+from flatminima.training.loop import build_model
 from tests.oracles import log_softmax, token_scores
-from workflow_scripts.lib.evaluation import SequenceScores, _kl_divergence, batches, score
-from workflow_scripts.lib.numerics import assert_float32, prepare_backend
-from workflow_scripts.lib.quantizers import QuantizerSpec, quantized_weights
-from workflow_scripts.lib.roles import FP32
-from workflow_scripts.lib.training.loop import build_model
 
 SPECS = {
     "rtn_int4": QuantizerSpec(4, "group", symmetric=False, group_size=8),

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from workflow_scripts.lib.checkpoints import tensor_digests
-from workflow_scripts.lib.revisions.fingerprints import (
+from flatminima.checkpoints import tensor_digests
+from flatminima.revisions.fingerprints import (
     BUCKETS,
     TENSOR_BUCKETS,
     WHOLE,

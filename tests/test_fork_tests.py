@@ -5,9 +5,9 @@ import pytest
 from arch.bootstrap import StationaryBootstrap
 from scipy import stats
 
+from flatminima.statistics.fork_tests import fork_rows
 from tests import synthetic
 from tests.statistics_helpers import close, rows_of, select
-from workflow_scripts.lib.statistics.fork_tests import fork_rows
 
 pytestmark = pytest.mark.filterwarnings("error")
 

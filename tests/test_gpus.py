@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from flatminima import probing
+from flatminima.running.gpus import own_gpu, take_slot
+from flatminima.text.tokens import write_tokens
 from tests.test_workspace import PROCESSES
-from workflow_scripts.lib import probing
-from workflow_scripts.lib.running.gpus import own_gpu, take_slot
-from workflow_scripts.lib.text.tokens import write_tokens
 
 GPUS = 4
 

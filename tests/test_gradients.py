@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conftest import TINY, TINY_VOCABULARY
-from workflow_scripts.lib.schedules import Cosine
-from workflow_scripts.lib.training import distributed
-from workflow_scripts.lib.training.gradients import (
+from flatminima.schedules import Cosine
+from flatminima.training import distributed
+from flatminima.training.gradients import (
     PLAIN,
     Compute,
     batch_gradients,
@@ -22,7 +21,8 @@ from workflow_scripts.lib.training.gradients import (
     set_attention,
     sharpness_aware_gradients,
 )
-from workflow_scripts.lib.training.loop import Recipe, build_model, build_optimizer, train
+from flatminima.training.loop import Recipe, build_model, build_optimizer, train
+from tests.conftest import TINY, TINY_VOCABULARY
 
 RECIPE = Recipe(
     batch_size=8, weight_decay=0.1, beta1=0.9, beta2=0.95, eps=1e-8, clip_norm=1.0
@@ -116,7 +116,7 @@ def test_what_bfloat16_does_to_a_training_run(record_property):
 
 
 def test_measuring_stays_float32_after_training_in_bfloat16(tiny_model, tiny_tokens, ids):
-    from workflow_scripts.lib.evaluation import score
+    from flatminima.evaluation import score
 
     before = score(tiny_model, tiny_tokens, {}, batch_size=4)["fp32"].nll_nats
     gradients(tiny_model, ids, Compute(precision="bf16"))
@@ -124,7 +124,7 @@ def test_measuring_stays_float32_after_training_in_bfloat16(tiny_model, tiny_tok
 
 
 def test_tf32_is_allowed_while_gradients_are_computed_and_no_longer(tiny_model, ids, monkeypatch):
-    from workflow_scripts.lib.training import gradients as module
+    from flatminima.training import gradients as module
 
     seen = []
 
@@ -180,7 +180,7 @@ class Bowl(torch.nn.Module):
 
 def test_the_gradient_is_taken_at_the_worst_point_nearby(monkeypatch):
     """For c x^2 / 2 the point is x + r g / |g| with g = c x, and the gradient there c times it."""
-    from workflow_scripts.lib.training import gradients as module
+    from flatminima.training import gradients as module
 
     monkeypatch.setattr(
         module, "next_token_loss", lambda m, ids: (m.curvature * m.x**2).sum() / 2 + 0 * ids.sum()
@@ -218,9 +218,9 @@ PROGRAM = """
 import json, sys, torch
 torch.set_num_threads(1)
 from tests.test_gradients import RECIPE, trajectory
-from workflow_scripts.lib.training import distributed
-from workflow_scripts.lib.training.gradients import Compute
-from workflow_scripts.lib.training.loop import Recipe
+from flatminima.training import distributed
+from flatminima.training.gradients import Compute
+from flatminima.training.loop import Recipe
 
 where = sys.argv[1]
 with distributed.process_group("cpu"):
@@ -243,7 +243,7 @@ def two_processes(tmp_path_factory) -> list[dict]:
     program = folder / "program.py"
     program.write_text(PROGRAM)
     environment = os.environ | {
-        "PYTHONPATH": str(Path(__file__).parents[1]),
+        "PYTHONPATH": str(Path(__file__).parents[1] / "workflow_scripts"),
         "OMP_NUM_THREADS": "1",
     }
     run = subprocess.run(
@@ -289,8 +289,8 @@ def test_a_job_that_fails_in_its_processes_fails(tmp_path, capsys):
 
 def test_a_large_head_is_differentiated_in_pieces(tiny_model, ids, monkeypatch):
     """Logits that are too large to be made at once give the same loss and gradients."""
-    from workflow_scripts.lib import logits
-    from workflow_scripts.lib.training import gradients as module
+    from flatminima import logits
+    from flatminima.training import gradients as module
 
     loss, whole = gradients(tiny_model, ids)
     rows = []

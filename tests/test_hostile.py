@@ -14,15 +14,15 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from flatminima.checkpoints import WEIGHTS_FILE, load_model, save_model
+from flatminima.config.checks import ConfigError, check_config
+from flatminima.errors import DamagedFile
+from flatminima.hub.weights import WeightsRefused, read_tensors
+from flatminima.notebooks.results import open_results
+from flatminima.training.loop import build_model
 from tests.conftest import TINY, TINY_VOCABULARY
 from tests.test_config import CONFIG, SCHEMA, changed, plan_everything
 from tests.workflow import ROOT, copy_checkout, snakemake
-from workflow_scripts.lib.checkpoints import WEIGHTS_FILE, load_model, save_model
-from workflow_scripts.lib.config.checks import ConfigError, check_config
-from workflow_scripts.lib.errors import DamagedFile
-from workflow_scripts.lib.hub.weights import WeightsRefused, read_tensors
-from workflow_scripts.lib.notebooks.results import open_results
-from workflow_scripts.lib.training.loop import build_model
 
 # Checkpoints
 

@@ -17,10 +17,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from flatminima.suite import revision_steps
 from tests.hub import pythia
 from tests.hub.server import TinyHub
 from tests.workflow import copy_checkout
-from workflow_scripts.lib.suite import revision_steps
 
 pytestmark = pytest.mark.workflow
 OVERRIDE = "tests/config/pythia_tiny.yaml"

@@ -11,6 +11,10 @@ import torch
 from safetensors.torch import load_file
 from snakemake.iocontainers import Namedlist
 
+from flatminima.checkpoints import is_legacy_buffer, load_model
+from flatminima.hub.checkpoints import download_checkpoint
+from flatminima.hub.errors import RevisionMissing
+from flatminima.hub.revisions import resolve
 from tests.hub.libraries import point_at
 from tests.hub.repos import (
     FORMS,
@@ -23,10 +27,6 @@ from tests.hub.repos import (
 )
 from tests.hub.server import TinyHub
 from tests.workflow import ROOT
-from workflow_scripts.lib.checkpoints import is_legacy_buffer, load_model
-from workflow_scripts.lib.hub.checkpoints import download_checkpoint
-from workflow_scripts.lib.hub.errors import RevisionMissing
-from workflow_scripts.lib.hub.revisions import resolve
 
 REPO = "tiny/neox"
 NEEDED = {

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants, hf_hub_download, snapshot_download
 
+from flatminima.hub.checkpoints import download_checkpoint
+from flatminima.hub.errors import HubError, RevisionMissing
+from flatminima.hub.retrying import Patience
+from flatminima.hub.revisions import resolve
 from tests.hub.libraries import point_at
 from tests.hub.repos import as_safetensors, config_bytes, model_branches, model_tensors
 from tests.hub.server import TinyHub
 from tests.test_hub_checkpoints import run_script
 from tests.workflow import ROOT
-from workflow_scripts.lib.hub.checkpoints import download_checkpoint
-from workflow_scripts.lib.hub.errors import HubError, RevisionMissing
-from workflow_scripts.lib.hub.retrying import Patience
-from workflow_scripts.lib.hub.revisions import resolve
 
 REPO, GATED, TOKEN = "tiny/neox", "tiny/gated", "hf_test"
 TOKENIZER = b'{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}'
@@ -118,7 +118,7 @@ def test_a_gated_repository_says_what_it_needs(hub, tmp_path, monkeypatch):
 FETCH = """
 import json, sys
 from dataclasses import asdict
-from workflow_scripts.lib.hub.checkpoints import download_checkpoint
+from flatminima.hub.checkpoints import download_checkpoint
 print(json.dumps(asdict(download_checkpoint(*sys.argv[1:]))))
 """
 

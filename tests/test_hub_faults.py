@@ -11,14 +11,14 @@ from email.utils import format_datetime
 import pytest
 from huggingface_hub import constants
 
+from flatminima.hub import weights
+from flatminima.hub.checkpoints import download_checkpoint
+from flatminima.hub.errors import HubError, RevisionMissing
+from flatminima.hub.retrying import Patience
+from flatminima.hub.revisions import list_branches, resolve
 from tests.hub.libraries import point_at
 from tests.hub.repos import as_pickle, config_bytes, model_branches, model_tensors
 from tests.hub.server import TinyHub
-from workflow_scripts.lib.hub import weights
-from workflow_scripts.lib.hub.checkpoints import download_checkpoint
-from workflow_scripts.lib.hub.errors import HubError, RevisionMissing
-from workflow_scripts.lib.hub.retrying import Patience
-from workflow_scripts.lib.hub.revisions import list_branches, resolve
 
 REPO = "tiny/neox"
 FORMS = {"safetensors": "step0", "bin": "step1", "shards": "step4", "bin_shards": "step8"}

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from flatminima.statistics.rows import COLUMNS
 from tests import synthetic
-from workflow_scripts.lib.statistics.rows import COLUMNS
 
 
 def write_sequences(forks, folder):

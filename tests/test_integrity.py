@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workflow_scripts.lib.revisions.describing import suite_table
-from workflow_scripts.lib.revisions.findings import (
+from flatminima.revisions.describing import suite_table
+from flatminima.revisions.findings import (
     DEFAULT_SEVERITY,
     FINDINGS,
     IntegrityError,
     judge,
     name_steps,
 )
-from workflow_scripts.lib.revisions.fingerprints import WHOLE
-from workflow_scripts.lib.revisions.integrity import examine
-from workflow_scripts.lib.suite import revision_steps
+from flatminima.revisions.fingerprints import WHOLE
+from flatminima.revisions.integrity import examine
+from flatminima.suite import revision_steps
 
 GRID = revision_steps(powers_of_two=10, spacing=1000, last=40_000)
 TENSORS, SIZE = 8, 64
@@ -221,7 +221,7 @@ def test_the_line_names_the_finding_the_revisions_and_the_key():
 
 @pytest.mark.parametrize("kind", FINDINGS)
 def test_severity_decides(kind):
-    from workflow_scripts.lib.revisions.findings import Found
+    from flatminima.revisions.findings import Found
 
     one = [Found(kind, (8,), "why")]
     assert judge(one, {kind: "ignore"}, grid=GRID, key="k") == []

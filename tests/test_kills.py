@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from flatminima.checkpoints import load_model, save_model
+from flatminima.files import atomic_path
+from flatminima.running.folder_lock import at_work, start_run
+from flatminima.text.tokens import write_tokens
+from flatminima.training.loop import build_model
 from tests.conftest import TINY as TINY_SHAPE
 from tests.conftest import TINY_VOCABULARY
 from tests.test_workspace import PROCESSES, outputs, tokens, train_until, wait_for
 from tests.workflow import TINY, copy_checkout, snakemake, tiny_checkout
-from workflow_scripts.lib.checkpoints import load_model, save_model
-from workflow_scripts.lib.files import atomic_path
-from workflow_scripts.lib.running.folder_lock import at_work, start_run
-from workflow_scripts.lib.text.tokens import write_tokens
-from workflow_scripts.lib.training.loop import build_model
 
 KILLS = 20
 COMMAND = [sys.executable, "-m", "snakemake", "--cores", "2", "--configfile", TINY]

@@ -9,21 +9,21 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from tests.architectures import CONFIGS, build, logits
-from tests.oracles import quantize_matrix
-from workflow_scripts.lib.checkpoints import is_legacy_buffer, load_model
-from workflow_scripts.lib.layers import (
+from flatminima.checkpoints import is_legacy_buffer, load_model
+from flatminima.layers import (
     count_weights,
     linear_layers,
     matrices_of,
     not_selected,
 )
-from workflow_scripts.lib.quantizers import (
+from flatminima.quantizers import (
     QuantizerSpec,
     coverage,
     coverage_line,
     quantized_weights,
 )
+from tests.architectures import CONFIGS, build, logits
+from tests.oracles import quantize_matrix
 
 SPECS = [
     QuantizerSpec(4, "group", False, 16),

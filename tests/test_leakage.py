@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workflow_scripts.lib.text.leakage import (
+from flatminima.text.leakage import (
     WINDOW,
     document_keys,
     shared_documents,

@@ -3,8 +3,8 @@
 import subprocess
 import sys
 
+from flatminima.config.lean_imports import absent
 from tests.workflow import ROOT
-from workflow_scripts.lib.config.lean_imports import absent
 
 
 def python(code: str) -> str:
@@ -16,14 +16,14 @@ def python(code: str) -> str:
 
 def test_the_configuration_is_checked_without_grammars_of_addresses():
     loaded = python(
-        "import sys; import workflow_scripts.lib.config.checks; "
+        "import sys; import flatminima.config.checks; "
         "print('jsonschema' in sys.modules, 'rfc3987_syntax' in sys.modules, 'lark' in sys.modules)"
     )
     assert loaded == "True False False"
 
 
 def test_the_package_can_be_imported_afterwards():
-    code = "import workflow_scripts.lib.config.checks, rfc3987_syntax as after; "
+    code = "import flatminima.config.checks, rfc3987_syntax as after; "
     assert python(f"{code}print(after.__name__)") == "rfc3987_syntax"
 
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from workflow_scripts.lib import evaluation
-from workflow_scripts.lib.evaluation import score
-from workflow_scripts.lib.logits import LOGITS_AT_ONCE, OnUse, next_token_logits
-from workflow_scripts.lib.quantizers import (
+from flatminima import evaluation
+from flatminima.evaluation import score
+from flatminima.logits import LOGITS_AT_ONCE, OnUse, next_token_logits
+from flatminima.quantizers import (
     QuantizerSpec,
     linear_weights,
     quantized_on_use,

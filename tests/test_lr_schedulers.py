@@ -8,13 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workflow_scripts.lib.lr_schedulers import (
+from flatminima.lr_schedulers import (
     get_cosine_neox_schedule,
     get_cosine_schedule,
     get_oli_schedule,
     get_sgdr_schedule,
 )
-from workflow_scripts.lib.schedules import Cosine, CosineNeoxV1, OscillatoryLockIn, Sgdr
+from flatminima.schedules import Cosine, CosineNeoxV1, OscillatoryLockIn, Sgdr
 
 
 def optimizer_of(*rates):

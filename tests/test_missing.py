@@ -6,22 +6,22 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from tests import synthetic
-from tests.test_claims_suites import measure, suite_table
-from tests.test_phases import suite as run_of
-from workflow_scripts.lib import table_formats, tables
-from workflow_scripts.lib.claims.verdicts import NOT_RUN, judge_claim
-from workflow_scripts.lib.figures import (
+from flatminima import table_formats, tables
+from flatminima.claims.verdicts import NOT_RUN, judge_claim
+from flatminima.figures import (
     figure_audit,
     figure_bit_widths,
     figure_kurtosis,
     figure_texts,
 )
-from workflow_scripts.lib.notebooks.results import Results
-from workflow_scripts.lib.revisions.missing import holes, missing_steps, missing_words
-from workflow_scripts.lib.statistics.early_warning import warning_table
-from workflow_scripts.lib.statistics.hypothesis_tests import all_statistics
-from workflow_scripts.lib.statistics.phases import describe_phases
+from flatminima.notebooks.results import Results
+from flatminima.revisions.missing import holes, missing_steps, missing_words
+from flatminima.statistics.early_warning import warning_table
+from flatminima.statistics.hypothesis_tests import all_statistics
+from flatminima.statistics.phases import describe_phases
+from tests import synthetic
+from tests.test_claims_suites import measure, suite_table
+from tests.test_phases import suite as run_of
 
 MINI, LOST = synthetic.MINI, 3080  # the sixth row of Table 1
 WORDS = "missing: step 3,080"

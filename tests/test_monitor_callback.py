@@ -11,12 +11,12 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
+from flatminima.evaluation import score
+from flatminima.live_probe import DEFAULT_PROBE, fit_groups, loader_tokens
+from flatminima.monitor import ConvergenceMonitor, MonitorError
+from flatminima.monitor_callback import ConvergenceCallback
+from flatminima.quantizers import quantized_weights, read_specs
 from tests.conftest import TINY_VOCABULARY
-from workflow_scripts.lib.evaluation import score
-from workflow_scripts.lib.live_probe import DEFAULT_PROBE, fit_groups, loader_tokens
-from workflow_scripts.lib.monitor import ConvergenceMonitor, MonitorError
-from workflow_scripts.lib.monitor_callback import ConvergenceCallback
-from workflow_scripts.lib.quantizers import quantized_weights, read_specs
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SETTINGS = {"window": 3, "patience": 2}
@@ -105,8 +105,8 @@ def test_tensorboard_has_what_the_monitor_says(tiny_model, tmp_path, monkeypatch
 
 
 def test_a_probe_leaves_training_as_it_was(tmp_path):
+    from flatminima.training.loop import build_model
     from tests.conftest import TINY
-    from workflow_scripts.lib.training.loop import build_model
 
     ends = []
     for actions in (("warn",), ("probe",)):
@@ -235,7 +235,11 @@ def test_an_unknown_action_is_one_line():
 def test_two_processes_agree(tmp_path):
     """Rank 1 sees other losses and a NaN; both decide by rank 0, then both stop training."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
-    environment |= {"PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment |= {
+        "PYTHONPATH": f"{ROOT}/workflow_scripts",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     run = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
          os.path.join(ROOT, "tests", "two_processes.py"), str(tmp_path)],

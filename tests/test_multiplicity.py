@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 from statsmodels.stats.multitest import multipletests
 
+from flatminima.statistics.multiplicity import adjust, in_family
+from flatminima.statistics.rows import Row
 from tests import synthetic
-from workflow_scripts.lib.statistics.multiplicity import adjust, in_family
-from workflow_scripts.lib.statistics.rows import Row
 
 
 def row(p, test="Welch t", comparison="a v b", measure="gap_pct"):

@@ -12,14 +12,14 @@ import pytest
 import yaml
 from nbclient.exceptions import CellExecutionError
 
+from flatminima.figures import figure_texts
+from flatminima.notebooks.display import brackets, fold, printed, tabs
+from flatminima.notebooks.rendering import strip
+from flatminima.notebooks.results import open_results
+from flatminima.notebooks.sliders import audit_slider, forks_slider
+from flatminima.planning import SuitePlan
 from tests import synthetic
 from workflow_scripts import render_notebook, tabulate_audit, tabulate_forks
-from workflow_scripts.lib.figures import figure_texts
-from workflow_scripts.lib.notebooks.display import brackets, fold, printed, tabs
-from workflow_scripts.lib.notebooks.rendering import strip
-from workflow_scripts.lib.notebooks.results import open_results
-from workflow_scripts.lib.notebooks.sliders import audit_slider, forks_slider
-from workflow_scripts.lib.planning import SuitePlan
 
 FOLDER = synthetic.ROOT / "notebooks"
 NAMES = ["tour", "audit", "kurtosis", "forks"]

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from workflow_scripts.lib.files import file_sha256
-from workflow_scripts.lib.text.batches import fix_split, overlap
-from workflow_scripts.lib.text.documents import write_documents
-from workflow_scripts.lib.text.packing import encode_stream, end_of_text_id, make_batches, pack
-from workflow_scripts.lib.text.tokens import END_OF_TEXT, check_ids, read_tokens
+from flatminima.files import file_sha256
+from flatminima.text.batches import fix_split, overlap
+from flatminima.text.documents import write_documents
+from flatminima.text.packing import encode_stream, end_of_text_id, make_batches, pack
+from flatminima.text.tokens import END_OF_TEXT, check_ids, read_tokens
 
 # Packing
 

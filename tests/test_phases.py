@@ -11,11 +11,11 @@ import pytest
 import ruptures
 from scipy.interpolate import make_lsq_spline
 
-from workflow_scripts.lib.statistics.broken_lines import fit_broken_line
-from workflow_scripts.lib.statistics.changepoint_check import separate_lines
-from workflow_scripts.lib.statistics.intervals import summarise
-from workflow_scripts.lib.statistics.onset import find_onset
-from workflow_scripts.lib.statistics.phases import (
+from flatminima.statistics.broken_lines import fit_broken_line
+from flatminima.statistics.changepoint_check import separate_lines
+from flatminima.statistics.intervals import summarise
+from flatminima.statistics.onset import find_onset
+from flatminima.statistics.phases import (
     RULE,
     describe_phases,
     find_phases,

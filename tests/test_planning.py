@@ -8,10 +8,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flatminima.config.checks import ConfigError
+from flatminima.planning import SuitePlan, final_outputs
+from flatminima.revisions.findings import DEFAULT_SEVERITY, FINDINGS, SEVERITIES
 from tests.workflow import ROOT
-from workflow_scripts.lib.config.checks import ConfigError
-from workflow_scripts.lib.planning import SuitePlan, final_outputs
-from workflow_scripts.lib.revisions.findings import DEFAULT_SEVERITY, FINDINGS, SEVERITIES
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
 SCHEMA = yaml.safe_load((ROOT / "rules/schemas/config.schema.yaml").read_text())

@@ -10,12 +10,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from flatminima.figures import figure_audit, figure_forks, figure_kurtosis, plotting
+from flatminima.figures.placement import end_labels
+from flatminima.labels import quantizer_label, role_labels
+from flatminima.schedules import fork_schedule
 from tests import synthetic
 from workflow_scripts import plot_audit
-from workflow_scripts.lib.figures import figure_audit, figure_forks, figure_kurtosis, plotting
-from workflow_scripts.lib.figures.placement import end_labels
-from workflow_scripts.lib.labels import quantizer_label, role_labels
-from workflow_scripts.lib.schedules import fork_schedule
 
 CASES = {
     "mini": {},

@@ -14,16 +14,16 @@ import pandas as pd
 import pytest
 import torch
 
+from flatminima.checkpoints import save_model
+from flatminima.files import atomic_path, write_digests, write_table
+from flatminima.hub.checkpoints import download_checkpoint
+from flatminima.revisions.finished_parts import FinishedParts
+from flatminima.text.tokens import write_tokens
+from flatminima.training.loop import save_state
 from tests.conftest import TINY_VOCABULARY
 from tests.hub.libraries import point_at
 from tests.hub.repos import FORMS, STEPS, branch_name, model_branches
 from tests.hub.server import TinyHub
-from workflow_scripts.lib.checkpoints import save_model
-from workflow_scripts.lib.files import atomic_path, write_digests, write_table
-from workflow_scripts.lib.hub.checkpoints import download_checkpoint
-from workflow_scripts.lib.revisions.finished_parts import FinishedParts
-from workflow_scripts.lib.text.tokens import write_tokens
-from workflow_scripts.lib.training.loop import save_state
 
 
 def state_of(path: Path) -> tuple[int, int, int]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workflow_scripts.lib.revisions.prefetching import fetched_ahead
+from flatminima.revisions.prefetching import fetched_ahead
 
 
 class Disk:

@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 import yaml
 
+from flatminima import publishing
+from flatminima.config.files import read_plan
+from flatminima.errors import DamagedFile, UserError
+from flatminima.frozen import read_digests, restore
+from flatminima.publishing import frozen_section, machine, processor, publish
 from tests.workflow import ROOT, copy_checkout, planned, snakemake
-from workflow_scripts.lib import publishing
-from workflow_scripts.lib.config.files import read_plan
-from workflow_scripts.lib.errors import DamagedFile, UserError
-from workflow_scripts.lib.frozen import read_digests, restore
-from workflow_scripts.lib.publishing import frozen_section, machine, processor, publish
 
 pytestmark = pytest.mark.workflow
 MINI = ROOT / "resources/published/mini"

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from flatminima.figures import figure_bit_widths, figure_lambada, plotting
 from tests import synthetic
 from tests.test_plotting import no_text_overlaps_or_leaves_the_page
-from workflow_scripts.lib.figures import figure_bit_widths, figure_lambada, plotting
 
 LAMBADA = pd.read_csv(synthetic.ROOT / "resources/paper/pythia_lambada.csv")
 

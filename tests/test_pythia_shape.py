@@ -9,10 +9,10 @@ import pandas as pd
 import torch
 from snakemake.iocontainers import Namedlist
 
+from flatminima.checkpoints import save_model
+from flatminima.text.tokens import write_tokens
+from flatminima.training.loop import build_model
 from tests.workflow import ROOT
-from workflow_scripts.lib.checkpoints import save_model
-from workflow_scripts.lib.text.tokens import write_tokens
-from workflow_scripts.lib.training.loop import build_model
 
 PROBE = {
     "quantizers": {

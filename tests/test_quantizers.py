@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import nn
 
-from tests.oracles import quantize_group, quantize_matrix
-from workflow_scripts.lib.quantizers import (
+from flatminima.quantizers import (
     QuantizerSpec,
     _quantize_rows,
     count_groups,
@@ -21,7 +20,8 @@ from workflow_scripts.lib.quantizers import (
     quantized_weights,
     read_specs,
 )
-from workflow_scripts.lib.training.loop import build_model
+from flatminima.training.loop import build_model
+from tests.oracles import quantize_group, quantize_matrix
 
 UNIT = 2.0**-24  # half the gap between 1 and the next float32
 INT4 = QuantizerSpec(4, "group", symmetric=False, group_size=128)

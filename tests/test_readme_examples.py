@@ -12,11 +12,11 @@ import torch
 import yaml
 from transformers import TrainingArguments
 
+from flatminima.checkpoints import save_model
+from flatminima.text.tokens import train_tokenizer
+from flatminima.training.loop import build_model
 from tests.conftest import TINY
 from tests.workflow import ROOT, copy_checkout, planned
-from workflow_scripts.lib.checkpoints import save_model
-from workflow_scripts.lib.text.tokens import train_tokenizer
-from workflow_scripts.lib.training.loop import build_model
 
 FIRST, AFTER = "## Your own model", "## Your own numbers"
 TEXT = "the weights of a model are rounded to few values and the loss is what it is\n\n" * 3000
@@ -81,7 +81,7 @@ def test_the_audit_command(tmp_path):
     [command] = [line for line in commands() if "workflow_scripts.audit" in line]
     save_run(tmp_path)
     (tmp_path / "validation.txt").write_text(TEXT)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "workflow_scripts")}
     run = subprocess.run(
         [sys.executable, *command.split()[1:]], cwd=tmp_path, env=environment, text=True,
         capture_output=True, timeout=300,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from flatminima.figures import audit_page
 from tests import synthetic
 from tests.workflow import TINY, snakemake, tiny_checkout
-from workflow_scripts.lib.figures import audit_page
 
 pytestmark = pytest.mark.workflow
 

@@ -18,6 +18,7 @@ import pytest
 from tests.workflow import TINY, base_name, planned, snakemake, tiny_checkout
 
 pytestmark = pytest.mark.workflow
+QUANTIZERS = "workflow_scripts/flatminima/quantizers.py"
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,10 @@ def test_comments_anywhere_rerun_nothing(built, edit):
     rules = [p.relative_to(built).as_posix() for p in (built / "rules").rglob("*.smk")]
     for name in [*python, *rules, "Snakefile", "config.yaml", TINY]:
         edit(name, lambda text: text + "\n# A comment.\n")
-    edit("workflow_scripts/lib/quantizers.py", lambda text: text.replace('"""', '"""Also: ', 1))
+    edit(
+        "workflow_scripts/flatminima/quantizers.py",
+        lambda text: text.replace('"""', '"""Also: ', 1),
+    )
     assert len(python) > 60
     assert plan(built) == {}
 
@@ -92,7 +96,7 @@ def setting(old: str, new: str) -> tuple[str, Callable[[str], str]]:
 
 def code(module: str) -> tuple[str, Callable[[str], str]]:
     """A change of the code of a module that leaves what it computes as it is."""
-    return f"workflow_scripts/lib/{module}.py", lambda text: text + "\nANOTHER_NAME = 1\n"
+    return f"workflow_scripts/flatminima/{module}.py", lambda text: text + "\nANOTHER_NAME = 1\n"
 
 
 # What is drawn or told from tables that were rebuilt.

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workflow_scripts.lib.revisions.names import DEFAULT_PATTERN, branch_of, step_of
+from flatminima.revisions.names import DEFAULT_PATTERN, branch_of, step_of
 
 STAGE = r"stage1-step(?P<step>\d+)-tokens(?P<billions>\d+)B"
 

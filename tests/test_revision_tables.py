@@ -2,8 +2,8 @@
 
 import pytest
 
-from workflow_scripts.lib.revisions.frozen import read_table, table_of_branches
-from workflow_scripts.lib.revisions.names import DEFAULT_PATTERN
+from flatminima.revisions.frozen import read_table, table_of_branches
+from flatminima.revisions.names import DEFAULT_PATTERN
 
 OLMO = r"stage1-step(?P<step>\d+)-tokens(?P<billions>\d+)B"
 BRANCHES = {"main": "a", "stage1-step10000-tokens21B": "b", "stage1-step300-tokens1B": "c",

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workflow_scripts.lib.forks.rival_schedules import (
+from flatminima.forks.rival_schedules import (
     RIVAL_SCHEDULES,
     Rewarmed,
     condition_schedule,
     settled_offsets,
     update_phase,
 )
-from workflow_scripts.lib.schedules import Cosine, OscillatoryLockIn, Sgdr, fork_schedule
+from flatminima.schedules import Cosine, OscillatoryLockIn, Sgdr, fork_schedule
 
 BASE = Cosine(1e-2, 1e-3, warmup_steps=10, total_steps=1000)
 START, STOP = 400, 700

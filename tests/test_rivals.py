@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from flatminima.forks.rivals import COLUMNS, compare, rival_table, settled_rows
 from tests import synthetic
 from workflow_scripts import gather_rivals, plot_rivals
-from workflow_scripts.lib.forks.rivals import COLUMNS, compare, rival_table, settled_rows
 
 
 def average(name: str) -> pd.DataFrame:

@@ -5,9 +5,9 @@ import shutil
 import networkx
 import pytest
 
+from flatminima.rulegraph import BEGIN, END, mermaid, put_in, read_mermaid
 from tests.workflow import ROOT
 from workflow_scripts import draw_rulegraph
-from workflow_scripts.lib.rulegraph import BEGIN, END, mermaid, put_in, read_mermaid
 
 PRINTED = """---
 title: DAG

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workflow_scripts.lib.schedules import (
+from flatminima.schedules import (
     Cosine,
     CosineNeoxV1,
     OscillatoryLockIn,

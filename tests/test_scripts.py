@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 from scipy import stats
 from snakemake.iocontainers import Namedlist
 
+from flatminima.checkpoints import save_model
+from flatminima.running.logs import logged, progress, say
+from flatminima.text.documents import write_documents
+from flatminima.training.loop import build_model
 from tests.workflow import ROOT
-from workflow_scripts.lib.checkpoints import save_model
-from workflow_scripts.lib.running.logs import logged, progress, say
-from workflow_scripts.lib.text.documents import write_documents
-from workflow_scripts.lib.training.loop import build_model
 
 STEPS = (0, 1, 2)
 SHAPE = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_length": 16}

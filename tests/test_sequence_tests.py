@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from flatminima.statistics.intervals import summarise
+from flatminima.statistics.sequence_tests import read_fork_sequences, sequence_rows
 from tests.statistics_helpers import close, rows_of, select
-from workflow_scripts.lib.statistics.intervals import summarise
-from workflow_scripts.lib.statistics.sequence_tests import read_fork_sequences, sequence_rows
 
 pytestmark = pytest.mark.filterwarnings("error")
 SCHEDULES = {"cosine": 0.08, "sgdr": 0.05, "oli": 0.03}

@@ -6,7 +6,7 @@ import math
 import pandas as pd
 import pytest
 
-from workflow_scripts.lib.running.status import (
+from flatminima.running.status import (
     describe,
     fork_progress,
     jobs_left,

@@ -7,19 +7,19 @@ import yaml
 from jsonschema import ValidationError, validate
 from safetensors.torch import load_file, save_file
 
+from flatminima import evaluation, probing
+from flatminima.checkpoints import WEIGHTS_FILE, load_model, save_model
+from flatminima.errors import DamagedFile, UserError
+from flatminima.evaluation import score
+from flatminima.logits import next_token_logits
+from flatminima.quantizers import QuantizerSpec, probe_weights
+from flatminima.streaming import memory, opening, scoring, stored
+from flatminima.streaming.opening import open_model
+from flatminima.streaming.scoring import score_streamed
+from flatminima.streaming.stored import CannotStream, StoredModel
+from flatminima.text.tokens import write_tokens
 from tests.architectures import CONFIGS, build
 from tests.workflow import ROOT
-from workflow_scripts.lib import evaluation, probing
-from workflow_scripts.lib.checkpoints import WEIGHTS_FILE, load_model, save_model
-from workflow_scripts.lib.errors import DamagedFile, UserError
-from workflow_scripts.lib.evaluation import score
-from workflow_scripts.lib.logits import next_token_logits
-from workflow_scripts.lib.quantizers import QuantizerSpec, probe_weights
-from workflow_scripts.lib.streaming import memory, opening, scoring, stored
-from workflow_scripts.lib.streaming.opening import open_model
-from workflow_scripts.lib.streaming.scoring import score_streamed
-from workflow_scripts.lib.streaming.stored import CannotStream, StoredModel
-from workflow_scripts.lib.text.tokens import write_tokens
 
 LOW = {"bits": 4, "granularity": "group", "symmetric": False, "group_size": 8}
 HIGH = {"bits": 8, "granularity": "channel", "symmetric": True}

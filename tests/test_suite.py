@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workflow_scripts.lib.suite import (
+from flatminima.suite import (
     chunk_names,
     even_steps,
     nearest,

@@ -8,10 +8,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flatminima.config.checks import ConfigError, check_config
+from flatminima.config.suites import merge, read_library, resolve_suites
+from flatminima.planning import SuitePlan
 from tests.workflow import ROOT
-from workflow_scripts.lib.config.checks import ConfigError, check_config
-from workflow_scripts.lib.config.suites import merge, read_library, resolve_suites
-from workflow_scripts.lib.planning import SuitePlan
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
 SCHEMA = yaml.safe_load((ROOT / "rules/schemas/config.schema.yaml").read_text())

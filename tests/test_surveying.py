@@ -9,14 +9,14 @@ import pandas as pd
 import pytest
 from filelock import FileLock
 
+from flatminima.checkpoints import save_model
+from flatminima.probing import Prober
+from flatminima.revisions.finished_parts import FinishedParts
+from flatminima.revisions.origins import stand_in
+from flatminima.revisions.surveying import LOCK, Survey
+from flatminima.text.tokens import write_tokens
+from flatminima.training.loop import build_model
 from tests.test_scripts import PROBE, SHAPE, run_script
-from workflow_scripts.lib.checkpoints import save_model
-from workflow_scripts.lib.probing import Prober
-from workflow_scripts.lib.revisions.finished_parts import FinishedParts
-from workflow_scripts.lib.revisions.origins import stand_in
-from workflow_scripts.lib.revisions.surveying import LOCK, Survey
-from workflow_scripts.lib.text.tokens import write_tokens
-from workflow_scripts.lib.training.loop import build_model
 
 STEPS = [0, 1, 2, 4, 8]
 LOST = 4
@@ -182,7 +182,7 @@ def test_what_other_settings_left_is_thrown_away(tmp_path):
 
 
 def test_a_range_of_nothing_but_holes_is_written_and_gathered(validation, hub, streamed, tmp_path):
-    from workflow_scripts.lib.gathering import read_rows
+    from flatminima.gathering import read_rows
 
     run(validation, tmp_path, Fetch(hub), steps=[LOST])
     assert len(pd.read_csv(outputs(tmp_path)["revisions"])) == 1
@@ -194,7 +194,7 @@ def test_a_range_of_nothing_but_holes_is_written_and_gathered(validation, hub, s
 
 
 def test_a_stand_in_loads_as_no_model(tmp_path):
-    from workflow_scripts.lib.checkpoints import load_model
+    from flatminima.checkpoints import load_model
 
     stand_in(tmp_path / "step4", "the hub has no such revision")
     with pytest.raises(ValueError, match="no such checkpoint .the hub has no such revision"):

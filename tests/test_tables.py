@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from flatminima import table_formats, tables
 from tests import synthetic
-from workflow_scripts.lib import table_formats, tables
 
 NOT_COMPARABLE = "paper (Pythia-160m; not comparable)"
 INPUTS = {"audit": ("audit", "phases"), "forks": ("statistics", "forks")}

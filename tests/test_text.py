@@ -5,12 +5,12 @@ import json
 
 import pytest
 
+from flatminima.text.collecting import collect, up_to
+from flatminima.text.documents import read_documents, write_documents
+from flatminima.text.leakage import shared_documents
+from flatminima.text.sources import TextError
+from flatminima.text.tokens import file_sha256, read_tokens
 from workflow_scripts import fix_batches, train_tokenizer
-from workflow_scripts.lib.text.collecting import collect, up_to
-from workflow_scripts.lib.text.documents import read_documents, write_documents
-from workflow_scripts.lib.text.leakage import shared_documents
-from workflow_scripts.lib.text.sources import TextError
-from workflow_scripts.lib.text.tokens import file_sha256, read_tokens
 
 SOURCE = {
     "text": {

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 import zstandard
 
-from workflow_scripts.lib.text import files as text_files
-from workflow_scripts.lib.text.files import read_texts
-from workflow_scripts.lib.text.sources import NotAvailable, TextError, find_file
+from flatminima.text import files as text_files
+from flatminima.text.files import read_texts
+from flatminima.text.sources import NotAvailable, TextError, find_file
 
 # What a reader that guesses types, line ends or paragraphs would change.
 TEXTS = [

@@ -10,15 +10,15 @@ import zstandard
 from huggingface_hub import constants, hf_hub_download
 from huggingface_hub.utils import _http
 
+from flatminima.hub.retrying import Patience
+from flatminima.text.collecting import collect
+from flatminima.text.files import read_texts
+from flatminima.text.sources import NotAvailable, TextError, find_file
+from flatminima.text.tokens import file_sha256, train_tokenizer
 from tests.hub.libraries import point_at
 from tests.hub.server import TinyHub
 from tests.test_text_files import jsonl, write_parquet
 from workflow_scripts import fix_batches
-from workflow_scripts.lib.hub.retrying import Patience
-from workflow_scripts.lib.text.collecting import collect
-from workflow_scripts.lib.text.files import read_texts
-from workflow_scripts.lib.text.sources import NotAvailable, TextError, find_file
-from workflow_scripts.lib.text.tokens import file_sha256, train_tokenizer
 
 PILE, MIRROR = "tiny/pile", "tiny/mirror"
 WORDS = random.Random(0).choices(["alpha", "beta", "gamma", "delta", "epsilon", "zeta"], k=4000)

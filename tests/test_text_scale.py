@@ -7,13 +7,13 @@ import tracemalloc
 
 import pytest
 
+from flatminima.text.leakage import shared_documents, shared_windows
+from flatminima.text.packing import pack
 from tests.workflow import ROOT
-from workflow_scripts.lib.text.leakage import shared_documents, shared_windows
-from workflow_scripts.lib.text.packing import pack
 
 COLLECT = """
 import resource, sys
-from workflow_scripts.lib.text.collecting import collect
+from flatminima.text.collecting import collect
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

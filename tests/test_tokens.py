@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
-from workflow_scripts.lib.text.packing import encode_stream
-from workflow_scripts.lib.text.tokens import (
+from flatminima.text.packing import encode_stream
+from flatminima.text.tokens import (
     END_OF_TEXT,
     file_sha256,
     read_tokens,

@@ -10,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.conftest import TINY, TINY_VOCABULARY
-from tests.oracles import BigramAdamW, excess_kurtosis_of_mixture
-from workflow_scripts.lib.evaluation import score
-from workflow_scripts.lib.schedules import Cosine
-from workflow_scripts.lib.training.loop import (
+from flatminima.evaluation import score
+from flatminima.schedules import Cosine
+from flatminima.training.loop import (
     Recipe,
     Update,
     batch_rows,
@@ -26,6 +24,8 @@ from workflow_scripts.lib.training.loop import (
     state_fingerprint,
     train,
 )
+from tests.conftest import TINY, TINY_VOCABULARY
+from tests.oracles import BigramAdamW, excess_kurtosis_of_mixture
 
 RECIPE = Recipe(
     batch_size=4, weight_decay=0.1, beta1=0.9, beta2=0.95, eps=1e-8, clip_norm=1.0

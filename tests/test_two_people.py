@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from flatminima.suite import revision_steps
 from tests.hub import pythia
 from tests.hub.server import TinyHub
 from tests.workflow import TINY, copy_checkout, snakemake
-from workflow_scripts.lib.suite import revision_steps
 
 pytestmark = [pytest.mark.workflow, pytest.mark.slow]
 COMMAND = ["results/tiny/suite.csv", "--cores", "1", "--configfile", TINY]

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 from statsmodels.stats.weightstats import CompareMeans, DescrStatsW, ttest_ind
 
+from flatminima.statistics.two_sample_tests import exact_tests, smallest_p, t_tests
 from tests.statistics_helpers import WHERE, close
-from workflow_scripts.lib.statistics.two_sample_tests import exact_tests, smallest_p, t_tests
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -6,11 +6,11 @@ import re
 import pytest
 import yaml
 
+from flatminima.config.checks import ConfigError
+from flatminima.config.forks import AVERAGES
+from flatminima.forks.settings import ForkSettings
+from flatminima.planning import SuitePlan
 from tests.workflow import ROOT
-from workflow_scripts.lib.config.checks import ConfigError
-from workflow_scripts.lib.config.forks import AVERAGES
-from workflow_scripts.lib.forks.settings import ForkSettings
-from workflow_scripts.lib.planning import SuitePlan
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
 

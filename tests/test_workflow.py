@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from flatminima.running.code_hash import code_hash
 from tests.workflow import ROOT, TINY, base_name, copy_checkout, declared_rules, planned, snakemake
-from workflow_scripts.lib.running.code_hash import code_hash
 
 pytestmark = pytest.mark.workflow
 
@@ -142,7 +142,7 @@ def test_scripts_are_thin(script):
 
 
 def test_library_knows_neither_snakemake_nor_a_command_line():
-    for path in (ROOT / "workflow_scripts" / "lib").rglob("*.py"):
+    for path in (ROOT / "workflow_scripts" / "flatminima").rglob("*.py"):
         text = path.read_text()
         assert not re.search(r"^\s*(import|from) (snakemake|argparse)\b", text, re.MULTILINE), path
         assert "snakemake." not in re.sub(r'""".*?"""|#.*', "", text, flags=re.DOTALL), path

@@ -12,11 +12,11 @@ import pandas as pd
 import pytest
 import torch
 
+from flatminima.checkpoints import save_tensors
+from flatminima.text.tokens import write_tokens
+from flatminima.training.pretraining import pretrain
+from flatminima.training.workspace import Workspace, fingerprint
 from workflow_scripts import pretrain_suite, train_fork
-from workflow_scripts.lib.checkpoints import save_tensors
-from workflow_scripts.lib.text.tokens import write_tokens
-from workflow_scripts.lib.training.pretraining import pretrain
-from workflow_scripts.lib.training.workspace import Workspace, fingerprint
 
 SETTINGS = {
     "architecture": {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "max_length": 16},

@@ -11,12 +11,12 @@ import nbformat
 import pandas as pd
 import pytest
 
+from flatminima.errors import UserError
+from flatminima.figures import figure_monitor
+from flatminima.notebooks.rendering import strip
 from tests import synthetic
 from tests.workflow import ROOT, copy_checkout, snakemake
 from workflow_scripts import audit_example, train_example
-from workflow_scripts.lib.errors import UserError
-from workflow_scripts.lib.figures import figure_monitor
-from workflow_scripts.lib.notebooks.rendering import strip
 
 NOTEBOOK = ROOT / "notebooks/your_run.ipynb"
 SHORT = {"steps": 24, "every": 4, "hidden_size": 32, "vocab_size": 300, "length": 32,

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
+from flatminima.monitor_callback import ConvergenceCallback
+from flatminima.training.loop import build_model
 from tests.conftest import TINY, TINY_VOCABULARY
 from tests.test_monitor_callback import SETTINGS, trainer_of
-from workflow_scripts.lib.monitor_callback import ConvergenceCallback
-from workflow_scripts.lib.training.loop import build_model
 
 
 def main(folder: Path) -> None:

@@ -2,11 +2,11 @@
 
 import pandas as pd
 
-from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.headlines import written
-from workflow_scripts.lib.mechanism import headlines
-from workflow_scripts.lib.mechanism.factors import analyse
-from workflow_scripts.lib.running.logs import logged, say
+from flatminima.files import write_table
+from flatminima.headlines import written
+from flatminima.mechanism import headlines
+from flatminima.mechanism.factors import analyse
+from flatminima.running.logs import logged, say
 
 
 def main(*, cells: str, sequences: list[str], probed: dict, resamples: int, output: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import fields
 
 from rich.console import Console
 
-from workflow_scripts.lib.audit_command.options import AuditOptions
+from flatminima.audit_command.options import AuditOptions
 
 
 def read_options(arguments: list[str]) -> AuditOptions:
@@ -34,6 +34,6 @@ def read_options(arguments: list[str]) -> AuditOptions:
 
 if __name__ == "__main__":
     options = read_options(sys.argv[1:])
-    from workflow_scripts.lib.audit_command.run import audit  # torch: not for --help
+    from flatminima.audit_command.run import audit  # torch: not for --help
 
     sys.exit(audit(options, Console()))

@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from workflow_scripts.lib.audit_command.options import AuditOptions
-from workflow_scripts.lib.audit_command.run import BAD_INPUT, audit
-from workflow_scripts.lib.errors import UserError
-from workflow_scripts.lib.running.logs import logged
+from flatminima.audit_command.options import AuditOptions
+from flatminima.audit_command.run import BAD_INPUT, audit
+from flatminima.errors import UserError
+from flatminima.running.logs import logged
 
 
 def main(*, run: str, validation: str, table: str, options: dict) -> None:

@@ -2,12 +2,12 @@
 
 import pandas as pd
 
-from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.forks.averaging import average_model, checkpoint_shares
-from workflow_scripts.lib.probing import Prober
-from workflow_scripts.lib.running.logs import logged
-from workflow_scripts.lib.running.provenance import write_json
-from workflow_scripts.lib.statistics.intervals import summarise
+from flatminima.files import write_table
+from flatminima.forks.averaging import average_model, checkpoint_shares
+from flatminima.probing import Prober
+from flatminima.running.logs import logged
+from flatminima.running.provenance import write_json
+from flatminima.statistics.intervals import summarise
 
 
 def main(*, suite: str, name: str, definition: dict, folders: list[str], steps: list[int],

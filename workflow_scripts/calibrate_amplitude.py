@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from workflow_scripts.lib.checkpoints import load_model, load_tensors
-from workflow_scripts.lib.forks.calibration import calibrate
-from workflow_scripts.lib.numerics import prepare_backend
-from workflow_scripts.lib.probing import choose_device
-from workflow_scripts.lib.running.logs import logged
-from workflow_scripts.lib.running.provenance import write_json
-from workflow_scripts.lib.text.tokens import read_tokens
+from flatminima.checkpoints import load_model, load_tensors
+from flatminima.forks.calibration import calibrate
+from flatminima.numerics import prepare_backend
+from flatminima.probing import choose_device
+from flatminima.running.logs import logged
+from flatminima.running.provenance import write_json
+from flatminima.text.tokens import read_tokens
 
 
 def main(*, weights: str, train: str, state: str | None, output: str, suite: str, settings: dict,

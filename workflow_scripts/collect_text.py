@@ -1,8 +1,8 @@
 """Collect the training and validation documents of a suite."""
 
-from workflow_scripts.lib.running.logs import logged, say
-from workflow_scripts.lib.running.provenance import write_json
-from workflow_scripts.lib.text.collecting import collect
+from flatminima.running.logs import logged, say
+from flatminima.running.provenance import write_json
+from flatminima.text.collecting import collect
 
 
 def main(*, source: dict, train: str, validation: str, manifest: str) -> None:

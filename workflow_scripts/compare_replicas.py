@@ -2,11 +2,11 @@
 
 import pandas as pd
 
-from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.headlines import written
-from workflow_scripts.lib.mechanism import headlines
-from workflow_scripts.lib.mechanism.replication_phases import run_phases
-from workflow_scripts.lib.running.logs import logged, say
+from flatminima.files import write_table
+from flatminima.headlines import written
+from flatminima.mechanism import headlines
+from flatminima.mechanism.replication_phases import run_phases
+from flatminima.running.logs import logged, say
 
 
 def main(*, tables: list[str], sequences: list[str], spacing: int, resamples: int, runs: str,

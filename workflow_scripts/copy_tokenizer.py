@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
-from workflow_scripts.lib.checkpoints import atomic_path
-from workflow_scripts.lib.running.logs import logged, say
+from flatminima.checkpoints import atomic_path
+from flatminima.running.logs import logged, say
 
 
 def main(*, source: str, tokenizer: str) -> None:

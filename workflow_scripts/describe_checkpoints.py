@@ -1,15 +1,15 @@
 """Record what the checkpoints of a range of revisions hold."""
 
-from workflow_scripts.lib.gathering import write_rows
-from workflow_scripts.lib.revisions.absent import absence
-from workflow_scripts.lib.revisions.describing import (
+from flatminima.gathering import write_rows
+from flatminima.revisions.absent import absence
+from flatminima.revisions.describing import (
     describe_checkpoint,
     describe_missing,
     revision_table,
 )
-from workflow_scripts.lib.revisions.fingerprints import fingerprint_checkpoint
-from workflow_scripts.lib.running.logs import logged, progress, say
-from workflow_scripts.lib.running.provenance import read_json
+from flatminima.revisions.fingerprints import fingerprint_checkpoint
+from flatminima.running.logs import logged, progress, say
+from flatminima.running.provenance import read_json
 
 
 def main(*, weights: dict, commits: dict, tokens_per_step: int, table: str,

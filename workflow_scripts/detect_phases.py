@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.lib.revisions.missing import missing_steps
-from workflow_scripts.lib.running.logs import logged, say
-from workflow_scripts.lib.statistics.phases import describe_phases
+from flatminima.revisions.missing import missing_steps
+from flatminima.running.logs import logged, say
+from flatminima.statistics.phases import describe_phases
 
 
 def main(

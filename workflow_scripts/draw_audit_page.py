@@ -2,10 +2,10 @@
 
 import pandas as pd
 
-from workflow_scripts.lib import headlines
-from workflow_scripts.lib.figures import audit_page
-from workflow_scripts.lib.running.logs import logged, say
-from workflow_scripts.lib.running.provenance import read_json
+from flatminima import headlines
+from flatminima.figures import audit_page
+from flatminima.running.logs import logged, say
+from flatminima.running.provenance import read_json
 
 
 def main(*, audit: str, phases: str, page: str, suite: dict) -> None:

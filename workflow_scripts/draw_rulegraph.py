@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from workflow_scripts.lib.rulegraph import mermaid, put_in, read_mermaid
+from flatminima.rulegraph import mermaid, put_in, read_mermaid
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 TARGET = "results/mini/claims.md"

@@ -1,10 +1,10 @@
 """Fetch one revision of a suite from the Hugging Face hub."""
 
-from workflow_scripts.lib.errors import UserError
-from workflow_scripts.lib.revisions.findings import MISSING
-from workflow_scripts.lib.revisions.origins import fetch_revision, stand_in
-from workflow_scripts.lib.running.logs import logged, say
-from workflow_scripts.lib.running.provenance import write_json
+from flatminima.errors import UserError
+from flatminima.revisions.findings import MISSING
+from flatminima.revisions.origins import fetch_revision, stand_in
+from flatminima.running.logs import logged, say
+from flatminima.running.provenance import write_json
 
 
 def main(*, repo: str, revision: str, folder: str, record: str, may_be_missing: bool) -> None:

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from workflow_scripts.lib.files import file_sha256
-from workflow_scripts.lib.hub.tokenizers import download_tokenizer
-from workflow_scripts.lib.running.logs import logged, say
-from workflow_scripts.lib.running.provenance import write_json
+from flatminima.files import file_sha256
+from flatminima.hub.tokenizers import download_tokenizer
+from flatminima.running.logs import logged, say
+from flatminima.running.provenance import write_json
 
 
 def main(*, repo: str, revision: str, tokenizer: str, record: str) -> None:

@@ -1,8 +1,8 @@
 """Fix the validation batches and the training stream of a suite, once for everything."""
 
-from workflow_scripts.lib.running.logs import logged, say
-from workflow_scripts.lib.running.provenance import read_json, write_json
-from workflow_scripts.lib.text.batches import fix_split, overlap
+from flatminima.running.logs import logged, say
+from flatminima.running.provenance import read_json, write_json
+from flatminima.text.batches import fix_split, overlap
 
 
 def main(

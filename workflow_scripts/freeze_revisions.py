@@ -4,11 +4,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from workflow_scripts.lib.config.files import read_plan
-from workflow_scripts.lib.files import atomic_path
-from workflow_scripts.lib.hub.revisions import list_branches
-from workflow_scripts.lib.revisions.frozen import table_of_branches
-from workflow_scripts.lib.revisions.names import DEFAULT_PATTERN
+from flatminima.config.files import read_plan
+from flatminima.files import atomic_path
+from flatminima.hub.revisions import list_branches
+from flatminima.revisions.frozen import table_of_branches
+from flatminima.revisions.names import DEFAULT_PATTERN
 
 
 def main(*, suite: str | None, configfiles: list[str]) -> None:

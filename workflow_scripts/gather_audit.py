@@ -1,9 +1,9 @@
 """Gather the probes of all revisions of a suite."""
 
-from workflow_scripts.lib.auditing import gather_audit
-from workflow_scripts.lib.gathering import read_rows
-from workflow_scripts.lib.running.logs import logged, say
-from workflow_scripts.lib.training.pretraining import read_schedule
+from flatminima.auditing import gather_audit
+from flatminima.gathering import read_rows
+from flatminima.running.logs import logged, say
+from flatminima.training.pretraining import read_schedule
 
 
 def main(

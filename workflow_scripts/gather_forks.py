@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from workflow_scripts.lib.running.logs import logged, say
+from flatminima.running.logs import logged, say
 
 
 def main(*, tables: list[str], output: str) -> None:

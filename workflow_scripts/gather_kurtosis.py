@@ -1,7 +1,7 @@
 """Gather the weight kurtosis of all revisions of a suite."""
 
-from workflow_scripts.lib.gathering import read_rows
-from workflow_scripts.lib.running.logs import logged, say
+from flatminima.gathering import read_rows
+from flatminima.running.logs import logged, say
 
 
 def main(*, tables: list[str], suite: str, output: str) -> None:

@@ -2,10 +2,10 @@
 
 import pandas as pd
 
-from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.headlines import written
-from workflow_scripts.lib.mechanism import headlines
-from workflow_scripts.lib.running.logs import logged, say
+from flatminima.files import write_table
+from flatminima.headlines import written
+from flatminima.mechanism import headlines
+from flatminima.running.logs import logged, say
 
 
 def main(*, tables: list[str], output: str) -> None:

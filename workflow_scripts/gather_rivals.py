@@ -2,10 +2,10 @@
 
 import pandas as pd
 
-from workflow_scripts.lib import headlines
-from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.forks.rivals import rival_table
-from workflow_scripts.lib.running.logs import logged, say
+from flatminima import headlines
+from flatminima.files import write_table
+from flatminima.forks.rivals import rival_table
+from flatminima.running.logs import logged, say
 
 
 def main(*, forks: str, tables: list[str], output: str) -> None:

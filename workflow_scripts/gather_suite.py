@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from workflow_scripts.lib.gathering import read_rows
-from workflow_scripts.lib.revisions.describing import suite_table
-from workflow_scripts.lib.revisions.findings import IntegrityError, judge
-from workflow_scripts.lib.revisions.integrity import examine
-from workflow_scripts.lib.running.logs import logged, say
+from flatminima.gathering import read_rows
+from flatminima.revisions.describing import suite_table
+from flatminima.revisions.findings import IntegrityError, judge
+from flatminima.revisions.integrity import examine
+from flatminima.running.logs import logged, say
 
 
 def main(*, tables: list[str], fingerprints: list[str], suite: str, severity: dict,

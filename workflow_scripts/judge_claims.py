@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.lib.claims.model import Measurements, read_ledger
-from workflow_scripts.lib.claims.render import summary, write
-from workflow_scripts.lib.claims.verdicts import judge
-from workflow_scripts.lib.running.logs import logged, say
+from flatminima.claims.model import Measurements, read_ledger
+from flatminima.claims.render import summary, write
+from flatminima.claims.verdicts import judge
+from flatminima.running.logs import logged, say
 
 TABLES = ("table1", "table2", "lambada", "audit", "kurtosis", "forks", "statistics", "suite_table",
           "early_warning", "mechanism", "rivals", "pilot", "amplitudes")  # fmt: skip

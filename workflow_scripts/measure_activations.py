@@ -2,12 +2,12 @@
 
 import pandas as pd
 
-from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.mechanism.activations import hidden_kurtosis, weights_and_activations
-from workflow_scripts.lib.mechanism.anisotropy import anisotropy
-from workflow_scripts.lib.mechanism.jobs import visits
-from workflow_scripts.lib.quantizers import QuantizerSpec
-from workflow_scripts.lib.running.logs import logged
+from flatminima.files import write_table
+from flatminima.mechanism.activations import hidden_kurtosis, weights_and_activations
+from flatminima.mechanism.anisotropy import anisotropy
+from flatminima.mechanism.jobs import visits
+from flatminima.quantizers import QuantizerSpec
+from flatminima.running.logs import logged
 
 
 def main(*, folders: dict, validation: str, settings: dict, quantizer: dict, threads: int,

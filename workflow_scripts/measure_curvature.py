@@ -2,11 +2,11 @@
 
 import pandas as pd
 
-from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.mechanism.curvature import curvature_row
-from workflow_scripts.lib.mechanism.jobs import visits
-from workflow_scripts.lib.mechanism.surface import LossSurface
-from workflow_scripts.lib.running.logs import logged
+from flatminima.files import write_table
+from flatminima.mechanism.curvature import curvature_row
+from flatminima.mechanism.jobs import visits
+from flatminima.mechanism.surface import LossSurface
+from flatminima.running.logs import logged
 
 
 def main(*, folders: dict, validation: str, settings: dict, layers: str, threads: int,

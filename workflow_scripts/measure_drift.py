@@ -2,11 +2,11 @@
 
 import pandas as pd
 
-from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.mechanism.displacement import COLUMNS
-from workflow_scripts.lib.mechanism.drift import drift_rows
-from workflow_scripts.lib.quantizers import QuantizerSpec
-from workflow_scripts.lib.running.logs import logged, progress
+from flatminima.files import write_table
+from flatminima.mechanism.displacement import COLUMNS
+from flatminima.mechanism.drift import drift_rows
+from flatminima.quantizers import QuantizerSpec
+from flatminima.running.logs import logged, progress
 
 
 def main(*, weights: dict, quantizer: dict, layers: str, spacing: int, drift: str,

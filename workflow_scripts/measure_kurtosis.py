@@ -1,9 +1,9 @@
 """Measure the weight kurtosis of a range of revisions."""
 
-from workflow_scripts.lib.gathering import write_rows
-from workflow_scripts.lib.kurtosis import kurtosis_of_checkpoint
-from workflow_scripts.lib.revisions.absent import absence
-from workflow_scripts.lib.running.logs import logged, progress, say
+from flatminima.gathering import write_rows
+from flatminima.kurtosis import kurtosis_of_checkpoint
+from flatminima.revisions.absent import absence
+from flatminima.running.logs import logged, progress, say
 
 
 def main(*, weights: dict, layers: str, output: str) -> None:

@@ -2,11 +2,11 @@
 
 import pandas as pd
 
-from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.mechanism.jobs import specs_of, visits
-from workflow_scripts.lib.mechanism.sensitivity import sensitivity_table
-from workflow_scripts.lib.mechanism.surface import LossSurface
-from workflow_scripts.lib.running.logs import logged
+from flatminima.files import write_table
+from flatminima.mechanism.jobs import specs_of, visits
+from flatminima.mechanism.sensitivity import sensitivity_table
+from flatminima.mechanism.surface import LossSurface
+from flatminima.running.logs import logged
 
 
 def main(*, folders: dict, validation: str, settings: dict, quantizers: dict, threads: int,

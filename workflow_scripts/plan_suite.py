@@ -6,12 +6,12 @@ import sys
 
 from rich.console import Console
 
-from workflow_scripts.lib.config.files import read_plan
-from workflow_scripts.lib.costs.report import model_config, model_shape, report
-from workflow_scripts.lib.costs.throughput import measure, timed_batch
-from workflow_scripts.lib.costs.totals import batch_shapes, suite_costs
-from workflow_scripts.lib.probing import choose_device
-from workflow_scripts.lib.running.status import jobs_left
+from flatminima.config.files import read_plan
+from flatminima.costs.report import model_config, model_shape, report
+from flatminima.costs.throughput import measure, timed_batch
+from flatminima.costs.totals import batch_shapes, suite_costs
+from flatminima.probing import choose_device
+from flatminima.running.status import jobs_left
 
 
 def main(*, suite: str | None, configfiles: list[str], seconds: float) -> None:

@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from workflow_scripts.lib import headlines
-from workflow_scripts.lib.figures import figure_bit_widths, plotting
-from workflow_scripts.lib.running.logs import logged, say
+from flatminima import headlines
+from flatminima.figures import figure_bit_widths, plotting
+from flatminima.running.logs import logged, say
 
 
 def main(*, audit: str, paper_table: str, figures: list[str], suite: dict) -> None:

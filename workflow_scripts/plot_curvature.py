@@ -2,11 +2,11 @@
 
 import pandas as pd
 
-from workflow_scripts.lib.figures import plotting
-from workflow_scripts.lib.headlines import written
-from workflow_scripts.lib.mechanism import figure_curvature, headlines
-from workflow_scripts.lib.running.logs import logged, say
-from workflow_scripts.lib.running.provenance import read_json
+from flatminima.figures import plotting
+from flatminima.headlines import written
+from flatminima.mechanism import figure_curvature, headlines
+from flatminima.running.logs import logged, say
+from flatminima.running.provenance import read_json
 
 
 def main(*, curvature: str, audit: str, phases: str, figures: list[str], suite: dict) -> None:

@@ -2,10 +2,10 @@
 
 import pandas as pd
 
-from workflow_scripts.lib.figures import plotting
-from workflow_scripts.lib.headlines import written
-from workflow_scripts.lib.mechanism import figure_factorial, headlines
-from workflow_scripts.lib.running.logs import logged, say
+from flatminima.figures import plotting
+from flatminima.headlines import written
+from flatminima.mechanism import figure_factorial, headlines
+from flatminima.running.logs import logged, say
 
 
 def main(*, cells: str, factors: str, figures: list[str], suite: dict) -> None:

@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from workflow_scripts.lib import headlines
-from workflow_scripts.lib.figures import figure_forks, plotting
-from workflow_scripts.lib.running.logs import logged, say
+from flatminima import headlines
+from flatminima.figures import figure_forks, plotting
+from flatminima.running.logs import logged, say
 
 
 def main(*, forks: str, audit: str, figures: list[str], suite: dict) -> None:

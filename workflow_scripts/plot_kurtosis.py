@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.lib import headlines
-from workflow_scripts.lib.figures import figure_kurtosis, plotting
-from workflow_scripts.lib.running.logs import logged, say
+from flatminima import headlines
+from flatminima.figures import figure_kurtosis, plotting
+from flatminima.running.logs import logged, say
 
 
 def main(*, kurtosis: str, audit: str, phases: str, figures: list[str], suite: dict) -> None:

@@ -2,13 +2,13 @@
 
 import torch
 
-from workflow_scripts.lib.files import file_sha256, write_table
-from workflow_scripts.lib.numerics import prepare_backend
-from workflow_scripts.lib.running.logs import logged
-from workflow_scripts.lib.running.provenance import describe_run
-from workflow_scripts.lib.text.tokens import read_tokens
-from workflow_scripts.lib.training.pretraining import pretrain
-from workflow_scripts.lib.training.workspace import Workspace, fingerprint
+from flatminima.files import file_sha256, write_table
+from flatminima.numerics import prepare_backend
+from flatminima.running.logs import logged
+from flatminima.running.provenance import describe_run
+from flatminima.text.tokens import read_tokens
+from flatminima.training.pretraining import pretrain
+from flatminima.training.workspace import Workspace, fingerprint
 
 
 def main(*, train: str, initial_state: str | None, checkpoints: dict, final_state: str,

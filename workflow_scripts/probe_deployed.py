@@ -2,10 +2,10 @@
 
 import pandas as pd
 
-from workflow_scripts.lib.checkpoints import load_model
-from workflow_scripts.lib.deployed import probe_deployed
-from workflow_scripts.lib.probing import Prober
-from workflow_scripts.lib.running.logs import logged, progress
+from flatminima.checkpoints import load_model
+from flatminima.deployed import probe_deployed
+from flatminima.probing import Prober
+from flatminima.running.logs import logged, progress
 
 
 def main(*, folders: dict, validation: str, probe: dict, threads: int, suite: str,

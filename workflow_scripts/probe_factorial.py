@@ -2,10 +2,10 @@
 
 import pandas as pd
 
-from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.mechanism.factorial import probe_cells
-from workflow_scripts.lib.mechanism.jobs import visits
-from workflow_scripts.lib.running.logs import logged
+from flatminima.files import write_table
+from flatminima.mechanism.factorial import probe_cells
+from flatminima.mechanism.jobs import visits
+from flatminima.running.logs import logged
 
 
 def main(*, folders: dict, validation: str, settings: dict, probed: dict, threads: int,

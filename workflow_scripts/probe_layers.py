@@ -2,11 +2,11 @@
 
 import pandas as pd
 
-from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.mechanism.jobs import visits
-from workflow_scripts.lib.mechanism.layerwise import probe_layers
-from workflow_scripts.lib.quantizers import QuantizerSpec
-from workflow_scripts.lib.running.logs import logged
+from flatminima.files import write_table
+from flatminima.mechanism.jobs import visits
+from flatminima.mechanism.layerwise import probe_layers
+from flatminima.quantizers import QuantizerSpec
+from flatminima.running.logs import logged
 
 
 def main(*, folders: dict, validation: str, settings: dict, quantizer: dict, threads: int,

@@ -4,8 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from workflow_scripts.lib.config.files import read_plan
-from workflow_scripts.lib.publishing import check_current, git, machine, publish
+from flatminima.config.files import read_plan
+from flatminima.publishing import check_current, git, machine, publish
 
 
 def main(*, suite: str | None, configfiles: list[str], measured_by: str | None) -> None:

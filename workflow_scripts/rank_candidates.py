@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.lib.running.logs import logged, say
-from workflow_scripts.lib.training.search import criterion
+from flatminima.running.logs import logged, say
+from flatminima.training.search import criterion
 
 
 def main(*, curves: list[str], table: str) -> None:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from workflow_scripts.lib.frozen import restore
-from workflow_scripts.lib.running.logs import logged, say
+from flatminima.frozen import restore
+from flatminima.running.logs import logged, say
 
 
 def main(*, folder: str, paths: list[str]) -> None:

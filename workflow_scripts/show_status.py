@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from workflow_scripts.lib.running.status import (
+from flatminima.running.status import (
     describe,
     fork_progress,
     jobs_left,

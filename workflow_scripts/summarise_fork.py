@@ -2,11 +2,11 @@
 
 import pandas as pd
 
-from workflow_scripts.lib import headlines
-from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.forks.settings import ForkSettings
-from workflow_scripts.lib.forks.trajectories import trajectory
-from workflow_scripts.lib.running.logs import logged, say
+from flatminima import headlines
+from flatminima.files import write_table
+from flatminima.forks.settings import ForkSettings
+from flatminima.forks.trajectories import trajectory
+from flatminima.running.logs import logged, say
 
 
 def main(*, suite: str, name: str, seed: int, sequences: str, losses: str, table: str,

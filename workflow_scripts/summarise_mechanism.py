@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.mechanism.findings import findings
-from workflow_scripts.lib.running.logs import logged, say
+from flatminima.files import write_table
+from flatminima.mechanism.findings import findings
+from flatminima.running.logs import logged, say
 
 
 def main(*, tables: dict, phases: str, spacing: int, output: str) -> None:

@@ -1,11 +1,11 @@
 """Survey a range of a hub suite's revisions: fetch each, measure it, delete it."""
 
-from workflow_scripts.lib.probing import Prober
-from workflow_scripts.lib.revisions.finished_parts import FinishedParts, fingerprint
-from workflow_scripts.lib.revisions.origins import fetch_revision
-from workflow_scripts.lib.revisions.surveying import Survey
-from workflow_scripts.lib.running.logs import logged, say
-from workflow_scripts.lib.running.provenance import write_json
+from flatminima.probing import Prober
+from flatminima.revisions.finished_parts import FinishedParts, fingerprint
+from flatminima.revisions.origins import fetch_revision
+from flatminima.revisions.surveying import Survey
+from flatminima.running.logs import logged, say
+from flatminima.running.provenance import write_json
 
 
 def main(*, repo: str, revisions: dict, validation: str, probe: dict, layers: str,

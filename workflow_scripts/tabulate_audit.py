@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.lib import headlines, tables
-from workflow_scripts.lib.running.logs import logged, say
-from workflow_scripts.lib.table_formats import write
+from flatminima import headlines, tables
+from flatminima.running.logs import logged, say
+from flatminima.table_formats import write
 
 
 def main(*, audit: str, phases: str, paper_table: str, outputs: list[str], suite: dict) -> None:

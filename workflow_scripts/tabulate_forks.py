@@ -2,10 +2,10 @@
 
 import pandas as pd
 
-from workflow_scripts.lib import headlines, tables
-from workflow_scripts.lib.labels import role_labels
-from workflow_scripts.lib.running.logs import logged, say
-from workflow_scripts.lib.table_formats import write
+from flatminima import headlines, tables
+from flatminima.labels import role_labels
+from flatminima.running.logs import logged, say
+from flatminima.table_formats import write
 
 
 def main(*, statistics: str, forks: str, paper_table: str, outputs: list[str], suite: dict) -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.lib import headlines
-from workflow_scripts.lib.running.logs import logged, say
-from workflow_scripts.lib.statistics.hypothesis_tests import all_statistics
-from workflow_scripts.lib.statistics.sequence_tests import read_fork_sequences
+from flatminima import headlines
+from flatminima.running.logs import logged, say
+from flatminima.statistics.hypothesis_tests import all_statistics
+from flatminima.statistics.sequence_tests import read_fork_sequences
 
 
 def main(

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from workflow_scripts.lib.checkpoints import load_model
-from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.mechanism.jobs import prepare
-from workflow_scripts.lib.mechanism.phase_flips import trace_phases
-from workflow_scripts.lib.quantizers import QuantizerSpec
-from workflow_scripts.lib.running.logs import logged
-from workflow_scripts.lib.text.tokens import read_tokens
+from flatminima.checkpoints import load_model
+from flatminima.files import write_table
+from flatminima.mechanism.jobs import prepare
+from flatminima.mechanism.phase_flips import trace_phases
+from flatminima.quantizers import QuantizerSpec
+from flatminima.running.logs import logged
+from flatminima.text.tokens import read_tokens
 
 
 def main(*, weights: str, train: str, settings: dict, quantizer: dict, threads: int,

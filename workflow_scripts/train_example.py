@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from workflow_scripts.lib.example_run import ExampleSettings, move_whole, train
-from workflow_scripts.lib.running.logs import logged
+from flatminima.example_run import ExampleSettings, move_whole, train
+from flatminima.running.logs import logged
 
 
 def main(*, run: str, validation: str, record: str, settings: dict) -> None:

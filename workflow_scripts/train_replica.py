@@ -1,11 +1,11 @@
 """Train one small run of another width or seed and probe it on the way."""
 
-from workflow_scripts.lib.files import write_table
-from workflow_scripts.lib.mechanism.replication import run_scores
-from workflow_scripts.lib.probing import Prober
-from workflow_scripts.lib.running.logs import logged
-from workflow_scripts.lib.statistics.intervals import summarise
-from workflow_scripts.lib.text.tokens import read_tokens
+from flatminima.files import write_table
+from flatminima.mechanism.replication import run_scores
+from flatminima.probing import Prober
+from flatminima.running.logs import logged
+from flatminima.statistics.intervals import summarise
+from flatminima.text.tokens import read_tokens
 
 
 def main(*, suite: str, width: int, seed: int, train: str, validation: str, settings: dict,

@@ -1,8 +1,8 @@
 """Train the byte-level BPE tokenizer of a suite on its training documents."""
 
-from workflow_scripts.lib.running.logs import logged, say
-from workflow_scripts.lib.text.documents import read_documents
-from workflow_scripts.lib.text.tokens import train_tokenizer
+from flatminima.running.logs import logged, say
+from flatminima.text.documents import read_documents
+from flatminima.text.tokens import train_tokenizer
 
 
 def main(*, train: str, vocab_size: int, tokenizer: str) -> None:

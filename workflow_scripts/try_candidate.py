@@ -2,10 +2,10 @@
 
 import torch
 
-from workflow_scripts.lib.numerics import prepare_backend
-from workflow_scripts.lib.running.logs import logged
-from workflow_scripts.lib.text.tokens import read_tokens
-from workflow_scripts.lib.training.search import perplexity_curve
+from flatminima.numerics import prepare_backend
+from flatminima.running.logs import logged
+from flatminima.text.tokens import read_tokens
+from flatminima.training.search import perplexity_curve
 
 
 def main(*, train: str, validation: str, curve: str, settings: dict, candidate: dict) -> None:

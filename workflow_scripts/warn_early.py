@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.lib import headlines
-from workflow_scripts.lib.running.logs import logged, say
-from workflow_scripts.lib.statistics.early_warning import warning_table
+from flatminima import headlines
+from flatminima.running.logs import logged, say
+from flatminima.statistics.early_warning import warning_table
 
 
 def main(*, audit: str, sequences: str, phases: str, output: str, spacing: int) -> None:

@@ -11,9 +11,9 @@ import zstandard
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from flatminima.text.tokens import train_tokenizer
+from flatminima.training.loop import build_model
 from tests.hub.repos import as_safetensors, branch_name
-from workflow_scripts.lib.text.tokens import train_tokenizer
-from workflow_scripts.lib.training.loop import build_model
 
 REPO, PILE = "EleutherAI/pythia-160m", "monology/pile-uncopyrighted"
 SHAPE = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_length": 16}

@@ -5,15 +5,15 @@ import pytest
 import torch
 from torch import nn
 
-from workflow_scripts.lib.evaluation import score
-from workflow_scripts.lib.mechanism.activations import (
+from flatminima.evaluation import score
+from flatminima.mechanism.activations import (
     hidden_kurtosis,
     rounded_inputs,
     token_kurtosis,
     weights_and_activations,
 )
-from workflow_scripts.lib.mechanism.anisotropy import anisotropy, mean_cosine, singular_entropy
-from workflow_scripts.lib.quantizers import QuantizerSpec, fake_quantize
+from flatminima.mechanism.anisotropy import anisotropy, mean_cosine, singular_entropy
+from flatminima.quantizers import QuantizerSpec, fake_quantize
 
 INT4 = QuantizerSpec(4, "group", False, 8)
 

@@ -3,11 +3,11 @@
 import pandas as pd
 import pytest
 
+from flatminima.forks.rivals import rival_table
+from flatminima.mechanism import figure_texts
+from flatminima.mechanism.answers import above, answers, rival_answer
 from tests.synthetic import forks
 from tests.test_rivals import average, variant
-from workflow_scripts.lib.forks.rivals import rival_table
-from workflow_scripts.lib.mechanism import figure_texts
-from workflow_scripts.lib.mechanism.answers import above, answers, rival_answer
 
 
 def table(**found) -> pd.DataFrame:

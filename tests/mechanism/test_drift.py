@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from workflow_scripts.lib.checkpoints import save_model
-from workflow_scripts.lib.mechanism.drift import block_weights, drift_rows
-from workflow_scripts.lib.mechanism.grid import steps
-from workflow_scripts.lib.quantizers import QuantizerSpec, linear_weights
+from flatminima.checkpoints import save_model
+from flatminima.mechanism.drift import block_weights, drift_rows
+from flatminima.mechanism.grid import steps
+from flatminima.quantizers import QuantizerSpec, linear_weights
 
 INT4 = QuantizerSpec(4, "group", False, 16)
 SPACING, STEPS = 10, (10, 20, 30)

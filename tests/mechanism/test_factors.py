@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from workflow_scripts.lib.mechanism.factors import (
+from flatminima.mechanism.factors import (
     analyse,
     one_sensitivity,
     two_level_effects,

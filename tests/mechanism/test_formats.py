@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from workflow_scripts.lib.mechanism.formats import (
+from flatminima.mechanism.formats import (
     E2M1,
     FORMATS,
     fake_quantize_format,

@@ -5,11 +5,11 @@ import pandas as pd
 import pytest
 import torch
 
-from workflow_scripts.lib.mechanism.code_flips import code_flips
-from workflow_scripts.lib.mechanism.displacement import COLUMNS, LAGS, displacements, exponents
-from workflow_scripts.lib.mechanism.grid import levels, quantization_error, step_variance, steps
-from workflow_scripts.lib.mechanism.misalignment import group_index, misalignment, residuals
-from workflow_scripts.lib.quantizers import QuantizerSpec, fake_quantize
+from flatminima.mechanism.code_flips import code_flips
+from flatminima.mechanism.displacement import COLUMNS, LAGS, displacements, exponents
+from flatminima.mechanism.grid import levels, quantization_error, step_variance, steps
+from flatminima.mechanism.misalignment import group_index, misalignment, residuals
+from flatminima.quantizers import QuantizerSpec, fake_quantize
 
 INT4 = QuantizerSpec(4, "group", False, 64)
 SPECS = [

@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch import nn
 
-from workflow_scripts.lib.mechanism.factorial import cell_spec, probe_cells, quantize
-from workflow_scripts.lib.mechanism.factorial_design import Cell, cells, granularity_name
-from workflow_scripts.lib.mechanism.layers import (
+from flatminima.mechanism.factorial import cell_spec, probe_cells, quantize
+from flatminima.mechanism.factorial_design import Cell, cells, granularity_name
+from flatminima.mechanism.layers import (
     block_of,
     in_order,
     layer_sets,
     matrices,
     short_name,
 )
-from workflow_scripts.lib.mechanism.layerwise import additivity, probe_layers
-from workflow_scripts.lib.quantizers import QuantizerSpec, fake_quantize, linear_weights
+from flatminima.mechanism.layerwise import additivity, probe_layers
+from flatminima.quantizers import QuantizerSpec, fake_quantize, linear_weights
 
 INT3 = QuantizerSpec(3, "group", False, 8)
 

@@ -5,9 +5,9 @@ import copy
 import pytest
 import yaml
 
+from flatminima.config.checks import ConfigError, check_config
+from flatminima.planning import RANGED, SuitePlan
 from tests.workflow import ROOT
-from workflow_scripts.lib.config.checks import ConfigError, check_config
-from workflow_scripts.lib.planning import RANGED, SuitePlan
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
 SCHEMA = yaml.safe_load((ROOT / "rules/schemas/config.schema.yaml").read_text())

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from workflow_scripts.lib.mechanism.estimates import (
+from flatminima.mechanism.estimates import (
     Value,
     exact,
     growth,
@@ -12,12 +12,12 @@ from workflow_scripts.lib.mechanism.estimates import (
     mean_of_series,
     rank_correlation,
 )
-from workflow_scripts.lib.mechanism.findings import COLUMNS, findings
-from workflow_scripts.lib.mechanism.phase_flips import phase_ends, trace_phases
-from workflow_scripts.lib.mechanism.replication_phases import growth_slopes, run_phases
-from workflow_scripts.lib.quantizers import QuantizerSpec
-from workflow_scripts.lib.schedules import Cosine, OscillatoryLockIn
-from workflow_scripts.lib.training.loop import build_model
+from flatminima.mechanism.findings import COLUMNS, findings
+from flatminima.mechanism.phase_flips import phase_ends, trace_phases
+from flatminima.mechanism.replication_phases import growth_slopes, run_phases
+from flatminima.quantizers import QuantizerSpec
+from flatminima.schedules import Cosine, OscillatoryLockIn
+from flatminima.training.loop import build_model
 
 TRAINING = {"schedule": "cosine_neox_v1", "lr_max": 0.01, "lr_min": 0.001, "warmup_steps": 2,
             "batch_size": 4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.0,
@@ -79,7 +79,7 @@ def run(slope_after: float) -> tuple[pd.DataFrame, pd.DataFrame]:
                 "kl_nats": 0.0, "top1_changed": 0, "scored": 10,
             }))  # fmt: skip
     scores = pd.concat(rows, ignore_index=True)
-    from workflow_scripts.lib.statistics.intervals import summarise
+    from flatminima.statistics.intervals import summarise
 
     table = summarise(scores, ["step"], resamples=30, seed=0)
     return table.assign(suite="toy", width=16, seed=0), scores

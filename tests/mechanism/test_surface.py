@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from workflow_scripts.lib.mechanism.curvature import curvature_row, largest_eigenvalue, trace
-from workflow_scripts.lib.mechanism.sensitivity import (
+from flatminima.mechanism.curvature import curvature_row, largest_eigenvalue, trace
+from flatminima.mechanism.sensitivity import (
     perturbations,
     random_like,
     sensitivity_table,
     uniform_in_cell,
 )
-from workflow_scripts.lib.mechanism.surface import LossSurface, inner
-from workflow_scripts.lib.quantizers import QuantizerSpec, linear_weights
+from flatminima.mechanism.surface import LossSurface, inner
+from flatminima.quantizers import QuantizerSpec, linear_weights
 
 INT4 = QuantizerSpec(4, "group", False, 8)
 INT8 = QuantizerSpec(8, "channel", True)
@@ -134,6 +134,6 @@ def test_controls_have_the_norm_or_the_cells_of_the_rounding_error():
     again = random_like(found["low_bit"], np.random.default_rng(0))
     assert torch.equal(again["a"], random_like(found["low_bit"], np.random.default_rng(0))["a"])
     cell = uniform_in_cell(weights, INT4, rng)["a"]
-    from workflow_scripts.lib.mechanism.grid import steps
+    from flatminima.mechanism.grid import steps
 
     assert (cell.abs() <= 0.5 * steps(weights["a"], INT4)).all()

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from flatminima.suite import revision_steps
 from tests.hub import pythia
 from tests.hub.server import TinyHub
 from tests.workflow import ROOT, TINY, copy_checkout, tiny_checkout
-from workflow_scripts.lib.suite import revision_steps
 
 PROGRAMS = ("slurmctld", "slurmd", "squeue", "munged", "unshare")
 LACKING = [

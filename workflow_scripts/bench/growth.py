@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from flatminima.files import atomic_path
 from workflow_scripts.bench.models import (
     fresh_model,
     published_checkpoint,
@@ -19,7 +20,6 @@ from workflow_scripts.bench.probe import probe, warm_up
 from workflow_scripts.bench.results import Result, judged
 from workflow_scripts.bench.stream import streamed
 from workflow_scripts.bench.timing import MIB, Settings, child, peak, reset_peak
-from workflow_scripts.lib.files import atomic_path
 
 ROW = "growth"
 WHOLE, STREAMED = "whole model", "streamed"
@@ -92,8 +92,8 @@ def main() -> None:
 
 
 def _write(folder: Path, lines: Sequence[dict]) -> None:
+    from flatminima.figures.plotting import save
     from workflow_scripts.bench.growth_figures import draw_revisions, draw_sizes
-    from workflow_scripts.lib.figures.plotting import save
 
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_path(folder / TABLE) as temporary, temporary.open("w", encoding="utf-8") as file:

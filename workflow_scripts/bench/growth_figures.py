@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from workflow_scripts.lib.figures import plotting
-from workflow_scripts.lib.figures.plotting import GREY, PAGE_IN, Look
+from flatminima.figures import plotting
+from flatminima.figures.plotting import GREY, PAGE_IN, Look
 
 _LOOKS = {"whole model": Look("black", "-", "o"), "streamed": plotting.LOOKS["low_bit"]}
 _PANELS = (("seconds", "time (s)"), ("mib", "peak memory (MiB)"))

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from flatminima.costs.shapes import describe_shape
+from flatminima.costs.totals import forward_flop
+from flatminima.evaluation import score
+from flatminima.roles import FP32
 from workflow_scripts.bench.models import VOCABULARY, fresh_model, random_tokens
 from workflow_scripts.bench.results import Result, Target, judged
 from workflow_scripts.bench.timing import Settings, median, ratio, side_by_side
-from workflow_scripts.lib.costs.shapes import describe_shape
-from workflow_scripts.lib.costs.totals import forward_flop
-from workflow_scripts.lib.evaluation import score
-from workflow_scripts.lib.roles import FP32
 
 ROW = "perplexity"
 SEQUENCES, LENGTH = 4, 512
@@ -59,7 +59,7 @@ def _lm_eval(model: nn.Module, tokens: np.ndarray) -> Callable[[], float]:
     from lm_eval.models.huggingface import HFLM
     from transformers import PreTrainedTokenizerFast
 
-    from workflow_scripts.lib.text.tokens import END_OF_TEXT, train_tokenizer
+    from flatminima.text.tokens import END_OF_TEXT, train_tokenizer
 
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=train_tokenizer(["a few words"] * 9, 257), eos_token=END_OF_TEXT

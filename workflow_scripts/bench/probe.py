@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from workflow_scripts.bench.models import published_checkpoint, random_tokens
-from workflow_scripts.bench.results import Result, Target, judged
-from workflow_scripts.bench.timing import MIB, Settings, child, median, peak, ratio, reset_peak
-from workflow_scripts.lib.quantizers import (
+from flatminima.quantizers import (
     QuantizerSpec,
     fake_quantize,
     fake_quantize_plainly,
     linear_weights,
 )
+from workflow_scripts.bench.models import published_checkpoint, random_tokens
+from workflow_scripts.bench.results import Result, Target, judged
+from workflow_scripts.bench.timing import MIB, Settings, child, median, peak, ratio, reset_peak
 
 ROW = "probe"
 SPECS = {
@@ -68,8 +68,8 @@ def run(settings: Settings) -> list[Result]:
 
 def checkpoint_bytes(shape: str) -> int:
     """Bytes of a shape's weights in float32."""
+    from flatminima.costs.shapes import describe_shape, read_config
     from workflow_scripts.bench.models import architecture
-    from workflow_scripts.lib.costs.shapes import describe_shape, read_config
 
     return 4 * describe_shape(read_config(architecture(shape))).parameters
 
@@ -83,9 +83,9 @@ def _child(kind: str, folder: Path, sequences: int, length: int, settings: Setti
 
 def probe(folder: Path, tokens: np.ndarray, device: str) -> list[float]:
     """Our probe, as rules run it; mean NLL of each precision."""
-    from workflow_scripts.lib.checkpoints import load_model
-    from workflow_scripts.lib.evaluation import score
-    from workflow_scripts.lib.quantizers import probe_weights
+    from flatminima.checkpoints import load_model
+    from flatminima.evaluation import score
+    from flatminima.quantizers import probe_weights
 
     model = load_model(folder, device)
     variants = {name: probe_weights(model, spec) for name, spec in SPECS.items()}
@@ -137,8 +137,8 @@ def warm_up() -> None:
     """Import what every way imports, so that none is charged for it."""
     from transformers import AutoModelForCausalLM, GPTNeoXForCausalLM  # noqa: F401
 
-    import workflow_scripts.lib.checkpoints
-    import workflow_scripts.lib.evaluation  # noqa: F401
+    import flatminima.checkpoints
+    import flatminima.evaluation  # noqa: F401
 
     weight = torch.randn(128, 128)
     for spec in SPECS.values():

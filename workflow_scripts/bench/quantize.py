@@ -6,10 +6,10 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
+from flatminima.quantizers import QuantizerSpec, fake_quantize, fake_quantize_plainly
 from workflow_scripts.bench.peers import quantizers
 from workflow_scripts.bench.results import Result, Target, judged
 from workflow_scripts.bench.timing import Settings, median, ratio, side_by_side
-from workflow_scripts.lib.quantizers import QuantizerSpec, fake_quantize, fake_quantize_plainly
 
 ROW = "quantize"
 SHAPE = (3072, 768)

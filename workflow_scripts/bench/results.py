@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from importlib import metadata
 from pathlib import Path
 
-from workflow_scripts.lib.files import atomic_path
+from flatminima.files import atomic_path
 
 TABLE, PAGE = "results.csv", "README.md"
 BEGIN, END = "<!-- what follows is written by make bench -->", "<!-- end of what it writes -->"

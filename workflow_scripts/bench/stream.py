@@ -90,8 +90,8 @@ def _child(kind: str, folder: Path, settings: Settings) -> dict:
 
 def streamed(folder: Path, tokens: np.ndarray) -> list[float]:
     """Our probe of a checkpoint that stays in its files; mean NLL of each precision."""
-    from workflow_scripts.lib.streaming.scoring import score_streamed
-    from workflow_scripts.lib.streaming.stored import StoredModel
+    from flatminima.streaming.scoring import score_streamed
+    from flatminima.streaming.stored import StoredModel
 
     scores = score_streamed(StoredModel(folder), tokens, SPECS, batch_size=len(tokens))
     return [record.mean_nll() for record in scores.values()]
@@ -102,8 +102,8 @@ def offloaded(folder: Path, tokens: np.ndarray) -> list[float]:
     """Accelerate's way: weights stay on disk, hooks load each layer's for its forward."""
     from transformers import AutoModelForCausalLM
 
+    from flatminima.layers import linear_layers
     from workflow_scripts.bench.perplexity import plain
-    from workflow_scripts.lib.layers import linear_layers
 
     with tempfile.TemporaryDirectory(dir=folder.parent) as spill:
         model = AutoModelForCausalLM.from_pretrained(
@@ -123,7 +123,7 @@ def offloaded(folder: Path, tokens: np.ndarray) -> list[float]:
 
 def _quantize_after_load(module: nn.Module, spec: object):  # noqa: ANN202
     """Let accelerate's hook of a module quantize what it has loaded; returns how to undo it."""
-    from workflow_scripts.lib.quantizers import fake_quantize
+    from flatminima.quantizers import fake_quantize
 
     hook, before = module._hf_hook, module._hf_hook.pre_forward
 
@@ -138,9 +138,9 @@ def _quantize_after_load(module: nn.Module, spec: object):  # noqa: ANN202
 
 def main() -> None:
     """Run one way in this process and print what it took."""
+    from flatminima.streaming.scoring import decoder_layers
+    from flatminima.streaming.stored import skeleton
     from workflow_scripts.bench.probe import probe, warm_up
-    from workflow_scripts.lib.streaming.scoring import decoder_layers
-    from workflow_scripts.lib.streaming.stored import skeleton
 
     parser = argparse.ArgumentParser()
     for name, kind in (("kind", str), ("folder", Path), ("threads", int), ("clock", str)):

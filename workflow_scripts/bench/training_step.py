@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from flatminima.training.gradients import next_token_loss
+from flatminima.training.loop import Recipe, build_optimizer, train
 from workflow_scripts.bench.models import VOCABULARY, fresh_model, random_tokens
 from workflow_scripts.bench.results import Result, Target, judged
 from workflow_scripts.bench.timing import Settings, median, ratio
-from workflow_scripts.lib.training.gradients import next_token_loss
-from workflow_scripts.lib.training.loop import Recipe, build_optimizer, train
 
 ROW = "training_step"
 TRAINER, EAGER, COMPILED = "Hugging Face Trainer", "plain eager loop", "torch.compile, warm"
@@ -53,7 +53,7 @@ def eager_losses(
     model: nn.Module, tokens: np.ndarray, batch: int, device: str, loss_of: Callable | None = None
 ) -> Iterator[float]:
     """The loop of a tutorial: the same batches, AdamW as it comes, gradients clipped."""
-    from workflow_scripts.lib.training.loop import batch_rows
+    from flatminima.training.loop import batch_rows
 
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=LR, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0

@@ -1,0 +1,120 @@
+"""Figure 2: weight excess kurtosis along training, and against the low-bit gap."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib import ticker
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from flatminima.figures import plotting
+from flatminima.figures.placement import end_labels, place_label
+from flatminima.figures.plotting import GREY, PAGE_IN, Look
+from flatminima.labels import role_labels
+from flatminima.revisions.missing import missing_words
+from flatminima.statistics.checkpoint_tests import kurtosis_rows
+from flatminima.statistics.rows import Row, join_notes
+
+SUMMARIES = {"mean_over_tensors": "mean over\ntensors", "pooled": "pooled\nweights"}
+_LOOKS = {
+    "mean_over_tensors": Look("black", "-", "o"),
+    "pooled": Look("black", (0, (4, 1.5)), "s"),
+}
+
+
+def draw(kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, *, suite: dict) -> Figure:
+    """Excess kurtosis over steps, and beside it the gap against it in phase 3.
+
+    The tables are kurtosis.csv, audit.csv and phases.json of ``suite`` (keys label and
+    spacing). The gap stands against each definition of kurtosis in a panel of its own.
+    Where no onset was found these panels show the checkpoints after FP32 convergence and
+    say so. Their r, n and p are those of statistics.csv. The paper's figure 2, section 4.5.
+    """
+    with plotting.style():
+        figure = Figure(figsize=(PAGE_IN, 3.3))
+        grid = figure.add_gridspec(
+            1, 2, width_ratios=(1.3, 1), wspace=0.5,
+            left=0.075, right=0.985, bottom=0.127, top=0.745,
+        )  # fmt: skip
+        course = figure.add_subplot(grid[0])
+        course.set_xlim(0, kurtosis["step"].max())
+        plotting.draw_phases([course], plotting.named_segments(phases))
+        _draw_course(course, kurtosis)
+        relations = grid[1].subgridspec(1, len(SUMMARIES), wspace=0.12).subplots(sharey=True)
+        _draw_relations(relations, kurtosis, audit, phases, suite["spacing"])
+        plotting.put_title(
+            figure,
+            join_notes(f"{suite['label']}: excess kurtosis of the weights", missing_words(phases)),
+            x=0.075,
+            y=0.975,
+        )
+    return figure
+
+
+def _draw_course(axes: Axes, kurtosis: pd.DataFrame) -> None:
+    words = plotting.choose_scale(axes.yaxis, kurtosis["excess_kurtosis"], unit=1.0, span=100.0)
+    tensors = kurtosis[kurtosis["statistic"] == "per_tensor"]
+    for _, part in tensors.groupby("tensor"):
+        axes.plot(part["step"], part["excess_kurtosis"], color=GREY, lw=0.4, alpha=0.6)
+    axes.axhline(0, color=GREY, lw=0.5, zorder=0)
+    ends = []
+    for statistic, name in SUMMARIES.items():
+        part = kurtosis[kurtosis["statistic"] == statistic]
+        look = _LOOKS[statistic]
+        axes.plot(
+            part["step"], part["excess_kurtosis"], color=look.color, ls=look.linestyle, lw=1.6
+        )
+        ends.append((name, part["excess_kurtosis"].iloc[-1], look.color))
+    end_labels(axes, ends)
+    count = tensors["tensor"].nunique()
+    widest = tensors.loc[tensors["excess_kurtosis"].idxmax()]
+    place_label(
+        axes, widest["step"], widest["excess_kurtosis"], f"each of {count} tensors", color=GREY
+    )
+    axes.set_ylabel("excess kurtosis (0: normal)" + (f"\n{words}" if words else ""))
+    plotting.step_axis(axes)
+
+
+def _draw_relations(
+    panels: Sequence[Axes], kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, spacing: int
+) -> None:
+    # The selection of kurtosis_rows, whose correlations are printed.
+    onset, title = phases["onset"]["step"], "phase 3"
+    start, label = onset, title
+    if onset is None:
+        start, label = phases["convergence"]["step"], "after convergence"
+        title = "after FP32 convergence (no onset found)"
+    low = audit[(audit["role"] == "low_bit") & (audit["step"] % spacing == 0)]
+    low = low[low["step"] >= start]
+    rows = kurtosis_rows(kurtosis, audit, phases, spacing)
+    found = {row.comparison: row for row in rows if row.test == "Pearson r"}
+    words = plotting.choose_scale(panels[0].yaxis, low["gap_pct"])
+    for axes, (statistic, name) in zip(panels, SUMMARIES.items(), strict=True):
+        part = kurtosis[kurtosis["statistic"] == statistic].merge(low, on="step")
+        look = _LOOKS[statistic]
+        face = look.color if statistic == "mean_over_tensors" else "none"
+        axes.plot(
+            part["excess_kurtosis"], part["gap_pct"], ls="", marker=look.marker, ms=3,
+            mec=look.color, mfc=face, mew=0.8,
+        )  # fmt: skip
+        axes.margins(x=0.12)
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(2))
+        row = found[f"kurtosis {statistic} v low_bit gap ({label})"]
+        # Line by line, so that both panels have them at the same heights.
+        for line, text in enumerate([*_correlation(row)[::-1], name.replace("\n", " ")]):
+            axes.annotate(
+                text, (0, 1), (0, 4 + 9.5 * line), xycoords="axes fraction",
+                textcoords="offset points",
+            )  # fmt: skip
+        axes.set_xlabel("excess kurtosis")
+    panels[0].set_title(title, loc="left", pad=34, color=GREY)
+    name = role_labels(audit)["low_bit"]
+    panels[0].set_ylabel(f"{name} gap (% of FP32)" + (f"\n{words}" if words else ""))
+
+
+def _correlation(row: Row) -> tuple[str, str]:
+    """What is printed of one correlation: r, and below it n and p."""
+    if pd.isna(row.value):
+        return "no r", f"n = {row.n_a}"
+    chance = f"p = {row.p_value:.3f}" if row.p_value >= 0.001 else "p < 0.001"
+    return f"r = {row.value:.2f}".replace("-", "−"), f"n = {row.n_a}, {chance}"

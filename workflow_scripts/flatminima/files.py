@@ -1,0 +1,113 @@
+"""Files that appear under their final name only when they are whole, and their digests.
+
+Everything is written under a temporary name beside its target, flushed to the disk, and
+renamed. A writer that is killed leaves its temporary file; the next writer of the same
+target removes it.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+from safetensors import SafetensorError
+
+from flatminima.errors import DamagedFile
+
+# What sha256sum writes and `sha256sum --check` reads, beside the files it is about.
+DIGESTS_FILE = "SHA256SUMS"
+
+
+def flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def temporary_name(path: Path) -> Path:
+    """Name of this process's temporary file beside ``path``; what killed ones left is removed.
+
+    A target has one writer at a time, so whatever another process left there is of no use.
+    """
+    for left in path.parent.glob(".*.tmp"):
+        name, _, pid = left.name.removesuffix(".tmp").rpartition(".")
+        if name == f".{path.name}" and pid.isdecimal() and int(pid) != os.getpid():
+            remove(left)
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """A temporary path beside ``path`` that replaces it when the block ends without error."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_name(path)
+    try:
+        yield temporary
+        flush(temporary)
+        os.replace(temporary, path)
+        flush(path.parent)
+    finally:
+        remove(temporary)
+
+
+@contextmanager
+def refusals_named(path: str | Path) -> Iterator[None]:
+    """Turn what safetensors says of a full or read-only disk into an ``OSError`` as usual."""
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+
+
+def write_table(path: str | Path, table: pd.DataFrame, **options: object) -> None:
+    """Write a table as CSV or, where the name ends so, as parquet; ``options`` go to pandas."""
+    with atomic_path(path) as temporary:
+        write = table.to_parquet if Path(path).suffix == ".parquet" else table.to_csv
+        write(temporary, index=False, **options)
+
+
+def file_sha256(path: str | Path) -> str:
+    """sha256 of a file's bytes, in hexadecimal."""
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def write_digests(folder: Path, names: Iterable[str]) -> None:
+    """Write the digests of some files of ``folder`` beside them."""
+    lines = "".join(f"{file_sha256(folder / name)}  {name}\n" for name in names)
+    with atomic_path(folder / DIGESTS_FILE) as temporary:
+        temporary.write_text(lines, encoding="utf-8")
+
+
+def check_digest(path: str | Path) -> None:
+    """Raise ``DamagedFile`` where a file's digest stands beside it and is another one."""
+    path = Path(path)
+    digests = path.parent / DIGESTS_FILE
+    if not digests.exists():
+        return
+    lines = digests.read_text(encoding="utf-8").splitlines()
+    expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    if path.name in expected and expected[path.name] != file_sha256(path):
+        raise DamagedFile(
+            f"{path}: damaged or changed since it was written; its sha256 is not the one in "
+            f"{digests.name} beside it. Delete it, and the same command makes it again"
+        )

@@ -1,0 +1,54 @@
+"""Weights averaged over checkpoints of one run, without training.
+
+Trailing-window averages are LAWA (Kaddour, arXiv 2209.14981), which the paper discusses
+in section 6; exponential ones weigh older checkpoints less. Sums are in float64.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from flatminima.checkpoints import load_model
+
+
+def checkpoint_shares(definition: Mapping, count: int) -> list[float]:
+    """What each of ``count`` checkpoints, oldest first, contributes; the shares sum to one.
+
+    ``definition`` is a rival of kind ``early_stop`` or ``average`` (equal shares) or
+    ``ema``, whose recursion average = decay * average + (1 - decay) * checkpoint begins
+    with the oldest one. Raises ``ValueError`` for another kind.
+    """
+    if definition["kind"] in ("early_stop", "average"):
+        return [1.0 / count] * count
+    if definition["kind"] != "ema":
+        raise ValueError(f"kind {definition['kind']!r}: early_stop, average or ema")
+    decay = definition["decay"]
+    later = [(1.0 - decay) * decay ** (count - 1 - n) for n in range(1, count)]
+    return [decay ** (count - 1), *later]
+
+
+def average_model(
+    folders: Sequence[str | Path], shares: Sequence[float], device: str = "cpu"
+) -> nn.Module:
+    """The last checkpoint's model with the weighted mean of all of them, in float32.
+
+    One checkpoint is in memory at a time, beside the sums. Raises ``ValueError`` where one
+    has other weights than the first.
+    """
+    sums: dict[str, Tensor] = {}
+    for folder, share in zip(folders, shares, strict=True):
+        model = load_model(folder)
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        if not sums:
+            sums = {n: torch.zeros(w.shape, dtype=torch.float64) for n, w in weights.items()}
+        shapes = {name: weight.shape for name, weight in weights.items()}
+        if shapes != {name: total.shape for name, total in sums.items()}:
+            raise ValueError(f"{folder}: its weights are not those of {folders[0]}")
+        for name, weight in weights.items():
+            sums[name].add_(weight.to(torch.float64), alpha=share)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(sums[name])
+    return model.to(device)

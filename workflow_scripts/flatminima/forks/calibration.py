@@ -1,0 +1,146 @@
+"""What amplitude of OLI gradient statistics at the fork point would give (appendix B).
+
+The paper says that a first run derived the amplitude "from a calibration procedure",
+measuring something at the fork checkpoint, that it came out as 557.9, and that this was
+degenerate because Adam had made gradients small. The formula, what was measured and its
+value are lost with the text's mathematics, and so is the value that was used instead.
+
+Assumed here, from the stated purpose (a bump is to carry weights across a boundary of the
+INT4 grid): the amplitude is the one at which an update of rate ``amplitude * baseline``
+moves an average weight by half a step of its group's grid. What an update moves a weight by
+is where readings differ, so that each is computed: ``gradient`` takes the plain gradient
+(the one that the paper's words fit, since only there do small gradients give a large
+amplitude), ``adam_fresh`` Adam's first update after fresh moments, ``adam_restored`` Adam's
+update under the run's own moments, ``adam_bump`` a whole bump of fresh Adam updates that all
+go one way.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flatminima.layers import matrices_of
+from flatminima.quantizers import QuantizerSpec, group_length, linear_weights
+from flatminima.training.gradients import batch_gradients
+from flatminima.training.loop import batch_rows
+
+
+def grid_steps(matrix: Tensor, spec: QuantizerSpec) -> Tensor:
+    """Distance between neighbouring codes in each group of an ``[out, in]`` matrix, flat."""
+    if spec.granularity == "tensor":
+        groups = [matrix.reshape(1, -1)]
+    else:
+        groups = list(matrix.split(group_length(spec, matrix.shape[1]), dim=1))
+    if spec.symmetric:
+        top = 2 ** (spec.bits - 1) - 1
+        steps = [group.abs().amax(dim=1) / top for group in groups]
+    else:
+        steps = [(g.amax(dim=1) - g.amin(dim=1)) / (2**spec.bits - 1) for g in groups]
+    return torch.cat(steps)
+
+
+def mean_grid_step(model: nn.Module, spec: QuantizerSpec) -> float:
+    """Mean distance between neighbouring codes over all groups that ``spec`` quantizes."""
+    steps = [grid_steps(m, spec) for m in matrices_of(model, spec.layers).values()]
+    return torch.cat(steps).to(torch.float64).mean().item()
+
+
+def _mean(tensors: list[Tensor]) -> float:
+    total = sum(tensor.to(torch.float64).sum().item() for tensor in tensors)
+    return total / sum(tensor.numel() for tensor in tensors)
+
+
+def gradient_statistics(
+    model: nn.Module,
+    tokens: np.ndarray,
+    spec: QuantizerSpec,
+    *,
+    start: int,
+    batches: int,
+    batch_size: int,
+    eps: float,
+) -> dict[str, float]:
+    """Means over the first batches of a fork at ``start``, before any weight moves.
+
+    ``global_norm``: norm of the whole gradient. ``mean_abs``: mean magnitude over the
+    quantized weights. ``adam_fresh``: mean magnitude of Adam's first update with fresh
+    moments, |g| / (|g| + eps), per unit of the rate.
+    """
+    found: dict[str, list[float]] = {"global_norm": [], "mean_abs": [], "adam_fresh": []}
+    device = next(model.parameters()).device
+    for step in range(start, start + batches):
+        rows = batch_rows(step, sequences=len(tokens), batch_size=batch_size, seed=0)
+        model.zero_grad(set_to_none=True)
+        batch_gradients(model, torch.from_numpy(tokens[rows].astype(np.int64)).to(device))
+        norms = [torch.linalg.vector_norm(p.grad) for p in model.parameters() if p.grad is not None]
+        sizes = [weight.grad.abs() for weight in linear_weights(model, spec.layers).values()]
+        found["global_norm"].append(torch.linalg.vector_norm(torch.stack(norms)).item())
+        found["mean_abs"].append(_mean(sizes))
+        found["adam_fresh"].append(_mean([size / (size + eps) for size in sizes]))
+    model.zero_grad(set_to_none=True)
+    return {name: float(np.mean(values)) for name, values in found.items()}
+
+
+def restored_update(
+    state: Mapping[str, Tensor], names: list[str], *, beta1: float, beta2: float, eps: float
+) -> float:
+    """Mean magnitude of Adam's update under saved moments, per unit of the rate.
+
+    ``state`` holds ``exp_avg.{name}``, ``exp_avg_sq.{name}`` and ``updates.{name}``, as
+    ``training.save_state`` writes them. The moments' own decay by the next gradient is
+    left out.
+    """
+    sizes = []
+    for name in names:
+        done = state[f"updates.{name}"].item()
+        first = state[f"exp_avg.{name}"].double() / (1.0 - beta1**done)
+        second = state[f"exp_avg_sq.{name}"].double() / (1.0 - beta2**done)
+        sizes.append((first / (second.sqrt() + eps)).abs())
+    return _mean(sizes)
+
+
+def amplitudes(
+    *, mean_step: float, rate: float, bump_steps: int, updates: Mapping[str, float]
+) -> dict[str, float]:
+    """Amplitudes by reading: half a grid step over what an update at ``rate`` moves a weight by.
+
+    ``updates`` has ``gradient`` and ``adam_fresh``, and ``adam_restored`` where the run's
+    moments exist, each per unit of the rate.
+    """
+    half = 0.5 * mean_step
+    found = {name: half / (rate * size) for name, size in updates.items()}
+    return found | {"adam_bump": half / (rate * updates["adam_fresh"] * bump_steps)}
+
+
+def calibrate(
+    model: nn.Module, tokens: np.ndarray, moments: Mapping[str, Tensor] | None, settings: Mapping
+) -> dict:
+    """Gradients, updates per unit of rate, the grid's step and the amplitudes they lead to.
+
+    ``tokens`` is the training stream; ``moments`` is a saved training state where the suite
+    has one; ``settings`` is ``SuitePlan.calibration_settings``.
+    """
+    spec, training = QuantizerSpec(**settings["quantizer"]), settings["training"]
+    found = gradient_statistics(
+        model, tokens, spec, start=settings["start"], batches=settings["batches"],
+        batch_size=settings["batch_size"], eps=training["eps"],
+    )  # fmt: skip
+    updates = {"gradient": found["mean_abs"], "adam_fresh": found["adam_fresh"]}
+    if moments is not None:
+        adam = {key: training[key] for key in ("beta1", "beta2", "eps")}
+        names = list(linear_weights(model, spec.layers))
+        updates["adam_restored"] = restored_update(moments, names, **adam)
+    step = mean_grid_step(model, spec)
+    values = amplitudes(
+        mean_step=step, rate=settings["rate"], bump_steps=settings["bump"], updates=updates
+    )
+    return {
+        "gradients": found,
+        "updates_per_unit_rate": updates,
+        "mean_grid_step": step,
+        "rate": settings["rate"],
+        "bump_steps": settings["bump"],
+        "amplitudes": values,
+    }

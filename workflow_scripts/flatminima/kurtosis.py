@@ -1,0 +1,51 @@
+"""Weight excess kurtosis under three definitions (section 4.5 does not say which it took).
+
+``per_tensor``: of each weight matrix. ``mean_over_tensors``: their unweighted mean.
+``pooled``: of all weights of all matrices taken as one sample. All are Fisher's
+excess kurtosis (0 for a normal distribution) without bias correction, in float64.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from flatminima.checkpoints import load_model
+from flatminima.errors import UserError
+from flatminima.layers import matrices_of
+
+
+def excess_kurtosis(weights: np.ndarray) -> float:
+    """Excess kurtosis of all entries of an array, taken in float64."""
+    return float(stats.kurtosis(np.asarray(weights, dtype=np.float64), axis=None, fisher=True))
+
+
+def kurtosis_table(step: int, weights: Mapping[str, np.ndarray]) -> pd.DataFrame:
+    """Rows of one checkpoint: step, statistic, tensor, n_weights, excess_kurtosis.
+
+    ``weights`` maps tensor names to ``[out, in]`` arrays. Raises ``UserError`` where the
+    kurtosis of one is not defined: a weight is not finite, or all are equal.
+    """
+    for name, w in weights.items():
+        if not np.isfinite(w).all() or w.min() == w.max():
+            reason = "are all equal" if np.isfinite(w).all() else "are not all finite"
+            raise UserError(f"step {step}: the weights of {name} {reason}; no kurtosis is defined")
+    rows = [("per_tensor", name, w.size, excess_kurtosis(w)) for name, w in weights.items()]
+    total = sum(w.size for w in weights.values())
+    mean = float(np.mean([row[3] for row in rows]))
+    pooled = excess_kurtosis(np.concatenate([w.ravel() for w in weights.values()]))
+    rows += [("mean_over_tensors", "all", total, mean), ("pooled", "all", total, pooled)]
+    table = pd.DataFrame(rows, columns=["statistic", "tensor", "n_weights", "excess_kurtosis"])
+    table.insert(0, "step", step)
+    return table
+
+
+def kurtosis_of_checkpoint(step: int, weights: str | Path, layers: str) -> pd.DataFrame:
+    """``kurtosis_table`` of the matrices that a quantizer with the same ``layers`` takes.
+
+    ``weights`` is the checkpoint's file of weights or the index of its shards.
+    """
+    matrices = matrices_of(load_model(Path(weights).parent), layers)
+    return kurtosis_table(step, {name: matrix.numpy() for name, matrix in matrices.items()})

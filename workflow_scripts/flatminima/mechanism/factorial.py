@@ -1,0 +1,83 @@
+"""The factorial probe: bits, symmetry, granularity and layers changed one at a time.
+
+INT4 and INT8 of the paper differ in three ways at once, which ``factorial_design`` takes
+apart.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+
+import numpy as np
+import pandas as pd
+from torch import Tensor, nn
+
+from flatminima.mechanism.factorial_design import Cell, cells
+from flatminima.mechanism.formats import fake_quantize_format
+from flatminima.mechanism.grid import step_variance, steps
+from flatminima.mechanism.layers import layer_sets, matrices
+from flatminima.mechanism.scoring import Variant, score_variants
+from flatminima.quantizers import QuantizerSpec, fake_quantize
+from flatminima.statistics.intervals import summarise
+
+
+def cell_spec(cell: Cell) -> QuantizerSpec | None:
+    """The quantizer of a cell; ``None`` where its format has a code book."""
+    if cell.format != "int":
+        return None
+    if cell.granularity.startswith("g"):
+        return QuantizerSpec(cell.bits, "group", cell.symmetric, int(cell.granularity[1:]))
+    return QuantizerSpec(cell.bits, cell.granularity, cell.symmetric)
+
+
+def quantize(weight: Tensor, cell: Cell) -> Tensor:
+    """A float32 ``[out, in]`` weight as the cell rounds it."""
+    spec = cell_spec(cell)
+    return fake_quantize(weight, spec) if spec else fake_quantize_format(weight, cell.format)
+
+
+def _noise(cell: Cell, weights: Mapping[str, Tensor], changed: Mapping[str, Tensor]) -> dict:
+    """What the cell does to the weights: squared error, and what uniform positions would give."""
+    error = sum(float((changed[n] - weights[n]).double().pow(2).sum()) for n in changed)
+    spec = cell_spec(cell)
+    uniform = sum(step_variance(steps(weights[n], spec)) for n in changed) if spec else np.nan
+    count = sum(weights[n].numel() for n in changed)
+    return {"n_weights": count, "error_norm2": error, "step_variance": uniform}
+
+
+def probe_cells(
+    model: nn.Module,
+    tokens: np.ndarray,
+    design: Mapping,
+    *,
+    step: int,
+    batch_size: int,
+    resamples: int,
+    device: str = "cpu",
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Every cell of the design on one model: a row per cell, and the per-sequence scores.
+
+    ``design`` has the arguments of ``cells`` but ``sets``, which the model decides; groups
+    larger than its narrowest matrix are left out. Rows
+    have the columns of the audit, those of ``Cell`` and what the cell did to the weights:
+    ``error_norm2`` (sum of squared errors) and ``step_variance`` (sum of step²/12).
+    """
+    sets = layer_sets(model)
+    weights = {name: p.detach() for name, p in matrices(model).items()}
+    narrowest = min(weight.shape[1] for weight in weights.values())
+    sizes = [size for size in design["group_sizes"] if size <= narrowest]
+    chosen = cells(sets=list(sets), **{**design, "group_sizes": sizes})
+    described = []
+
+    def variants() -> Iterator[Variant]:
+        for cell in chosen:
+            changed = {name: quantize(weights[name], cell) for name in sets[cell.layers]}
+            described.append(
+                {"quantizer": cell.name, **asdict(cell), **_noise(cell, weights, changed)}
+            )
+            yield cell.name, changed
+
+    scores = score_variants(
+        model, tokens, variants(), step=step, batch_size=batch_size, device=device
+    )
+    table = summarise(scores, ["step"], resamples=resamples, seed=0)
+    return table.merge(pd.DataFrame(described), on="quantizer", how="left"), scores

@@ -1,0 +1,191 @@
+"""What separates the probes: main effects, interactions, and one sensitivity times step².
+
+The response is a logarithm, because factors multiply a loss (each bit fewer makes the step
+twice as wide) and their logarithms add. Two responses stand beside each other:
+
+``added_loss``  the loss that a cell adds, nats per token. A cell counts where this is above
+                zero in every resample of the sequences; a number of bits counts where all
+                its cells do, so that the design stays balanced.
+``kl``          the KL divergence from the full-precision model, nats per token, which is
+                positive even where the added loss is lost in noise (at 8 bits).
+
+Intervals are 95 % percentile intervals over the validation sequences
+(``intervals.resampled_means``).
+"""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pandas as pd
+import statsmodels.formula.api as smf
+from statsmodels.stats.anova import anova_lm
+
+from flatminima.mechanism.factorial_design import PAPER_LAYERS
+from flatminima.roles import FP32
+from flatminima.statistics.intervals import (
+    paired_scores,
+    percentile_interval,
+    resampled_means,
+)
+
+FORMULA = "log_loss ~ (C(bits) + C(symmetric) + C(granularity)) ** 2"
+TERMS = {
+    "C(bits)": "bits",
+    "C(symmetric)": "symmetry",
+    "C(granularity)": "granularity",
+    "C(bits):C(symmetric)": "bits x symmetry",
+    "C(bits):C(granularity)": "bits x granularity",
+    "C(symmetric):C(granularity)": "symmetry x granularity",
+    "Residual": "all three",
+}
+COLUMNS = ["step", "response", "analysis", "term", "measure", "value", "low", "high", "n"]
+RESPONSES = {"added_loss": "nll_nats", "kl": "kl_nats"}
+_DESCRIBED = ["format", "layers", "bits", "symmetric", "granularity", "step_variance"]
+
+
+def responses(
+    sequences: pd.DataFrame, column: str, *, resamples: int, seed: int
+) -> tuple[pd.DataFrame, np.ndarray]:
+    """Response of every cell: rows (step, quantizer, value) and ``[rows, resamples]`` draws.
+
+    ``column`` of ``sequences`` is taken as its difference to full precision.
+    """
+    scores = paired_scores(sequences.assign(nll_nats=sequences[column]), ["step"])
+    means, _ = resampled_means(scores, resamples=resamples, seed=seed)
+    mean = scores.mean_nll()
+    rows = scores.rows.assign(value=mean - mean[scores.reference])
+    kept = (rows["role"] != FP32).to_numpy()
+    return rows[kept].reset_index(drop=True), (means - means[scores.reference])[kept]
+
+
+def variance_shares(table: pd.DataFrame, log_loss: np.ndarray) -> dict[str, float]:
+    """Share of the variance of ``log_loss`` that each term carries (type II sums of squares).
+
+    ``table`` has the columns bits, symmetric and granularity, a row per value. What neither
+    a factor nor a pair explains is the interaction of all three.
+    """
+    fitted = smf.ols(FORMULA, table.assign(log_loss=log_loss)).fit()
+    squares = anova_lm(fitted, typ=2)["sum_sq"]
+    return {TERMS[name]: float(value / squares.sum()) for name, value in squares.items()}
+
+
+def two_level_effects(
+    losses: np.ndarray, levels: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Main effects and interactions of a full two-level design of ``[cells, draws]`` log losses.
+
+    ``levels`` maps a factor to -1 or +1 for each cell. An effect is the mean at +1 less the
+    mean at -1; an interaction the same of the product of its factors' levels.
+    """
+    names = list(levels)
+    signs = {name: np.asarray(levels[name], dtype=float) for name in names}
+    for i, first in enumerate(names):
+        for second in names[i + 1 :]:
+            signs[f"{first} x {second}"] = signs[first] * signs[second]
+    return {name: (sign @ losses) / (len(losses) / 2) for name, sign in signs.items()}
+
+
+def one_sensitivity(loss: np.ndarray, noise: np.ndarray) -> dict[str, float]:
+    """Fit of added loss = sensitivity * noise with slope 1 in logarithms, and the free slope.
+
+    ``r2`` is that of the slope-1 line, ``factor`` the typical factor by which it misses
+    (exp of the residuals' standard deviation).
+    """
+    x, y = np.log(noise), np.log(loss)
+    rest = (y - x) - (y - x).mean()
+    return {
+        "sensitivity": float(np.exp((y - x).mean())),
+        "r2": float(1.0 - (rest**2).sum() / ((y - y.mean()) ** 2).sum()),
+        "factor": float(np.exp(rest.std(ddof=1))),
+        "slope": float(np.polyfit(x, y, 1)[0]),
+    }
+
+
+def _balanced(table: pd.DataFrame) -> pd.DataFrame:
+    """The cells of those numbers of bits that have every symmetry and granularity."""
+    counts = table.groupby("bits")["value"].transform("size")
+    return table[counts == len(table[["symmetric", "granularity"]].drop_duplicates())]
+
+
+def _shares(table: pd.DataFrame, draws: np.ndarray) -> Iterator[dict]:
+    table = _balanced(table)
+    if table["bits"].nunique() < 2:
+        return
+    value = variance_shares(table, np.log(table["value"].to_numpy()))
+    repeats = [variance_shares(table, np.log(draw)) for draw in draws[table.index].T]
+    for term, share in value.items():
+        low, high = percentile_interval(np.array([repeat[term] for repeat in repeats]))
+        yield {"term": term, "measure": "share", "value": share, "low": low, "high": high,
+               "n": len(table)}  # fmt: skip
+
+
+def _effects(table: pd.DataFrame, draws: np.ndarray, low: Mapping, high: Mapping) -> Iterator[dict]:
+    """Factors of the response between the suite's two probes, over the cells between them."""
+    differ = [key for key in ("bits", "symmetric", "granularity") if low[key] != high[key]]
+    inside = pd.Series(True, index=table.index)
+    for key in ("bits", "symmetric", "granularity"):
+        inside &= table[key].isin([low[key], high[key]])
+    cube = table[inside]
+    if len(cube) != 2 ** len(differ):
+        return
+    signs = {key: np.where(cube[key] == low[key], 1, -1) for key in differ}
+    logs = np.log(np.column_stack([cube["value"], draws[cube.index]]))
+    for term, effect in two_level_effects(logs, signs).items():
+        lower, upper = percentile_interval(effect[1:])
+        yield {"term": term.replace("symmetric", "symmetry"), "measure": "factor",
+               "value": np.exp(effect[0]), "low": np.exp(lower), "high": np.exp(upper),
+               "n": len(cube)}  # fmt: skip
+
+
+def _predictions(table: pd.DataFrame, draws: np.ndarray, term: str) -> Iterator[dict]:
+    if len(table) < 3:
+        return
+    noise = table["step_variance"].to_numpy()
+    value = one_sensitivity(table["value"].to_numpy(), noise)
+    repeats = [one_sensitivity(draw, noise) for draw in draws[table.index].T]
+    for measure, number in value.items():
+        low, high = percentile_interval(np.array([repeat[measure] for repeat in repeats]))
+        yield {"term": term, "measure": measure, "value": number, "low": low, "high": high,
+               "n": len(table)}  # fmt: skip
+
+
+def usable_cells(
+    cells: pd.DataFrame, sequences: pd.DataFrame, response: str, *, resamples: int
+) -> tuple[pd.DataFrame, np.ndarray]:
+    """Described cells with evenly spaced levels, ``usable`` where all draws are above zero."""
+    rows, draws = responses(sequences, RESPONSES[response], resamples=resamples, seed=0)
+    described = cells[["step", "quantizer", *_DESCRIBED]]
+    rows = rows.merge(described, on=["step", "quantizer"], how="left", validate="one_to_one")
+    positive = (draws > 0).all(axis=1) & (rows["value"] > 0)
+    return rows.assign(usable=positive & (rows["format"] == "int")), draws
+
+
+def analyse(
+    cells: pd.DataFrame, sequences: pd.DataFrame, *, low: Mapping, high: Mapping, resamples: int
+) -> pd.DataFrame:
+    """The table of effects: columns ``COLUMNS``, for every step of the factorial.
+
+    ``cells`` is factorial.csv, ``sequences`` its per-sequence scores; ``low`` and ``high``
+    say where the suite's two probes lie in the design (bits, symmetric, granularity).
+    Analyses: ``variance`` (shares of the variance of the log response), ``paper`` (factors
+    between the two probes) and ``prediction`` (one sensitivity times step², on the paper's
+    layers and on all layer sets).
+    """
+    found = []
+    for response in RESPONSES:
+        rows, draws = usable_cells(cells, sequences, response, resamples=resamples)
+        for step in sorted(rows["step"].unique()):
+            at = rows[(rows["step"] == step) & rows["usable"]]
+            paper = at[at["layers"] == PAPER_LAYERS]
+            parts = [
+                ("variance", _shares(paper, draws)),
+                ("paper", _effects(paper, draws, low, high)),
+                ("prediction", _predictions(paper, draws, "paper's layers")),
+                ("prediction", _predictions(at, draws, "all layer sets")),
+            ]
+            found += [
+                {"step": step, "response": response, "analysis": name, **row}
+                for name, part in parts
+                for row in part
+            ]
+    return pd.DataFrame(found, columns=COLUMNS)

@@ -1,0 +1,121 @@
+"""Figure 6: what bits, symmetry and granularity do to the loss, and one line through all."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from flatminima.figures import plotting
+from flatminima.figures.plotting import GREY
+from flatminima.mechanism.factorial_design import PAPER_LAYERS
+from flatminima.mechanism.panels import band, row_of_panels, shades
+
+_DELTA = "delta_nll_nats_per_token"
+_TERMS = {
+    "bits": ("black", "o"), "granularity": ("#0173b2", "s"), "symmetry": ("#d55e00", "^"),
+    "interactions": (GREY, "v"),
+}  # fmt: skip
+_FORMAT_MARKS = {"nf4": "D", "mxfp4": "P", "nvfp4": "X"}
+
+
+def _with_bounds(cells: pd.DataFrame) -> pd.DataFrame:
+    return cells.assign(
+        low=np.log1p(cells["gap_low_pct"] / 100), high=np.log1p(cells["gap_high_pct"] / 100)
+    )
+
+
+def _granularity_label(name: str) -> str:
+    return f"group of {name[1:]}" if name.startswith("g") else f"per {name}"
+
+
+def draw(cells: pd.DataFrame, factors: pd.DataFrame, *, suite: dict) -> Figure:
+    """Losses by bits at the last step, shares of variance by step, prediction against all cells.
+
+    ``cells`` is factorial.csv and ``factors`` is factors.csv of ``suite`` (key label).
+    Whiskers are 95 % intervals over the validation sequences.
+    """
+    cells = _with_bounds(cells[cells["role"] == "variant"])
+    last = int(cells["step"].max())
+    with plotting.style():
+        figure, (losses, shares, line) = row_of_panels(
+            f"{suite['label']}: which property of the grid costs what",
+            [f"loss by bits, step {last:,}", "share of the variance", "one sensitivity × step²"],
+            height=3.3, top=0.80, bottom=0.145, left=0.095,
+        )  # fmt: skip
+        _draw_losses(losses, cells[cells["step"] == last])
+        _draw_shares(shares, factors)
+        _draw_line(line, cells, factors)
+    return figure
+
+
+def _draw_losses(axes: Axes, cells: pd.DataFrame) -> None:
+    plain = cells[(cells["layers"] == PAPER_LAYERS) & (cells["format"] == "int")]
+    names = list(plain["granularity"].unique())
+    positive = plain[plain["low"] > 0]
+    for color, name in zip(shades(len(names)), names, strict=True):
+        for symmetric, style in ((False, "-"), (True, (0, (2, 1)))):
+            rows = positive[(positive["granularity"] == name)
+                            & (positive["symmetric"].astype(str) == str(symmetric))]  # fmt: skip
+            rows = rows.sort_values("bits")
+            label = _granularity_label(name) if not symmetric else None
+            band(axes, rows["bits"], rows, [_DELTA, "low", "high"], color=color, ls=style,
+                 ms=2.5, label=label)  # fmt: skip
+    for name, mark in _FORMAT_MARKS.items():
+        rows = cells[cells["format"] == name]
+        axes.plot(rows["bits"] + 0.25, rows[_DELTA], ls="", marker=mark, color="#d55e00", ms=4,
+                  label=name.upper())  # fmt: skip
+    plotting.log_axis(axes.yaxis)
+    axes.set_xticks(sorted(plain["bits"].astype(int).unique()))
+    axes.set_xlabel("bits per weight")
+    axes.set_ylabel("added loss (nats/token, log scale)")
+    axes.legend(frameon=False, loc="upper right", handlelength=1.2, labelspacing=0.2, fontsize=5.5)
+    axes.annotate("dashed: symmetric", (0.03, 0.03), xycoords="axes fraction", color=GREY)
+
+
+def _draw_shares(axes: Axes, factors: pd.DataFrame) -> None:
+    rows = factors[(factors["analysis"] == "variance") & (factors["response"] == "added_loss")]
+    steps = sorted(rows["step"].unique())
+    for shift, (term, (color, mark)) in zip((-0.15, -0.05, 0.05, 0.15), _TERMS.items(),
+                                            strict=True):  # fmt: skip
+        single = rows["term"] == term
+        if term == "interactions":
+            single = ~rows["term"].isin(list(_TERMS))
+        parts = rows[single].groupby("step")[["value", "low", "high"]].sum().reindex(steps)
+        band(axes, np.arange(len(steps)) + shift, 100 * parts, ["value", "low", "high"],
+             color=color, marker=mark, ms=3.5, ls="", label=term)  # fmt: skip
+    axes.set_xticks(range(len(steps)), [f"{step:,}" for step in steps], rotation=30)
+    axes.set_ylim(-2, 119)
+    axes.set_yticks(range(0, 101, 25))
+    axes.set_xlabel("training step")
+    axes.set_ylabel("% of the variance of log added loss")
+    axes.legend(frameon=False, loc="upper left", ncols=2, handlelength=1, columnspacing=0.8,
+                labelspacing=0.2)  # fmt: skip
+
+
+def _draw_line(axes: Axes, cells: pd.DataFrame, factors: pd.DataFrame) -> None:
+    found = factors[(factors["analysis"] == "prediction") & (factors["response"] == "added_loss")
+                    & (factors["term"] == "all layer sets")]  # fmt: skip
+    by_step = found.pivot(index="step", columns="measure", values="value")
+    steps = sorted(cells["step"].unique())
+    usable = cells[(cells["format"] == "int") & (cells["low"] > 0)]
+    for color, step in zip(shades(len(steps)), steps, strict=True):
+        rows = usable[usable["step"] == step]
+        if step not in by_step.index or rows.empty:
+            continue
+        predicted = by_step.loc[step, "sensitivity"] * rows["step_variance"]
+        errors = [rows[_DELTA] - rows["low"], rows["high"] - rows[_DELTA]]
+        axes.errorbar(predicted, rows[_DELTA], errors, ls="", marker="o", ms=1.6, mew=0,
+                      elinewidth=0.3, color=color, alpha=0.8, label=f"step {step:,}")  # fmt: skip
+    for axis in (axes.xaxis, axes.yaxis):
+        plotting.log_axis(axis)
+    ends = np.array(axes.get_xlim())
+    axes.plot(ends, ends, color=GREY, lw=0.7, zorder=0)
+    r2, factor = (by_step[name] for name in ("r2", "factor"))
+    axes.annotate(
+        f"R² {r2.min():.2f} to {r2.max():.2f},\noff by a factor of\n{factor.min():.1f} to "
+        f"{factor.max():.1f} (1 sd)",
+        (0.97, 0.03), xycoords="axes fraction", ha="right", color=GREY,
+    )  # fmt: skip
+    axes.set_xlabel("predicted added loss (nats/token)")
+    axes.set_ylabel("measured added loss (nats/token)")
+    axes.legend(frameon=False, loc="upper left", handlelength=0.8, labelspacing=0.2, fontsize=5.5)

@@ -1,0 +1,77 @@
+"""Where it breaks: one matrix quantized alone, and all but one.
+
+``in``   only this matrix is quantized (block matrices, input embedding and head)
+``out``  all of the paper's layers but this matrix are quantized
+``all``  all of the paper's layers are
+
+Where the losses added by the matrices one by one sum to that of all together, layers do
+not compound; where ``out`` helps more than ``in`` hurts, they do.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+from torch import nn
+
+from flatminima.mechanism.factorial_design import PAPER_LAYERS
+from flatminima.mechanism.layers import in_order, layer_sets, matrices
+from flatminima.mechanism.scoring import Variant, score_variants
+from flatminima.quantizers import QuantizerSpec, fake_quantize
+from flatminima.statistics.intervals import summarise
+
+ALL = "all"
+
+
+def layer_variants(model: nn.Module, spec: QuantizerSpec) -> Iterator[Variant]:
+    """The variants of one model: ``all``, then ``in <name>`` and ``out <name>``."""
+    quantized = {n: fake_quantize(w.detach(), spec) for n, w in matrices(model).items()}
+    blocks = layer_sets(model)[PAPER_LAYERS]
+    whole = {name: quantized[name] for name in blocks}
+    yield ALL, whole
+    for name in in_order(quantized):
+        yield f"in {name}", {name: quantized[name]}
+    for name in in_order(blocks):
+        yield f"out {name}", {n: w for n, w in whole.items() if n != name}
+
+
+def probe_layers(
+    model: nn.Module,
+    tokens: np.ndarray,
+    spec: QuantizerSpec,
+    *,
+    step: int,
+    batch_size: int,
+    resamples: int,
+    device: str = "cpu",
+) -> pd.DataFrame:
+    """A row per probe of one model: step, probe (in, out, all, fp32), tensor and scores.
+
+    ``removed_nats`` is what leaving the matrix out takes away from the loss that all
+    together add (rows ``out``).
+    """
+    scores = score_variants(
+        model, tokens, layer_variants(model, spec), step=step, batch_size=batch_size, device=device
+    )
+    table = summarise(scores, ["step"], resamples=resamples, seed=0)
+    named = table["quantizer"].str.split(" ", n=1, expand=True)
+    table.insert(1, "probe", named[0])
+    table.insert(2, "tensor", named[1].fillna(ALL))
+    added = table.set_index("quantizer")["delta_nll_nats_per_token"]
+    removed = added[ALL] - table["delta_nll_nats_per_token"]
+    return table.assign(removed_nats=removed.where(table["probe"] == "out")).drop(
+        columns=["quantizer", "role"]
+    )
+
+
+def additivity(layers: pd.DataFrame) -> pd.DataFrame:
+    """Per step the loss that all matrices add, and the sum over those quantized alone.
+
+    Columns: step, all, sum_in, ratio (sum_in / all), of the paper's layers only.
+    """
+    inside = set(layers.loc[layers["probe"] == "out", "tensor"])
+    alone = layers[(layers["probe"] == "in") & layers["tensor"].isin(inside)]
+    value = "delta_nll_nats_per_token"
+    whole = layers[layers["probe"] == ALL].set_index("step")[value]
+    table = pd.DataFrame({ALL: whole, "sum_in": alone.groupby("step")[value].sum()})
+    return table.assign(ratio=table["sum_in"] / table[ALL]).reset_index()

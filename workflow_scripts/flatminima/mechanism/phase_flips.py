@@ -1,0 +1,95 @@
+"""Codes that flip in the bumps and in the cool phases of OLI, beside the control (appendix B).
+
+The forks of section 5 are probed at their cadence; here single phases are trained again
+from the fork point and the weights are compared at their ends.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import pandas as pd
+from torch import Tensor, nn
+
+from flatminima.mechanism.code_flips import code_flips
+from flatminima.quantizers import QuantizerSpec, linear_weights
+from flatminima.schedules import OscillatoryLockIn, Schedule, fork_schedule
+from flatminima.training.loop import build_optimizer, train
+from flatminima.training.pretraining import read_recipe, read_schedule
+
+
+def phase_ends(schedule: OscillatoryLockIn, cycles: int) -> list[tuple[int, str]]:
+    """Step after each phase of the first cycles, and which phase ended there."""
+    last = schedule.start + cycles * schedule.period
+    steps = range(schedule.start, last)
+    return [
+        (step + 1, schedule.phase(step))
+        for step in steps
+        if step + 1 == last or schedule.phase(step + 1) != schedule.phase(step)
+    ]
+
+
+def _state(model: nn.Module, layers: str) -> dict[str, Tensor]:
+    return {n: w.detach().clone() for n, w in linear_weights(model, layers).items()}
+
+
+def follow(
+    model: nn.Module,
+    tokens: np.ndarray,
+    schedule: Schedule,
+    ends: list[tuple[int, str]],
+    spec: QuantizerSpec,
+    *,
+    training: Mapping,
+    batch_size: int,
+    start: int,
+    seed: int,
+    device: str,
+) -> Iterator[dict]:
+    """Train through ``ends`` and compare the codes at each with those at the one before."""
+    recipe = read_recipe(training, batch_size)
+    optimizer = build_optimizer(model, recipe)
+    before, at = _state(model, spec.layers), start
+    phases = dict(ends)
+    updates = train(
+        model, optimizer, tokens, schedule, recipe,
+        start=start, stop=ends[-1][0], seed=seed, device=device,
+    )  # fmt: skip
+    for update in updates:
+        if update.step in phases:
+            after = _state(model, spec.layers)
+            yield {"phase": phases[update.step], "first_step": at, "step": update.step,
+                   "updates": update.step - at, **code_flips(before, after, spec)}  # fmt: skip
+            before, at = after, update.step
+
+
+def trace_phases(
+    load: Callable[[], nn.Module],
+    tokens: np.ndarray,
+    spec: QuantizerSpec,
+    *,
+    settings: Mapping,
+    cycles: int,
+    seeds: list[int],
+    device: str,
+) -> pd.DataFrame:
+    """Every OLI schedule and, over the same phases, the baseline; a row per phase and seed.
+
+    ``load`` gives the model of the fork point on ``device``; ``settings`` has schedules
+    (definitions by name), start, batch_size, training and total_steps.
+    """
+    baseline = read_schedule(settings["training"], settings["total_steps"])
+    rows = []
+    for name, definition in settings["schedules"].items():
+        if definition["kind"] != "oli":
+            continue
+        oli = fork_schedule(dict(definition), baseline=baseline, start=settings["start"])
+        ends = phase_ends(oli, cycles)
+        for arm, schedule in ((name, oli), ("baseline", baseline)):
+            for seed in seeds:
+                found = follow(
+                    load(), tokens, schedule, ends, spec, training=settings["training"],
+                    batch_size=settings["batch_size"], start=settings["start"], seed=seed,
+                    device=device,
+                )  # fmt: skip
+                rows += [{"phases_of": name, "schedule": arm, "seed": seed, **row} for row in found]
+    return pd.DataFrame(rows)

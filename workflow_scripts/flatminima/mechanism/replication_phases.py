@@ -1,0 +1,68 @@
+"""Convergence, onset and growth of one small run, as a row of the comparison of runs."""
+
+import numpy as np
+import pandas as pd
+
+from flatminima.roles import FP32
+from flatminima.statistics.intervals import percentile_interval, resampled_curves
+from flatminima.statistics.phases import describe_phases
+
+FEWEST_PROBES = 3  # for a slope
+
+
+def _slope(steps: np.ndarray, values: np.ndarray) -> float:
+    if len(steps) < FEWEST_PROBES:
+        return np.nan
+    return float(np.polyfit(steps / 1000.0, values, 1)[0])
+
+
+def growth_slopes(
+    table: pd.DataFrame, sequences: pd.DataFrame, best: int, *, resamples: int
+) -> dict[str, float]:
+    """Growth of the low-bit loss before and after a step, nats per token in 1,000 steps.
+
+    Straight lines through the added loss up to ``best`` and from it on, and their
+    difference; 95 % intervals over the validation sequences. Defined where the rule of
+    ``phases`` finds no onset: an onset at the FP32 minimum is a positive difference.
+    """
+    steps = np.sort(table["step"].unique())
+    early, late = steps <= best, steps >= best
+
+    def parts(added: np.ndarray) -> np.ndarray:
+        before, after = (_slope(steps[part], added[part]) for part in (early, late))
+        return np.array([before, after, after - before])
+
+    low = table[table["role"] == "low_bit"].set_index("step").sort_index()
+    value = parts(low["delta_nll_nats_per_token"].to_numpy())
+    curves = resampled_curves(sequences, steps, resamples=resamples, seed=0)
+    draws = np.array([parts(curve["low_bit"] - curve[FP32]) for curve in curves])
+    row = {}
+    for place, name in enumerate(("slope_before", "slope_after", "slope_change")):
+        low_end, high_end = percentile_interval(draws[:, place])
+        row |= {name: value[place], f"{name}_low": low_end, f"{name}_high": high_end}
+    return row
+
+
+def run_phases(
+    table: pd.DataFrame, sequences: pd.DataFrame, *, spacing: int, resamples: int
+) -> dict:
+    """One row of the comparison: convergence and onset of one run, with intervals.
+
+    ``table`` is the run's table (columns of an audit with suite, width, seed),
+    ``sequences`` its per-sequence scores. Values that do not exist are NaN.
+    """
+    phases = describe_phases(table, sequences, spacing=spacing, resamples=resamples, seed=0)
+    best, onset = phases["convergence"], phases["onset"]
+    slopes = growth_slopes(table, sequences, best["step"], resamples=resamples)
+    low = table[table["role"] == "low_bit"].set_index("step").sort_index()
+    last = low.iloc[-1]
+    row = {name: table[name].iloc[0] for name in ("suite", "width", "seed")}
+    row |= {f"fp32_{k}": best[k] for k in ("step", "step_low", "step_high", "ppl", "rise_pct")}
+    row |= {f"onset_{k}": onset[k] for k in ("step", "step_low", "step_high", "detected_share")}
+    row |= {"lag_steps": phases["lag_steps"], "lag_low": phases["lag_low"],
+            "lag_high": phases["lag_high"], "onset_reason": onset["reason"] or "",
+            "still_improving": best["still_improving"],
+            "gap_at_best_pct": low.loc[best["step"], "gap_pct"],
+            "gap_last_pct": last["gap_pct"], "gap_last_low_pct": last["gap_low_pct"],
+            "gap_last_high_pct": last["gap_high_pct"]}  # fmt: skip
+    return row | slopes

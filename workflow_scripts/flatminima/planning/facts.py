@@ -1,0 +1,37 @@
+"""What tables, figures, notebooks and the ledger need to know of a suite."""
+
+from flatminima.planning.variants import VariantPlan
+
+
+class FactsPlan(VariantPlan):
+    """What tables, figures, notebooks and the ledger need to know of a suite."""
+
+    @property
+    def facts(self) -> dict:
+        """What tables, figures and notebooks need to know of the suite."""
+        facts = {
+            "name": self.name,
+            "label": self.section["label"],
+            "is_paper_model": self.section["is_paper_model"],
+            "spacing": self.spacing,
+        }
+        return facts if self.is_even else {**facts, "last": self.last}
+
+    @property
+    def fork_facts(self) -> dict:
+        """What a drawing of the forks needs besides: every schedule, at every update."""
+        read = ("start", "steps", "probe_every", "schedules")
+        fork = {key: self.section["fork"][key] for key in read}
+        return {**self.facts, "training": self.schedule, "fork": fork, "last": self.last}
+
+    @property
+    def ledger_facts(self) -> dict:
+        """What the ledger of claims needs to know of the suite."""
+        read = ("start", "steps", "probe_every", "batch_size", "seeds", "schedules")
+        return {
+            **self.facts,
+            **self.section["grid"],
+            **self.schedule,
+            "tokens_per_step": self.tokens_per_step,
+            "fork": {key: self.section["fork"][key] for key in read},
+        }

@@ -1,0 +1,132 @@
+"""Training that leaves the run under another schedule."""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from flatminima.config.checks import ConfigError, find_schedule
+from flatminima.planning.pretraining import PretrainingPlan
+
+_READ = ("start", "steps", "probe_every", "batch_size", "optimizer_state", "rewarm_steps")
+
+
+class ForkPlan(PretrainingPlan):
+    """Training that leaves the run under another schedule."""
+
+    @property
+    def has_forks(self) -> bool:
+        """Whether the suite defines forks."""
+        return "fork" in self.section
+
+    @property
+    def forks(self) -> list[str]:
+        """Trajectories of all schedules and seeds of the configuration."""
+        fork = self.section["fork"]
+        return [
+            f"{self.root}/forks/{schedule}-seed{seed}.csv"
+            for schedule in fork["schedules"]
+            for seed in fork["seeds"]
+        ]
+
+    @property
+    def fork_gpus(self) -> int:
+        """GPUs that a fork asks for: one a process where the device is cuda."""
+        return self.gpus * self.section.get("compute", {}).get("processes", 1)
+
+    @property
+    def fork_probe(self) -> dict:
+        """How a fork is probed; what is done with the scores is not part of it."""
+        return {key: value for key, value in self.probe.items() if key != "resamples"}
+
+    @property
+    def train_length(self) -> int:
+        """Tokens per training sequence."""
+        return self.section["batches"]["train"]["length"]
+
+    def fork_inputs(self, schedule: str) -> dict[str, str]:
+        """The checkpoint that a fork leaves from, and the run's state where moments are restored.
+
+        Raises ``ConfigError`` for an unknown schedule.
+        """
+        find_schedule(self.section, schedule)
+        return self._inputs_of(self.section["fork"]["optimizer_state"])
+
+    def _inputs_of(self, optimizer_state: str) -> dict[str, str]:
+        start = self.section["fork"]["start"]
+        (weights,) = self.weights(f"step{start}")
+        inputs = {"weights": weights, "config": f"{self.folder(start)}/config.json"}
+        if optimizer_state == "restored":
+            inputs["state"] = f"{self.root}/training/step{start}.safetensors"
+        return inputs
+
+    @property
+    def fork_sequences(self) -> list[str]:
+        """Per-sequence scores of all forks of the configuration."""
+        return [path.removesuffix(".csv") + ".parquet" for path in self.forks]
+
+    @property
+    def deployed_folders(self) -> dict[int, str]:
+        """Checkpoints that are probed as they would ship: where the forks begin, and the last."""
+        steps = dict.fromkeys((self.section.get("fork", {}).get("start", self.last), self.last))
+        return {step: self.folder(step) for step in steps}
+
+    @property
+    def deployed_files(self) -> list[str]:
+        """Weights and configuration of these checkpoints."""
+        return [f for step in self.deployed_folders for f in self.checkpoint_files(f"step{step}")]
+
+    @property
+    def cycles(self) -> list[str]:
+        """Phase-resolved probes of every OLI schedule, both orders and all seeds."""
+        fork = self.section["fork"]
+        return [
+            f"{self.root}/cycles/{schedule}-{order}first-seed{seed}.csv"
+            for schedule, definition in fork["schedules"].items()
+            if definition["kind"] == "oli"
+            for order in ("bump", "cool")
+            for seed in fork["seeds"]
+        ]
+
+    def cycle_settings(self, schedule: str, order: str) -> dict:
+        """A fork of OLI with one order of its phases, probed densely through its last cycles.
+
+        Raises ``ConfigError`` for a schedule without phases.
+        """
+        settings = self.fork_settings(schedule)
+        definition = settings["definition"]
+        if definition["kind"] != "oli":
+            raise ConfigError(f"fork.schedules: {schedule!r} has no phases; only kind oli has")
+        period = definition["bump_steps"] + definition["cool_steps"]
+        resolved = self.section["fork"]["phase_resolved"]
+        fork = settings["fork"] | {
+            "probe_every": resolved["probe_every"],
+            "probe_last": resolved["cycles"] * period,
+        }
+        return settings | {"definition": definition | {"first": order}, "fork": fork}
+
+    def fork_settings(self, schedule: str) -> dict:
+        """What one fork's trajectory depends on besides its seed and its inputs."""
+        return self._settings_of(find_schedule(self.section, schedule))
+
+    def _settings_of(
+        self,
+        definition: Mapping,
+        *,
+        fork: Mapping = MappingProxyType({}),
+        training: Mapping = MappingProxyType({}),
+        compute: Mapping = MappingProxyType({}),
+    ) -> dict:
+        """Settings of a condition, with what it changes in the sections of the suite."""
+        section = self.section["fork"]
+        own = {k: v for k, v in self.training.items() if k not in ("seed", "batch_size")}
+        return {
+            "definition": dict(definition),
+            "fork": {key: section[key] for key in _READ if key in section} | dict(fork),
+            "training": own | dict(training),
+            "total_steps": self.last,
+            "compute": dict(self.section.get("compute", {})) | dict(compute),
+        }
+
+
+def seeded(pattern: str, names: Iterable[str], seeds: Iterable[int]) -> list[str]:
+    """``pattern`` for each name and seed."""
+    return [pattern.format(name=name, seed=seed) for name in names for seed in seeds]

@@ -1,0 +1,249 @@
+"""Conditions that the paper does not have: rivals, other amplitudes, its pilot."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from flatminima.config.checks import ConfigError
+from flatminima.config.forks import AVERAGES, MODIFIERS, cadences, pilot_batches
+from flatminima.config.schema import suggest
+from flatminima.forks.rival_schedules import settled_offsets
+from flatminima.forks.settings import ForkSettings
+from flatminima.planning.forks import ForkPlan, seeded
+
+CALIBRATION_BATCHES = 16  # of the fork's own, over which gradients are averaged
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A trained condition: its schedule, what it changes in the suite's sections, its labels."""
+
+    definition: Mapping
+    fork: Mapping
+    labels: Mapping
+    training: Mapping = field(default_factory=dict)
+    compute: Mapping = field(default_factory=dict)
+
+    def trains_as(self, other: "Variant") -> bool:
+        """Whether both are one trajectory: alike in all but their labels."""
+        return replace(self, labels={}) == replace(other, labels={})
+
+
+class VariantPlan(ForkPlan):
+    """Conditions that the paper does not have: rivals, other amplitudes, its pilot."""
+
+    @property
+    def variant_seeds(self) -> list[int]:
+        """Data orders of these conditions."""
+        fork = self.section["fork"]
+        return list(fork.get("rival_seeds", fork["seeds"]))
+
+    @cached_property
+    def _rivals(self) -> dict[str, Variant]:
+        found = {}
+        for name, rival in self.section["fork"].get("rivals", {}).items():
+            if rival["kind"] in AVERAGES:
+                continue
+            definition = {k: v for k, v in rival.items() if k not in MODIFIERS}
+            found[name] = Variant(
+                definition,
+                {"probe_at": settled_offsets(definition, self.section["fork"]["steps"])},
+                {},
+                {k: rival[k] for k in ("weight_decay", "sam_radius") if k in rival},
+                {k: rival[k] for k in ("precision",) if k in rival},
+            )
+        return found
+
+    @cached_property
+    def _amplitudes(self) -> dict[str, Variant]:
+        """OLI at each amplitude and cadence; bump first, so that a fork ends on a cool phase."""
+        fork = self.section["fork"]
+        found = {}
+        for value in fork.get("amplitudes", []):
+            for period, cycle in cadences(fork).items():
+                definition = {"kind": "oli", **cycle, "amplitude": value, "first": "bump"}
+                found[f"oli_x{value:g}_p{period}"] = Variant(
+                    definition,
+                    {"probe_at": settled_offsets(definition, fork["steps"])},
+                    {"amplitude": value, "period": period},
+                )
+        return found
+
+    @cached_property
+    def _pilot(self) -> dict[str, Variant]:
+        """The paper's pilot and the four or six arms that take it apart (appendix B)."""
+        fork = self.section["fork"]
+        pilot = fork.get("pilot")
+        if pilot is None:
+            return {}
+        states = ["fresh", "rewarmed"]
+        if fork["start"] in self.section["training"].get("jobs_end_at", []):
+            states += ["restored"]
+        own, equal = pilot_batches(fork, pilot["length"], self.train_length)
+        arms = [(pilot["length"], own, "fresh")]
+        arms += [
+            (length, batch, state)
+            for length, batch in ((pilot["length"], equal), (self.train_length, own))
+            for state in states
+        ]
+        times = {key: pilot[key] for key in ("steps", "probe_every")}
+        return {
+            f"pilot_{length}x{batch}_{state}": Variant(
+                {"kind": "cosine"},
+                {
+                    **times, "length": length, "batch_size": batch, "optimizer_state": state,
+                    "rewarm_steps": pilot["rewarm_steps"],
+                },
+                {"length": length, "batch_size": batch, "optimizer_state": state},
+            )
+            for length, batch, state in arms
+        }  # fmt: skip
+
+    @cached_property
+    def _variants(self) -> dict[str, Variant]:
+        return self._rivals | self._amplitudes | self._pilot
+
+    def _variant(self, name: str) -> Variant:
+        known = self._variants
+        if name not in known:
+            raise ConfigError(
+                f"suite {self.name}: condition {name!r} is not known; {suggest(name, list(known))}"
+            )
+        return known[name]
+
+    def variant_trajectory(self, name: str, seed: str) -> dict[str, str]:
+        """Scores and losses of a condition; two that train alike are trained once."""
+        own = self._variant(name)
+        known = self._amplitudes | self._variants  # the amplitudes come first
+        first = next(n for n, other in known.items() if other.trains_as(own))
+        folder = f"{self.root}/variants"
+        return {
+            "sequences": f"{folder}/{first}-seed{seed}.parquet",
+            "losses": f"{folder}/losses/{first}-seed{seed}.csv",
+        }
+
+    def variant_inputs(self, name: str) -> dict[str, str]:
+        """The checkpoint that a condition leaves from, and the run's state if it is restored."""
+        fork = self.section["fork"] | dict(self._variant(name).fork)
+        return self._inputs_of(fork["optimizer_state"])
+
+    def variant_settings(self, name: str) -> dict:
+        """What one condition's trajectory depends on besides its seed and its inputs."""
+        variant = self._variant(name)
+        return self._settings_of(
+            variant.definition,
+            fork=variant.fork,
+            training=variant.training,
+            compute=variant.compute,
+        )
+
+    def variant_labels(self, name: str) -> dict:
+        """Columns that tell a condition from the others of its table."""
+        return dict(self._variant(name).labels)
+
+    def variant_length(self, name: str) -> int:
+        """Tokens per training sequence of a condition."""
+        return self._variant(name).fork.get("length", self.train_length)
+
+    def _tables(self, key: str, variants: Mapping[str, Variant]) -> list[str]:
+        if not variants:
+            raise ConfigError(f"suite {self.name}: config key fork.{key} is needed for this target")
+        return seeded(
+            f"{self.root}/variants/{{name}}-seed{{seed}}.csv", variants, self.variant_seeds
+        )
+
+    @property
+    def pilot_tables(self) -> list[str]:
+        """Trajectories of the pilot's arms."""
+        return self._tables("pilot", self._pilot)
+
+    @property
+    def amplitude_tables(self) -> list[str]:
+        """Trajectories of OLI at all amplitudes and cadences."""
+        return self._tables("amplitudes", self._amplitudes)
+
+    @property
+    def rival_tables(self) -> list[str]:
+        """Trajectories of the trained rivals, and what the averages come to."""
+        rivals = self.section["fork"].get("rivals", {})
+        averages = [name for name, rival in rivals.items() if rival["kind"] in AVERAGES]
+        trained = self._tables("rivals", self._rivals) if self._rivals or not averages else []
+        return trained + [f"{self.root}/averages/{name}.csv" for name in averages]
+
+    def average_steps(self, name: str) -> list[int]:
+        """Revisions that a rival without training is made from, in order."""
+        fork, definition = self.section["fork"], self.average_definition(name)
+        if definition["kind"] == "early_stop":
+            return [fork["start"]]
+        (end,) = self.steps_in(f"step{fork['start'] + fork['steps']}")
+        before = [step for step in self.steps if step <= end]
+        if definition["kind"] == "average":
+            return before[-definition["window"] :]
+        return [step for step in before if step >= fork["start"]]
+
+    def average_definition(self, name: str) -> dict:
+        """A rival without training; one line where there is none of this name."""
+        rivals = self.section["fork"].get("rivals", {})
+        known = {n: rival for n, rival in rivals.items() if rival["kind"] in AVERAGES}
+        if name not in known:
+            raise ConfigError(
+                f"suite {self.name}: average {name!r} is not known; {suggest(name, list(known))}"
+            )
+        return dict(known[name])
+
+    def average_files(self, name: str) -> list[str]:
+        """Checkpoints that a rival without training is made from."""
+        steps = self.average_steps(name)
+        return [path for step in steps for path in self.checkpoint_files(f"step{step}")]
+
+    def average_folders(self, name: str) -> list[str]:
+        """The same as folders, in step order."""
+        return [self.folder(step) for step in self.average_steps(name)]
+
+    @property
+    def calibration_inputs(self) -> dict[str, str]:
+        """The checkpoint of the fork point, and the run's moments there if they exist."""
+        start = self.section["fork"]["start"]
+        has_state = start in self.section["training"].get("jobs_end_at", [])
+        return self._inputs_of("restored" if has_state else "fresh")
+
+    @property
+    def calibration_settings(self) -> dict:
+        """What the amplitude of the first OLI schedule is derived from."""
+        fork, training = self.section["fork"], self.section["training"]
+        bumps = [d["bump_steps"] for d in fork["schedules"].values() if d["kind"] == "oli"]
+        if not bumps:
+            raise ConfigError(f"suite {self.name}: fork.schedules has no schedule of kind oli")
+        settings = ForkSettings({"kind": "cosine"}, fork, training, self.last)
+        return {
+            "quantizer": dict(self.quantizers[self.section["probe"]["low_bit"]]),
+            "start": fork["start"],
+            "batch_size": fork["batch_size"],
+            "batches": CALIBRATION_BATCHES,
+            "rate": settings.schedule(fork["start"]),
+            "bump": bumps[0],
+            "training": {key: training[key] for key in ("beta1", "beta2", "eps")},
+        }
+
+    @property
+    def device(self) -> str:
+        """Where models run."""
+        return self.section["device"]
+
+    @property
+    def fork_measurements(self) -> dict[str, str]:
+        """What the ledger reads of these conditions, by its name there."""
+        if not self.has_forks:
+            return {}
+        keys = [key for key in ("pilot", "amplitudes", "rivals") if key in self.section["fork"]]
+        found = {key: f"{self.root}/{key}.csv" for key in keys}
+        return found | {"calibration": f"{self.root}/calibration.json"}
+
+    @property
+    def extended_forks(self) -> list[str]:
+        """What the target `extended` has of the forks."""
+        names = list(self.fork_measurements.values())
+        if "rivals" in self.fork_measurements:
+            figure = f"{self.root}/figures/fig8_rivals"
+            names += [f"{figure}.{suffix}" for suffix in ("pdf", "svg", "png")]
+        return names

@@ -1,0 +1,207 @@
+"""Rules that are to warn of the onset while training goes on, and how each would have done.
+
+The paper recommends one (section 4.3): phase 3 has begun when the derivative of validation
+perplexity by step is no longer negative. Its rivals here are simple, and like it they look
+at nothing but the past. All are judged on the evenly spaced checkpoints ("evaluations")
+after rapid learning. The end of rapid learning, the best step and the onset are known in
+hindsight only; the rules do not use the last two.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from flatminima.monitor import ConvergenceMonitor, paired_standard_error
+from flatminima.revisions.missing import holes, missing_words
+from flatminima.roles import FP32, LOW_BIT
+from flatminima.statistics.intervals import PairedScores, paired_scores
+from flatminima.statistics.rows import join_notes
+
+PAPER_RULE = "FP32 perplexity slope >= 0"
+PAPER_WINDOW = 5  # the paper names none; some smoothing is needed for a rule of use
+SLOPE_WINDOWS = (2, PAPER_WINDOW, 10, 20)
+NOISE_MULTIPLES = (1.0, 1.96, 3.0)
+PATIENCES = (3, 5, 10)
+LR_FRACTIONS = (0.5, 0.25, 0.1)
+MONITOR_RULE = "convergence monitor"
+MONITOR_WINDOWS = (5, 10, 20)  # its other settings are its defaults
+BAND_EVALUATIONS = (10, 20)
+BAND_WIDTH = 3.0  # standard deviations: Shewhart's control chart
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rule's alarms amount to.
+
+    An alarm is a run of evaluations at which the rule rings. It is false if it begins
+    before both the best FP32 step and the onset; without an onset there was nothing to warn
+    of and every alarm is false. ``warning_step`` is where the first alarm begins that is not
+    false, ``lead_steps`` how long before the onset that is (negative: after it).
+    """
+
+    watched_from: int
+    best_step: int
+    onset_step: int | None
+    first_alarm_step: int | None
+    warning_step: int | None
+    lead_steps: int | None
+    false_alarms: int
+    alarms: int
+    alarms_before_best: int
+    ringing_evaluations: int
+    evaluations: int
+    note: str = ""
+
+
+def judge(rings: pd.Series, phases: dict) -> Outcome:
+    """Hold a rule against ``phases`` (phases.json); ``rings`` is true where it rings, by step."""
+    start, best, onset = (
+        phases[name]["step"] for name in ("rapid_learning_end", "convergence", "onset")
+    )
+    watched = rings[rings.index > start].astype(bool)
+    begins = watched & ~watched.shift(fill_value=False)
+    alarms = [int(step) for step in watched.index[begins]]
+    false = [step for step in alarms if onset is None or step < min(best, onset)]
+    warnings = alarms[len(false) :]
+    lead = None if onset is None or not warnings else onset - warnings[0]
+    return Outcome(
+        start, best, onset, alarms[0] if alarms else None, warnings[0] if warnings else None, lead,
+        len(false), len(alarms), sum(step < best for step in alarms), int(watched.sum()),
+        len(watched), "" if onset is not None else "no onset: every alarm counts as false",
+    )  # fmt: skip
+
+
+def slope_not_negative(ppl: pd.Series, window: int) -> pd.Series:
+    """The paper's rule: the least-squares slope over the last ``window`` evaluations is >= 0.
+
+    ``ppl`` is FP32 perplexity by step.
+    """
+    slopes = ppl.rolling(window).apply(lambda part: stats.linregress(part.index, part).slope)
+    return slopes >= 0.0
+
+
+def no_better_for(nll: pd.Series, patience: int) -> pd.Series:
+    """Early stopping: no new lowest FP32 loss in the last ``patience`` evaluations."""
+    places = pd.Series(np.arange(len(nll)), nll.index)
+    best = places.where(nll < nll.cummin().shift(fill_value=np.inf)).ffill()
+    return places - best >= patience
+
+
+def learning_rate_below(fraction: pd.Series, threshold: float) -> pd.Series:
+    """The learning rate has come down to ``threshold`` of its maximum, after warm-up."""
+    return (fraction <= threshold * (1.0 + 1e-9)) & (fraction.index > fraction.idxmax())
+
+
+def gap_above_band(gap: pd.Series, start: int, evaluations: int) -> pd.Series:
+    """The low-bit gap lies above what it did in the first ``evaluations`` after ``start``.
+
+    The band ends ``BAND_WIDTH`` standard deviations above their mean; the rule is silent
+    while it learns.
+    """
+    learned = gap[gap.index > start].iloc[:evaluations]
+    if len(learned) < evaluations:
+        return pd.Series(False, gap.index)
+    top = learned.mean() + BAND_WIDTH * learned.std(ddof=1)
+    return (gap > top) & (gap.index > learned.index[-1])
+
+
+def _fp32_scores(sequences: pd.DataFrame, steps: np.ndarray) -> PairedScores:
+    chosen = sequences[(sequences["role"] == FP32) & sequences["step"].isin(steps)]
+    return paired_scores(chosen, ["step"])
+
+
+def monitor_rings(sequences: pd.DataFrame, steps: np.ndarray, window: int) -> pd.Series:
+    """Where ``monitor.ConvergenceMonitor`` says that the FP32 loss has converged.
+
+    The standard error of an evaluation is that of its change since the one before, divided
+    by the square root of 2.
+    """
+    scores, monitor = _fp32_scores(sequences, steps), ConvergenceMonitor(window=window)
+    rings, previous = [], None
+    for step, loss, nll in zip(
+        scores.rows["step"], scores.mean_nll(), scores.nll_nats, strict=True
+    ):
+        error = None
+        if previous is not None:
+            error = paired_standard_error(nll, previous, scores.scored) / np.sqrt(2.0)
+        rings.append(monitor.update(int(step), loss, error).converged)
+        previous = nll
+    return pd.Series(rings, scores.rows["step"].to_numpy())
+
+
+def above_best_beyond_noise(sequences: pd.DataFrame, steps: np.ndarray) -> pd.Series:
+    """By how many of its own standard errors the FP32 loss lies above its lowest so far.
+
+    ``sequences`` has per-sequence scores by step. The error is that of the difference of
+    two evaluations on the same sequences (a ratio of sums: Cochran, Sampling Techniques,
+    1977): it holds the uncertainty of the validation text, not how the loss wavers from
+    step to step. 0 where the loss is the lowest so far.
+    """
+    scores = _fp32_scores(sequences, steps)
+    nll, scored = scores.mean_nll(), scores.scored
+    multiples, best = [], 0
+    for at, value in enumerate(nll):
+        if value <= nll[best]:
+            best = at
+            multiples.append(0.0)
+            continue
+        rise = value - nll[best]
+        error = paired_standard_error(scores.nll_nats[at], scores.nll_nats[best], scored)
+        multiples.append(rise / error if error > 0.0 else np.inf)
+    return pd.Series(multiples, scores.rows["step"].to_numpy())
+
+
+def _rules(
+    audit: pd.DataFrame, sequences: pd.DataFrame, start: int, steps: np.ndarray
+) -> Iterator[tuple[str, str, pd.Series]]:
+    """Name, parameter and rings of each rule."""
+    even = audit[audit["step"].isin(steps)].sort_values("step")
+    curves = {role: rows.set_index("step") for role, rows in even.groupby("role")}
+    fp32, gap = curves[FP32], curves[LOW_BIT]["gap_pct"]
+    for window in SLOPE_WINDOWS:
+        parameter = f"over {window} evaluations"
+        yield PAPER_RULE, parameter, slope_not_negative(fp32["ppl"], window)
+    excess = above_best_beyond_noise(sequences, steps)
+    for multiple in NOISE_MULTIPLES:
+        parameter = f"by more than {multiple:g} standard errors"
+        yield "FP32 loss above its best", parameter, excess > multiple
+    for patience in PATIENCES:
+        parameter = f"for {patience} evaluations"
+        rings = no_better_for(fp32["nll_nats_per_token"], patience)
+        yield "no better FP32 loss", parameter, rings
+    for window in MONITOR_WINDOWS:
+        parameter = f"over {window} evaluations"
+        yield MONITOR_RULE, parameter, monitor_rings(sequences, steps, window)
+    for threshold in LR_FRACTIONS:
+        parameter = f"at or below {threshold:g} of the maximum"
+        yield "learning rate", parameter, learning_rate_below(fp32["lr_fraction"], threshold)
+    for evaluations in BAND_EVALUATIONS:
+        parameter = f"{BAND_WIDTH:g} sd above its first {evaluations} evaluations"
+        yield "low-bit gap", parameter, gap_above_band(gap, start, evaluations)
+
+
+def warning_table(
+    audit: pd.DataFrame, sequences: pd.DataFrame, phases: dict, *, spacing: int
+) -> pd.DataFrame:
+    """Contents of ``early_warning.csv``: suite, rule, parameter and the ``Outcome`` of each rule.
+
+    ``audit`` and ``sequences`` are those of one suite, ``phases`` its phases.json and
+    ``spacing`` the distance of its evenly spaced steps.
+    """
+    steps = np.sort(audit["step"].unique())
+    steps = steps[(steps > 0) & (steps % spacing == 0)]
+    found = [
+        {"suite": phases["suite"], "rule": rule, "parameter": parameter}
+        | asdict(judge(rings, phases))
+        for rule, parameter, rings in _rules(
+            audit, sequences, phases["rapid_learning_end"]["step"], steps
+        )
+    ]
+    table = pd.DataFrame(found)
+    if lost := missing_words(holes(steps, spacing)):
+        table["note"] = [join_notes(note, lost) for note in table["note"]]
+    whole = [name for name in table if name not in ("suite", "rule", "parameter", "note")]
+    return table.astype(dict.fromkeys(whole, "Int64"))
