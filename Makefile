@@ -5,7 +5,6 @@
 #                 measurements, without training
 # make publish    freeze the measurements of a finished suite under resources/published
 # make report     report.html: every table and figure of what was built, on one page
-# make status     how far a run is: what is in the making, what is left, each fork's newest gap
 # make plan       what a suite costs: downloads, disk, operations, hours on this machine
 # make freeze     which revisions a hub suite has, listed once and committed (needs the hub)
 # make rulegraph  draw the rules in README.md anew
@@ -14,7 +13,7 @@
 # make lock       write envs/requirements.lock anew (needs uv)
 #
 # SUITE=name names another suite, CONFIG=mine.yaml adds a configuration of your own:
-# to all, figures, report, status, plan and freeze.
+# to all, figures, report, plan and freeze.
 
 PYTHON ?= python3
 CORES ?= all
@@ -28,7 +27,7 @@ CONFIGURED = $(if $(CONFIG),--configfile $(CONFIG)) $(if $(SUITE),--config suite
 NAMED = $(if $(SUITE),--suite $(SUITE)) $(if $(CONFIG),--configfile $(CONFIG))
 READY := .venv/ready
 
-.PHONY: all figures publish test test-slow report status plan freeze rulegraph bench lint lock clean
+.PHONY: all figures publish test test-slow report plan freeze rulegraph bench lint lock clean
 .DEFAULT_GOAL := all
 
 # The environment is whole when the lock file has been installed to the end.
@@ -63,9 +62,6 @@ test-slow: $(READY)
 
 report: $(READY)
 	$(BIN)/snakemake --report report.html $(CONFIGURED)
-
-status: $(READY)
-	@$(BIN)/python -m workflow_scripts.show_status $(or $(TARGET),all) $(CONFIGURED)
 
 plan: $(READY)
 	@$(BIN)/python -m workflow_scripts.plan_suite $(NAMED)

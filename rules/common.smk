@@ -13,9 +13,9 @@ from snakemake.utils import update_config
 sys.path.insert(0, Path(workflow.basedir, "workflow_scripts").as_posix())
 
 from flatminima.config.command_line import as_in_a_file
-from flatminima.running.code_hash import code_hash
-from flatminima.config.checks import ConfigError, check_config, find_suite
-from flatminima.running.folder_lock import start_run
+from flatminima.code_hash import code_hash
+from flatminima.errors import ConfigError
+from flatminima.config.checks import check_config, find_suite
 from flatminima.planning import MECHANISM_TABLES, RANGED, SuitePlan, final_outputs
 from flatminima.config.suites import read_resources, resolve_suites
 
@@ -62,12 +62,6 @@ try:
     check_config(config, SCHEMA)
 except ConfigError as error:
     sys.exit(f"Error: {error}")
-
-# A run takes its place in the folder; a dry run and the jobs of a run do not.
-if workflow.is_main_process and not workflow.dryrun:
-    AT_WORK, line = start_run(Path(".snakemake"), local=workflow.local_exec)
-    if line:
-        print(line, file=sys.stderr)
 
 
 @cache

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from flatminima.checkpoints import load_tensors, save_model
+from flatminima.files import read_json
 from flatminima.forks import calibration
 from flatminima.quantizers import QuantizerSpec, linear_weights, quantized_weights
-from flatminima.running.provenance import read_json
 from flatminima.schedules import Cosine
 from flatminima.text.tokens import write_tokens
 from flatminima.training.loop import (

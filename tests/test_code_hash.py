@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flatminima.running import code_hash
+from flatminima import code_hash
 from tests.workflow import ROOT, copy_checkout
 
 SCRIPTS = sorted(path.stem for path in (ROOT / "workflow_scripts").glob("[a-z]*.py"))

@@ -8,7 +8,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatminima.config.checks import ConfigError, check_config, find_suite
+from flatminima.config.checks import check_config, find_suite
+from flatminima.errors import ConfigError
 from flatminima.planning import RANGED, SuitePlan, final_outputs
 from tests.workflow import ROOT
 

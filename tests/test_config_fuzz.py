@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from flatminima.config.checks import ConfigError, check_config
+from flatminima.config.checks import check_config
+from flatminima.errors import ConfigError
 from tests.test_config import CONFIG, SCHEMA, TINY, plan_everything
 from tests.workflow import copy_checkout, snakemake
 

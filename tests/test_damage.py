@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from flatminima.checkpoints import WEIGHTS_FILE, load_model, save_model
 from flatminima.errors import DamagedFile, UserError
 from flatminima.files import DIGESTS_FILE, atomic_path, check_digest, write_digests
+from flatminima.jobs import logged
 from flatminima.kurtosis import kurtosis_table
-from flatminima.running.logs import logged
 from flatminima.statistics.intervals import summarise
 from flatminima.text.tokens import check_ids, read_tokens, write_tokens
 from flatminima.training.loop import build_model
@@ -317,7 +317,7 @@ def test_a_quota_leaves_nothing_that_looks_finished(tmp_path, writer):
     code = (
         "import numpy, pandas, pathlib\n"
         "from flatminima import checkpoints, files\n"
-        "from flatminima.running import logs\n"
+        "from flatminima import jobs as logs\n"
         "from flatminima.text import tokens\n"
         "from flatminima.training import loop as training\n"
         f"with logs.logged('job.log'):\n    {WRITERS[writer]}\n"

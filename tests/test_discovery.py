@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from flatminima.config.checks import ConfigError
+from flatminima.errors import ConfigError
 from flatminima.planning import SuitePlan, final_outputs
 from flatminima.planning.fitting import check_groups
 from flatminima.revisions.discovery import check_pattern, find_checkpoints

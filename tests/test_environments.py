@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flatminima.running.code_hash import code_files, module_tree
+from flatminima.code_hash import code_files, module_tree
 from tests.workflow import ROOT, TINY, declared_rules
 
 pytestmark = pytest.mark.workflow
@@ -23,7 +23,7 @@ ON_PYPI = {"pytorch": "torch", "arch-py": "arch"}
 # Named and left out where they are not installed: real quantized inference in further formats.
 OPTIONAL = {"torchao", "bitsandbytes"}
 # Imported by a function that only measuring rules call.
-NOT_CALLED = {("workflow_scripts/flatminima/running/provenance.py", "torch")}
+NOT_CALLED = {("workflow_scripts/flatminima/files.py", "torch")}
 # Needed by what is imported, without being imported here.
 BEHIND = {"pandas": "pyarrow"}
 

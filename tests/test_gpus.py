@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flatminima import probing
-from flatminima.running.gpus import own_gpu, take_slot
+from flatminima.jobs import own_gpu, take_slot
 from flatminima.text.tokens import write_tokens
 from tests.test_workspace import PROCESSES
 

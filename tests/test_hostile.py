@@ -15,8 +15,8 @@ import yaml
 from safetensors.torch import load_file
 
 from flatminima.checkpoints import WEIGHTS_FILE, load_model, save_model
-from flatminima.config.checks import ConfigError, check_config
-from flatminima.errors import DamagedFile
+from flatminima.config.checks import check_config
+from flatminima.errors import ConfigError, DamagedFile
 from flatminima.hub.weights import WeightsRefused, read_tensors
 from flatminima.notebooks.results import open_results
 from flatminima.training.loop import build_model

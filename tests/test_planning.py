@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatminima.config.checks import ConfigError
+from flatminima.errors import ConfigError
 from flatminima.planning import SuitePlan, final_outputs
 from flatminima.revisions.findings import DEFAULT_SEVERITY, FINDINGS, SEVERITIES
 from tests.workflow import ROOT

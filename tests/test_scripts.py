@@ -18,7 +18,7 @@ from scipy import stats
 from snakemake.iocontainers import Namedlist
 
 from flatminima.checkpoints import save_model
-from flatminima.running.logs import logged, progress, say
+from flatminima.jobs import log, logged, progress
 from flatminima.text.documents import write_documents
 from flatminima.training.loop import build_model
 from tests.workflow import ROOT
@@ -385,7 +385,7 @@ def test_a_log_holds_what_was_said_and_the_traceback(tmp_path, capsys):
 def test_standard_error_stays_usable_and_is_given_back(tmp_path, capsys):
     terminal = sys.stderr
     with logged(tmp_path / "job.log"):
-        say("one line")
+        log("one line")
         assert sys.stderr.isatty() is terminal.isatty()
         assert sys.stderr.encoding == terminal.encoding
         sys.stderr.write("\rhalf\rdone\n")

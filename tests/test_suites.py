@@ -8,8 +8,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatminima.config.checks import ConfigError, check_config
+from flatminima.config.checks import check_config
 from flatminima.config.suites import merge, read_library, resolve_suites
+from flatminima.errors import ConfigError
 from flatminima.planning import SuitePlan
 from tests.workflow import ROOT
 

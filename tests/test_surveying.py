@@ -182,7 +182,7 @@ def test_what_other_settings_left_is_thrown_away(tmp_path):
 
 
 def test_a_range_of_nothing_but_holes_is_written_and_gathered(validation, hub, streamed, tmp_path):
-    from flatminima.gathering import read_rows
+    from flatminima.files import read_rows
 
     run(validation, tmp_path, Fetch(hub), steps=[LOST])
     assert len(pd.read_csv(outputs(tmp_path)["revisions"])) == 1

@@ -6,8 +6,8 @@ import re
 import pytest
 import yaml
 
-from flatminima.config.checks import ConfigError
 from flatminima.config.forks import AVERAGES
+from flatminima.errors import ConfigError
 from flatminima.forks.settings import ForkSettings
 from flatminima.planning import SuitePlan
 from tests.workflow import ROOT

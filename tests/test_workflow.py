@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flatminima.running.code_hash import code_hash
+from flatminima.code_hash import code_hash
 from tests.workflow import ROOT, TINY, base_name, copy_checkout, declared_rules, planned, snakemake
 
 pytestmark = pytest.mark.workflow

@@ -4,9 +4,9 @@ import pandas as pd
 
 from flatminima.files import write_table
 from flatminima.headlines import written
+from flatminima.jobs import log, logged
 from flatminima.mechanism import headlines
 from flatminima.mechanism.factors import analyse
-from flatminima.running.logs import logged, say
 
 
 def main(*, cells: str, sequences: list[str], probed: dict, resamples: int, output: str) -> None:
@@ -17,7 +17,7 @@ def main(*, cells: str, sequences: list[str], probed: dict, resamples: int, outp
         low=probed["low_bit"], high=probed["high_bit"], resamples=resamples,
     )  # fmt: skip
     write_table(output, effects)
-    say(written([output], headlines.factors(effects)))
+    log(written([output], headlines.factors(effects)))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from rich.console import Console
 from flatminima.audit_command.options import AuditOptions
 from flatminima.audit_command.run import BAD_INPUT, audit
 from flatminima.errors import UserError
-from flatminima.running.logs import logged
+from flatminima.jobs import logged
 
 
 def main(*, run: str, validation: str, table: str, options: dict) -> None:

@@ -2,11 +2,10 @@
 
 import pandas as pd
 
-from flatminima.files import write_table
+from flatminima.files import write_json, write_table
 from flatminima.forks.averaging import average_model, checkpoint_shares
+from flatminima.jobs import logged
 from flatminima.probing import Prober
-from flatminima.running.logs import logged
-from flatminima.running.provenance import write_json
 from flatminima.statistics.intervals import summarise
 
 

@@ -1,7 +1,7 @@
 """Collect the training and validation documents of a suite."""
 
-from flatminima.running.logs import logged, say
-from flatminima.running.provenance import write_json
+from flatminima.files import write_json
+from flatminima.jobs import log, logged
 from flatminima.text.collecting import collect
 
 
@@ -9,7 +9,7 @@ def main(*, source: dict, train: str, validation: str, manifest: str) -> None:
     """Write one json lines file per split and a manifest of where they came from."""
     taken = collect(source, train, validation)
     write_json(manifest, taken)
-    say(
+    log(
         f"{taken['train_documents']} training, {taken['validation_documents']} validation documents"
     )
 

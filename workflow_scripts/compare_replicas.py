@@ -4,9 +4,9 @@ import pandas as pd
 
 from flatminima.files import write_table
 from flatminima.headlines import written
+from flatminima.jobs import log, logged
 from flatminima.mechanism import headlines
 from flatminima.mechanism.replication_phases import run_phases
-from flatminima.running.logs import logged, say
 
 
 def main(*, tables: list[str], sequences: list[str], spacing: int, resamples: int, runs: str,
@@ -20,7 +20,7 @@ def main(*, tables: list[str], sequences: list[str], spacing: int, resamples: in
     ]
     compared = pd.DataFrame(rows)
     write_table(comparison, compared)
-    say(written([runs, comparison], headlines.replication(compared)))
+    log(written([runs, comparison], headlines.replication(compared)))
 
 
 if __name__ == "__main__":

@@ -4,14 +4,14 @@ import shutil
 from pathlib import Path
 
 from flatminima.checkpoints import atomic_path
-from flatminima.running.logs import logged, say
+from flatminima.jobs import log, logged
 
 
 def main(*, source: str, tokenizer: str) -> None:
     """Write ``tokenizer.json``."""
     with atomic_path(Path(tokenizer)) as temporary:
         shutil.copyfile(source, temporary)
-    say(f"tokenizer from {source}")
+    log(f"tokenizer from {source}")
 
 
 if __name__ == "__main__":

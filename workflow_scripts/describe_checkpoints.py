@@ -1,6 +1,7 @@
 """Record what the checkpoints of a range of revisions hold."""
 
-from flatminima.gathering import write_rows
+from flatminima.files import read_json, write_rows
+from flatminima.jobs import log, logged, progress
 from flatminima.revisions.absent import absence
 from flatminima.revisions.describing import (
     describe_checkpoint,
@@ -8,8 +9,6 @@ from flatminima.revisions.describing import (
     revision_table,
 )
 from flatminima.revisions.fingerprints import fingerprint_checkpoint
-from flatminima.running.logs import logged, progress, say
-from flatminima.running.provenance import read_json
 
 
 def main(*, weights: dict, commits: dict, tokens_per_step: int, table: str,
@@ -27,7 +26,7 @@ def main(*, weights: dict, commits: dict, tokens_per_step: int, table: str,
     write_rows([described], table)
     write_rows(prints, fingerprints)
     size = described["bytes"].sum() / 1e6
-    say(f"{len(prints)} of {len(rows)} revisions are there, {size:,.1f} MB")
+    log(f"{len(prints)} of {len(rows)} revisions are there, {size:,.1f} MB")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from flatminima.jobs import log, logged
 from flatminima.revisions.missing import missing_steps
-from flatminima.running.logs import logged, say
 from flatminima.statistics.phases import describe_phases
 
 
@@ -25,7 +25,7 @@ def main(
     )
     Path(output).write_text(json.dumps(phases, indent=2) + "\n", encoding="utf-8")
     onset = phases["onset"]
-    say(f"FP32 convergence at step {phases['convergence']['step']}, onset at {onset['step']}"
+    log(f"FP32 convergence at step {phases['convergence']['step']}, onset at {onset['step']}"
         + (f" ({onset['reason']})" if onset["reason"] else ""))  # fmt: skip
 
 

@@ -4,15 +4,15 @@ import pandas as pd
 
 from flatminima import headlines
 from flatminima.figures import audit_page
-from flatminima.running.logs import logged, say
-from flatminima.running.provenance import read_json
+from flatminima.files import read_json
+from flatminima.jobs import log, logged
 
 
 def main(*, audit: str, phases: str, page: str, suite: dict) -> None:
     """Write ``page``, one self-contained HTML file."""
     table = pd.read_csv(audit)
     audit_page.save(audit_page.draw(table, read_json(phases), suite=suite), page)
-    say(headlines.written([page], headlines.audit(table)))
+    log(headlines.written([page], headlines.audit(table)))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Fetch one revision of a suite from the Hugging Face hub."""
 
 from flatminima.errors import UserError
+from flatminima.files import write_json
+from flatminima.jobs import log, logged
 from flatminima.revisions.findings import MISSING
 from flatminima.revisions.origins import fetch_revision, stand_in
-from flatminima.running.logs import logged, say
-from flatminima.running.provenance import write_json
 
 
 def main(*, repo: str, revision: str, folder: str, record: str, may_be_missing: bool) -> None:
@@ -18,9 +18,9 @@ def main(*, repo: str, revision: str, folder: str, record: str, may_be_missing: 
         if not may_be_missing:
             raise UserError(f"{repo} at {revision}: {origin['reason']}")
         stand_in(folder, origin["reason"])
-        say(f"{repo} {revision} is missing: {origin['reason']}")
+        log(f"{repo} {revision} is missing: {origin['reason']}")
     else:
-        say(f"{repo} {revision} is commit {origin['commit']}, {origin['bytes'] / 1e6:.1f} MB")
+        log(f"{repo} {revision} is commit {origin['commit']}, {origin['bytes'] / 1e6:.1f} MB")
     write_json(record, origin)
 
 

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from flatminima.files import file_sha256
+from flatminima.files import file_sha256, write_json
 from flatminima.hub.tokenizers import download_tokenizer
-from flatminima.running.logs import logged, say
-from flatminima.running.provenance import write_json
+from flatminima.jobs import log, logged
 
 
 def main(*, repo: str, revision: str, tokenizer: str, record: str) -> None:
@@ -13,7 +12,7 @@ def main(*, repo: str, revision: str, tokenizer: str, record: str) -> None:
     commit = download_tokenizer(repo, revision, Path(tokenizer))
     origin = {"repo": repo, "revision": revision, "commit": commit}
     write_json(record, origin | {"sha256": file_sha256(tokenizer)})
-    say(f"{repo} {revision} is commit {commit}")
+    log(f"{repo} {revision} is commit {commit}")
 
 
 if __name__ == "__main__":

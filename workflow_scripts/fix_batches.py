@@ -1,7 +1,7 @@
 """Fix the validation batches and the training stream of a suite, once for everything."""
 
-from flatminima.running.logs import logged, say
-from flatminima.running.provenance import read_json, write_json
+from flatminima.files import read_json, write_json
+from flatminima.jobs import log, logged
 from flatminima.text.batches import fix_split, overlap
 
 
@@ -18,7 +18,7 @@ def main(
     for split, (tokens_file, manifest_file) in outputs.items():
         record = fix_split(tokenizer, texts[split], tokens_file, **batches[split], **vocabulary)
         write_json(manifest_file, {"split": split, **record, **shared, "text": source})
-        say(f"{split}: {record['sequences']} sequences of {record['length']} tokens")
+        log(f"{split}: {record['sequences']} sequences of {record['length']} tokens")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Gather the probes of all revisions of a suite."""
 
 from flatminima.auditing import gather_audit
-from flatminima.gathering import read_rows
-from flatminima.running.logs import logged, say
+from flatminima.files import read_rows
+from flatminima.jobs import log, logged
 from flatminima.training.pretraining import read_schedule
 
 
@@ -26,7 +26,7 @@ def main(
     gathered.to_csv(audit, index=False)
     read_rows(sequences).to_parquet(all_sequences, index=False)
     last = gathered[gathered["step"] == gathered["step"].max()].set_index("role")["gap_pct"]
-    say(f"final gap: low bit {last['low_bit']:.2f} %, high bit {last['high_bit']:.3f} %")
+    log(f"final gap: low bit {last['low_bit']:.2f} %, high bit {last['high_bit']:.3f} %")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from flatminima.running.logs import logged, say
+from flatminima.jobs import log, logged
 
 
 def main(*, tables: list[str], output: str) -> None:
@@ -11,7 +11,7 @@ def main(*, tables: list[str], output: str) -> None:
     gathered.to_csv(output, index=False)
     low = gathered[(gathered["role"] == "low_bit") & (gathered["step"] == gathered["step"].max())]
     ends = low.groupby("schedule", sort=False)["gap_pct"].mean()
-    say("final gaps: " + ", ".join(f"{name} {gap:.2f} %" for name, gap in ends.items()))
+    log("final gaps: " + ", ".join(f"{name} {gap:.2f} %" for name, gap in ends.items()))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Gather the weight kurtosis of all revisions of a suite."""
 
-from flatminima.gathering import read_rows
-from flatminima.running.logs import logged, say
+from flatminima.files import read_rows
+from flatminima.jobs import log, logged
 
 
 def main(*, tables: list[str], suite: str, output: str) -> None:
@@ -10,7 +10,7 @@ def main(*, tables: list[str], suite: str, output: str) -> None:
     gathered.insert(0, "suite", suite)
     gathered.to_csv(output, index=False)
     mean = gathered[gathered["statistic"] == "mean_over_tensors"]["excess_kurtosis"]
-    say(f"mean excess kurtosis: {mean.iloc[0]:.2f} at first, {mean.iloc[-1]:.2f} at last")
+    log(f"mean excess kurtosis: {mean.iloc[0]:.2f} at first, {mean.iloc[-1]:.2f} at last")
 
 
 if __name__ == "__main__":

@@ -4,15 +4,15 @@ import pandas as pd
 
 from flatminima.files import write_table
 from flatminima.headlines import written
+from flatminima.jobs import log, logged
 from flatminima.mechanism import headlines
-from flatminima.running.logs import logged, say
 
 
 def main(*, tables: list[str], output: str) -> None:
     """Write one table in step order."""
     gathered = pd.concat(map(pd.read_csv, tables), ignore_index=True)
     write_table(output, gathered.sort_values("step", kind="stable"))
-    say(written([output], headlines.rows(gathered)))
+    log(written([output], headlines.rows(gathered)))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import pandas as pd
 from flatminima import headlines
 from flatminima.files import write_table
 from flatminima.forks.rivals import rival_table
-from flatminima.running.logs import logged, say
+from flatminima.jobs import log, logged
 
 
 def main(*, forks: str, tables: list[str], output: str) -> None:
@@ -14,7 +14,7 @@ def main(*, forks: str, tables: list[str], output: str) -> None:
     averages = [pd.read_csv(path) for path in tables if "/averages/" in path]
     table = rival_table(pd.read_csv(forks), variants, averages)
     write_table(output, table)
-    say(headlines.written([output], headlines.rivals(table)))
+    log(headlines.written([output], headlines.rivals(table)))
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from flatminima.gathering import read_rows
+from flatminima.files import read_rows
+from flatminima.jobs import log, logged
 from flatminima.revisions.describing import suite_table
 from flatminima.revisions.findings import IntegrityError, judge
 from flatminima.revisions.integrity import examine
-from flatminima.running.logs import logged, say
 
 
 def main(*, tables: list[str], fingerprints: list[str], suite: str, severity: dict,
@@ -19,13 +19,13 @@ def main(*, tables: list[str], fingerprints: list[str], suite: str, severity: di
     try:
         key = f"suites.{suite}.integrity"
         for line in judge(found, severity, grid=list(table["step"]), key=key):
-            say(f"warning: {line}")
+            log(f"warning: {line}")
     except IntegrityError as error:
         Path(refused).parent.mkdir(parents=True, exist_ok=True)
         table.to_csv(refused, index=False)
         raise IntegrityError(f"suite {suite}: {error}; {refused} has all revisions") from error
     table.to_csv(output, index=False)
-    say(f"{len(table)} revisions, {table['weights_sha256'].nunique()} of them distinct")
+    log(f"{len(table)} revisions, {table['weights_sha256'].nunique()} of them distinct")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pandas as pd
 from flatminima.claims.model import Measurements, read_ledger
 from flatminima.claims.render import summary, write
 from flatminima.claims.verdicts import judge
-from flatminima.running.logs import logged, say
+from flatminima.jobs import log, logged
 
 TABLES = ("table1", "table2", "lambada", "audit", "kurtosis", "forks", "statistics", "suite_table",
           "early_warning", "mechanism", "rivals", "pilot", "amplitudes")  # fmt: skip
@@ -37,7 +37,7 @@ def main(*, claims: str, table1: str, table2: str, lambada: str, outputs: list[s
     judgements = judge(Measurements(read_ledger(claims), suite=suite, **found, **tables))
     for output in outputs:
         write(judgements, suite, paths, output)
-    say(summary(judgements))
+    log(summary(judgements))
 
 
 if __name__ == "__main__":

@@ -3,11 +3,11 @@
 import pandas as pd
 
 from flatminima.files import write_table
+from flatminima.jobs import logged
 from flatminima.mechanism.activations import hidden_kurtosis, weights_and_activations
 from flatminima.mechanism.anisotropy import anisotropy
 from flatminima.mechanism.jobs import visits
 from flatminima.quantizers import QuantizerSpec
-from flatminima.running.logs import logged
 
 
 def main(*, folders: dict, validation: str, settings: dict, quantizer: dict, threads: int,

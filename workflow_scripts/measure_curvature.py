@@ -3,10 +3,10 @@
 import pandas as pd
 
 from flatminima.files import write_table
+from flatminima.jobs import logged
 from flatminima.mechanism.curvature import curvature_row
 from flatminima.mechanism.jobs import visits
 from flatminima.mechanism.surface import LossSurface
-from flatminima.running.logs import logged
 
 
 def main(*, folders: dict, validation: str, settings: dict, layers: str, threads: int,

@@ -3,10 +3,10 @@
 import pandas as pd
 
 from flatminima.files import write_table
+from flatminima.jobs import logged, progress
 from flatminima.mechanism.displacement import COLUMNS
 from flatminima.mechanism.drift import drift_rows
 from flatminima.quantizers import QuantizerSpec
-from flatminima.running.logs import logged, progress
 
 
 def main(*, weights: dict, quantizer: dict, layers: str, spacing: int, drift: str,

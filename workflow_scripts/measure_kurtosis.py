@@ -1,9 +1,9 @@
 """Measure the weight kurtosis of a range of revisions."""
 
-from flatminima.gathering import write_rows
+from flatminima.files import write_rows
+from flatminima.jobs import log, logged, progress
 from flatminima.kurtosis import kurtosis_of_checkpoint
 from flatminima.revisions.absent import absence
-from flatminima.running.logs import logged, progress, say
 
 
 def main(*, weights: dict, layers: str, output: str) -> None:
@@ -16,7 +16,7 @@ def main(*, weights: dict, layers: str, output: str) -> None:
     write_rows(tables, output)
     for step, table in list(zip(there, tables, strict=True))[-1:]:
         mean = table.loc[table["statistic"] == "mean_over_tensors", "excess_kurtosis"].item()
-        say(f"mean excess kurtosis {mean:.2f} at step {step:,}; {len(tables)} revisions")
+        log(f"mean excess kurtosis {mean:.2f} at step {step:,}; {len(tables)} revisions")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
 import pandas as pd
 
 from flatminima.files import write_table
+from flatminima.jobs import logged
 from flatminima.mechanism.jobs import specs_of, visits
 from flatminima.mechanism.sensitivity import sensitivity_table
 from flatminima.mechanism.surface import LossSurface
-from flatminima.running.logs import logged
 
 
 def main(*, folders: dict, validation: str, settings: dict, quantizers: dict, threads: int,

@@ -10,8 +10,8 @@ from flatminima.config.files import read_plan
 from flatminima.costs.report import model_config, model_shape, report
 from flatminima.costs.throughput import measure, timed_batch
 from flatminima.costs.totals import batch_shapes, suite_costs
+from flatminima.jobs import jobs_left
 from flatminima.probing import choose_device
-from flatminima.running.status import jobs_left
 
 
 def main(*, suite: str | None, configfiles: list[str], seconds: float) -> None:

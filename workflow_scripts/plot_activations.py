@@ -3,10 +3,10 @@
 import pandas as pd
 
 from flatminima.figures import plotting
+from flatminima.files import read_json
 from flatminima.headlines import written
+from flatminima.jobs import log, logged
 from flatminima.mechanism import figure_activations, headlines
-from flatminima.running.logs import logged, say
-from flatminima.running.provenance import read_json
 
 
 def main(
@@ -18,7 +18,7 @@ def main(
         table, pd.read_csv(kurtosis), read_json(phases), suite=suite, bits=bits
     )
     plotting.save(drawing, figures)
-    say(written(figures, headlines.activations(table)))
+    log(written(figures, headlines.activations(table)))
 
 
 if __name__ == "__main__":

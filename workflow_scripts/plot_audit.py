@@ -7,7 +7,7 @@ import pandas as pd
 
 from flatminima import headlines
 from flatminima.figures import figure_audit, plotting
-from flatminima.running.logs import logged, say
+from flatminima.jobs import log, logged
 
 
 def main(*, audit: str, phases: str, paper_table: str, figures: list[str], suite: dict) -> None:
@@ -20,7 +20,7 @@ def main(*, audit: str, phases: str, paper_table: str, figures: list[str], suite
     table = pd.read_csv(audit)
     drawing = figure_audit.draw(table, found, suite=suite, paper_points=points)
     plotting.save(drawing, figures)
-    say(headlines.written(figures, headlines.audit(table)))
+    log(headlines.written(figures, headlines.audit(table)))
 
 
 if __name__ == "__main__":

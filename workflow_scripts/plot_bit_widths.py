@@ -4,7 +4,7 @@ import pandas as pd
 
 from flatminima import headlines
 from flatminima.figures import figure_bit_widths, plotting
-from flatminima.running.logs import logged, say
+from flatminima.jobs import log, logged
 
 
 def main(*, audit: str, paper_table: str, figures: list[str], suite: dict) -> None:
@@ -15,7 +15,7 @@ def main(*, audit: str, paper_table: str, figures: list[str], suite: dict) -> No
     table = pd.read_csv(audit)
     drawing = figure_bit_widths.draw(table, pd.read_csv(paper_table), suite=suite)
     plotting.save(drawing, figures)
-    say(headlines.written(figures, headlines.audit(table)))
+    log(headlines.written(figures, headlines.audit(table)))
 
 
 if __name__ == "__main__":

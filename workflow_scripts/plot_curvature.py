@@ -3,10 +3,10 @@
 import pandas as pd
 
 from flatminima.figures import plotting
+from flatminima.files import read_json
 from flatminima.headlines import written
+from flatminima.jobs import log, logged
 from flatminima.mechanism import figure_curvature, headlines
-from flatminima.running.logs import logged, say
-from flatminima.running.provenance import read_json
 
 
 def main(*, curvature: str, audit: str, phases: str, figures: list[str], suite: dict) -> None:
@@ -14,7 +14,7 @@ def main(*, curvature: str, audit: str, phases: str, figures: list[str], suite: 
     table = pd.read_csv(curvature)
     drawing = figure_curvature.draw(table, pd.read_csv(audit), read_json(phases), suite=suite)
     plotting.save(drawing, figures)
-    say(written(figures, headlines.curvature(table)))
+    log(written(figures, headlines.curvature(table)))
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
 import pandas as pd
 
 from flatminima.figures import plotting
+from flatminima.files import read_json
 from flatminima.headlines import written
+from flatminima.jobs import log, logged
 from flatminima.mechanism import figure_drift, headlines
-from flatminima.running.logs import logged, say
-from flatminima.running.provenance import read_json
 
 
 def main(
@@ -15,7 +15,7 @@ def main(
     """Write ``figures`` (pdf, svg, png)."""
     table, moved, flips = (pd.read_csv(path) for path in (drift, displacement, phase_flips))
     plotting.save(figure_drift.draw(table, moved, flips, read_json(phases), suite=suite), figures)
-    say(written(figures, headlines.drift(table)))
+    log(written(figures, headlines.drift(table)))
 
 
 if __name__ == "__main__":

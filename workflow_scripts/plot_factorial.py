@@ -4,15 +4,15 @@ import pandas as pd
 
 from flatminima.figures import plotting
 from flatminima.headlines import written
+from flatminima.jobs import log, logged
 from flatminima.mechanism import figure_factorial, headlines
-from flatminima.running.logs import logged, say
 
 
 def main(*, cells: str, factors: str, figures: list[str], suite: dict) -> None:
     """Write ``figures`` (pdf, svg, png)."""
     effects = pd.read_csv(factors)
     plotting.save(figure_factorial.draw(pd.read_csv(cells), effects, suite=suite), figures)
-    say(written(figures, headlines.factors(effects)))
+    log(written(figures, headlines.factors(effects)))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import pandas as pd
 
 from flatminima import headlines
 from flatminima.figures import figure_forks, plotting
-from flatminima.running.logs import logged, say
+from flatminima.jobs import log, logged
 
 
 def main(*, forks: str, audit: str, figures: list[str], suite: dict) -> None:
@@ -14,7 +14,7 @@ def main(*, forks: str, audit: str, figures: list[str], suite: dict) -> None:
     """
     table = pd.read_csv(forks)
     plotting.save(figure_forks.draw(table, pd.read_csv(audit), suite=suite), figures)
-    say(headlines.written(figures, headlines.forks(table)))
+    log(headlines.written(figures, headlines.forks(table)))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pandas as pd
 
 from flatminima import headlines
 from flatminima.figures import figure_kurtosis, plotting
-from flatminima.running.logs import logged, say
+from flatminima.jobs import log, logged
 
 
 def main(*, kurtosis: str, audit: str, phases: str, figures: list[str], suite: dict) -> None:
@@ -19,7 +19,7 @@ def main(*, kurtosis: str, audit: str, phases: str, figures: list[str], suite: d
     table = pd.read_csv(kurtosis)
     drawing = figure_kurtosis.draw(table, pd.read_csv(audit), found, suite=suite)
     plotting.save(drawing, figures)
-    say(headlines.written(figures, headlines.kurtosis(table)))
+    log(headlines.written(figures, headlines.kurtosis(table)))
 
 
 if __name__ == "__main__":

@@ -4,14 +4,14 @@ import pandas as pd
 
 from flatminima import headlines
 from flatminima.figures import figure_lambada, plotting
-from flatminima.running.logs import logged, say
+from flatminima.jobs import log, logged
 
 
 def main(*, lambada: str, figures: list[str]) -> None:
     """Write ``figures`` (pdf, svg, png) from resources/paper/pythia_lambada.csv."""
     table = pd.read_csv(lambada)
     plotting.save(figure_lambada.draw(table), figures)
-    say(headlines.written(figures, headlines.lambada(table, figure_lambada.PAPER_MODEL)))
+    log(headlines.written(figures, headlines.lambada(table, figure_lambada.PAPER_MODEL)))
 
 
 if __name__ == "__main__":

@@ -3,17 +3,17 @@
 import pandas as pd
 
 from flatminima.figures import plotting
+from flatminima.files import read_json
 from flatminima.headlines import written
+from flatminima.jobs import log, logged
 from flatminima.mechanism import figure_layers, headline_layers
-from flatminima.running.logs import logged, say
-from flatminima.running.provenance import read_json
 
 
 def main(*, layers: str, phases: str, figures: list[str], suite: dict) -> None:
     """Write ``figures`` (pdf, svg, png)."""
     table = pd.read_csv(layers)
     plotting.save(figure_layers.draw(table, read_json(phases), suite=suite), figures)
-    say(written(figures, headline_layers.layers(table)))
+    log(written(figures, headline_layers.layers(table)))
 
 
 if __name__ == "__main__":

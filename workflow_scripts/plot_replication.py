@@ -4,15 +4,15 @@ import pandas as pd
 
 from flatminima.figures import plotting
 from flatminima.headlines import written
+from flatminima.jobs import log, logged
 from flatminima.mechanism import figure_replication, headlines
-from flatminima.running.logs import logged, say
 
 
 def main(*, runs: str, comparison: str, figures: list[str], suite: dict) -> None:
     """Write ``figures`` (pdf, svg, png)."""
     compared = pd.read_csv(comparison)
     plotting.save(figure_replication.draw(pd.read_csv(runs), compared, suite=suite), figures)
-    say(written(figures, headlines.replication(compared)))
+    log(written(figures, headlines.replication(compared)))
 
 
 if __name__ == "__main__":

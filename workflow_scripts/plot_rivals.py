@@ -4,14 +4,14 @@ import pandas as pd
 
 from flatminima import headlines
 from flatminima.figures import figure_rivals, plotting
-from flatminima.running.logs import logged, say
+from flatminima.jobs import log, logged
 
 
 def main(*, rivals: str, figures: list[str], suite: dict) -> None:
     """Write ``figures`` (pdf, svg, png); ``suite`` has the keys label and is_paper_model."""
     table = pd.read_csv(rivals)
     plotting.save(figure_rivals.draw(table, suite=suite), figures)
-    say(headlines.written(figures, headlines.rivals(table)))
+    log(headlines.written(figures, headlines.rivals(table)))
 
 
 if __name__ == "__main__":

@@ -3,17 +3,17 @@
 import pandas as pd
 
 from flatminima.figures import plotting
+from flatminima.files import read_json
 from flatminima.headlines import written
+from flatminima.jobs import log, logged
 from flatminima.mechanism import figure_sensitivity, headlines
-from flatminima.running.logs import logged, say
-from flatminima.running.provenance import read_json
 
 
 def main(*, sensitivity: str, phases: str, figures: list[str], suite: dict, low: str) -> None:
     """Write ``figures`` (pdf, svg, png). ``low`` is the name of the low-bit quantizer."""
     table = pd.read_csv(sensitivity)
     plotting.save(figure_sensitivity.draw(table, read_json(phases), suite=suite, low=low), figures)
-    say(written(figures, headlines.sensitivity(table, low)))
+    log(written(figures, headlines.sensitivity(table, low)))
 
 
 if __name__ == "__main__":

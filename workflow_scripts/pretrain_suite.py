@@ -2,10 +2,9 @@
 
 import torch
 
-from flatminima.files import file_sha256, write_table
+from flatminima.files import describe_run, file_sha256, write_table
+from flatminima.jobs import logged
 from flatminima.numerics import prepare_backend
-from flatminima.running.logs import logged
-from flatminima.running.provenance import describe_run
 from flatminima.text.tokens import read_tokens
 from flatminima.training.pretraining import pretrain
 from flatminima.training.workspace import Workspace, fingerprint

@@ -1,11 +1,11 @@
 """Probe a range of revisions at full precision, low bit and high bit."""
 
 from flatminima.checkpoints import WEIGHTS_FILE
+from flatminima.files import write_json
+from flatminima.jobs import logged, progress
 from flatminima.probe_tables import write_probes
 from flatminima.probing import Prober
 from flatminima.revisions.absent import absence
-from flatminima.running.logs import logged, progress
-from flatminima.running.provenance import write_json
 
 
 def main(*, folders: dict, validation: str, probe: dict, threads: int, code: str,

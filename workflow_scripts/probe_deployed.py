@@ -4,8 +4,8 @@ import pandas as pd
 
 from flatminima.checkpoints import load_model
 from flatminima.deployed import probe_deployed
+from flatminima.jobs import logged, progress
 from flatminima.probing import Prober
-from flatminima.running.logs import logged, progress
 
 
 def main(*, folders: dict, validation: str, probe: dict, threads: int, suite: str,

@@ -3,9 +3,9 @@
 import pandas as pd
 
 from flatminima.files import write_table
+from flatminima.jobs import logged
 from flatminima.mechanism.factorial import probe_cells
 from flatminima.mechanism.jobs import visits
-from flatminima.running.logs import logged
 
 
 def main(*, folders: dict, validation: str, settings: dict, probed: dict, threads: int,

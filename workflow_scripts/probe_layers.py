@@ -3,10 +3,10 @@
 import pandas as pd
 
 from flatminima.files import write_table
+from flatminima.jobs import logged
 from flatminima.mechanism.jobs import visits
 from flatminima.mechanism.layerwise import probe_layers
 from flatminima.quantizers import QuantizerSpec
-from flatminima.running.logs import logged
 
 
 def main(*, folders: dict, validation: str, settings: dict, quantizer: dict, threads: int,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from flatminima.running.logs import logged, say
+from flatminima.jobs import log, logged
 from flatminima.training.search import criterion
 
 
@@ -13,7 +13,7 @@ def main(*, curves: list[str], table: str) -> None:
     rows = [{"candidate": Path(path).stem, **criterion(pd.read_csv(path))} for path in curves]
     ranked = pd.DataFrame(rows).sort_values("score", ignore_index=True)
     ranked.to_csv(table, index=False, float_format="%.6g")
-    say(f"smallest score: {ranked.loc[0, 'candidate']}")
+    log(f"smallest score: {ranked.loc[0, 'candidate']}")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+from flatminima.jobs import logged
 from flatminima.notebooks.rendering import render
-from flatminima.running.logs import logged
 
 
 def main(*, notebook: str, html: str, log: str, suite: dict, results: str) -> None:

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from flatminima.frozen import restore
-from flatminima.running.logs import logged, say
+from flatminima.jobs import log, logged
 
 
 def main(*, folder: str, paths: list[str]) -> None:
     """Copy every measured file of ``folder`` to ``paths``, once all of them are found whole."""
     size = restore(Path(folder), paths)
-    say(f"{folder} is whole, {size / 1e6:.1f} MB")
+    log(f"{folder} is whole, {size / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

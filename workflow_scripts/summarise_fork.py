@@ -6,7 +6,7 @@ from flatminima import headlines
 from flatminima.files import write_table
 from flatminima.forks.settings import ForkSettings
 from flatminima.forks.trajectories import trajectory
-from flatminima.running.logs import logged, say
+from flatminima.jobs import log, logged
 
 
 def main(*, suite: str, name: str, seed: int, sequences: str, losses: str, table: str,
@@ -21,7 +21,7 @@ def main(*, suite: str, name: str, seed: int, sequences: str, losses: str, table
         resamples=resamples,
     )  # fmt: skip
     write_table(table, rows)
-    say(headlines.written([table], headlines.one_fork(rows)))
+    log(headlines.written([table], headlines.one_fork(rows)))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ from pathlib import Path
 import pandas as pd
 
 from flatminima.files import write_table
+from flatminima.jobs import log, logged
 from flatminima.mechanism.findings import findings
-from flatminima.running.logs import logged, say
 
 
 def main(*, tables: dict, phases: str, spacing: int, output: str) -> None:
@@ -16,7 +16,7 @@ def main(*, tables: dict, phases: str, spacing: int, output: str) -> None:
     read = {name: pd.read_csv(path) for name, path in tables.items()}
     found = findings(read, known, spacing=spacing)
     write_table(output, found)
-    say(f"{len(found)} findings")
+    log(f"{len(found)} findings")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """Survey a range of a hub suite's revisions: fetch each, measure it, delete it."""
 
+from flatminima.files import write_json
+from flatminima.jobs import log, logged
 from flatminima.probing import Prober
 from flatminima.revisions.finished_parts import FinishedParts, fingerprint
 from flatminima.revisions.origins import fetch_revision
 from flatminima.revisions.surveying import Survey
-from flatminima.running.logs import logged, say
-from flatminima.running.provenance import write_json
 
 
 def main(*, repo: str, revisions: dict, validation: str, probe: dict, layers: str,
@@ -27,7 +27,7 @@ def main(*, repo: str, revisions: dict, validation: str, probe: dict, layers: st
     survey.write(list(revisions), missing, outputs, probe["resamples"])
     write_json(outputs["provenance"], made_by)
     finished.remove()
-    say(f"{len(revisions) - len(missing)} of {len(revisions)} revisions surveyed")
+    log(f"{len(revisions) - len(missing)} of {len(revisions)} revisions surveyed")
 
 
 if __name__ == "__main__":

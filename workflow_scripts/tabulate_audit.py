@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from flatminima import headlines, tables
-from flatminima.running.logs import logged, say
+from flatminima.jobs import log, logged
 from flatminima.table_formats import write
 
 
@@ -18,7 +18,7 @@ def main(*, audit: str, phases: str, paper_table: str, outputs: list[str], suite
     found = json.loads(Path(phases).read_text(encoding="utf-8"))
     measured = pd.read_csv(audit)
     write(tables.audit_table(measured, found, pd.read_csv(paper_table), suite=suite), outputs)
-    say(headlines.written(outputs, headlines.audit(measured)))
+    log(headlines.written(outputs, headlines.audit(measured)))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 import pandas as pd
 
 from flatminima import headlines, tables
+from flatminima.jobs import log, logged
 from flatminima.labels import role_labels
-from flatminima.running.logs import logged, say
 from flatminima.table_formats import write
 
 
@@ -16,7 +16,7 @@ def main(*, statistics: str, forks: str, paper_table: str, outputs: list[str], s
     measured, found, paper = (pd.read_csv(path) for path in (forks, statistics, paper_table))
     low = role_labels(measured)["low_bit"]
     write(tables.forks_table(found, paper, suite=suite, low=low), outputs)
-    say(headlines.written(outputs, headlines.forks(measured)))
+    log(headlines.written(outputs, headlines.forks(measured)))
 
 
 if __name__ == "__main__":

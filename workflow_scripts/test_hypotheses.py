@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from flatminima import headlines
-from flatminima.running.logs import logged, say
+from flatminima.jobs import log, logged
 from flatminima.statistics.hypothesis_tests import all_statistics
 from flatminima.statistics.sequence_tests import read_fork_sequences
 
@@ -24,7 +24,7 @@ def main(
     )  # fmt: skip
     statistics.insert(0, "suite", known["suite"])
     statistics.to_csv(output, index=False)
-    say(headlines.written([output], headlines.tests(statistics)))
+    log(headlines.written([output], headlines.tests(statistics)))
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from flatminima.checkpoints import load_model
 from flatminima.files import write_table
+from flatminima.jobs import logged
 from flatminima.mechanism.jobs import prepare
 from flatminima.mechanism.phase_flips import trace_phases
 from flatminima.quantizers import QuantizerSpec
-from flatminima.running.logs import logged
 from flatminima.text.tokens import read_tokens
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from flatminima.example_run import ExampleSettings, move_whole, train
-from flatminima.running.logs import logged
+from flatminima.jobs import logged
 
 
 def main(*, run: str, validation: str, record: str, settings: dict) -> None:

@@ -1,7 +1,7 @@
 """Train one fork of a suite and probe it on the way."""
 
 from flatminima.forks import job as fork_job
-from flatminima.running.logs import logged
+from flatminima.jobs import logged
 
 
 def main(*, seed: int, inputs: dict, outputs: dict, settings: dict, probe: dict, threads: int,

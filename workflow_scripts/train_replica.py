@@ -1,9 +1,9 @@
 """Train one small run of another width or seed and probe it on the way."""
 
 from flatminima.files import write_table
+from flatminima.jobs import logged
 from flatminima.mechanism.replication import run_scores
 from flatminima.probing import Prober
-from flatminima.running.logs import logged
 from flatminima.statistics.intervals import summarise
 from flatminima.text.tokens import read_tokens
 

@@ -1,6 +1,6 @@
 """Train the byte-level BPE tokenizer of a suite on its training documents."""
 
-from flatminima.running.logs import logged, say
+from flatminima.jobs import log, logged
 from flatminima.text.documents import read_documents
 from flatminima.text.tokens import train_tokenizer
 
@@ -9,7 +9,7 @@ def main(*, train: str, vocab_size: int, tokenizer: str) -> None:
     """Write ``tokenizer.json``."""
     trained = train_tokenizer(read_documents(train), vocab_size)
     trained.save(tokenizer)
-    say(f"{trained.get_vocab_size()} entries")
+    log(f"{trained.get_vocab_size()} entries")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 import torch
 
+from flatminima.jobs import logged
 from flatminima.numerics import prepare_backend
-from flatminima.running.logs import logged
 from flatminima.text.tokens import read_tokens
 from flatminima.training.search import perplexity_curve
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from flatminima import headlines
-from flatminima.running.logs import logged, say
+from flatminima.jobs import log, logged
 from flatminima.statistics.early_warning import warning_table
 
 
@@ -19,7 +19,7 @@ def main(*, audit: str, sequences: str, phases: str, output: str, spacing: int) 
         spacing=spacing,
     )
     table.to_csv(output, index=False)
-    say(headlines.written([output], headlines.warnings(table)))
+    log(headlines.written([output], headlines.warnings(table)))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ import copy
 import pytest
 import yaml
 
-from flatminima.config.checks import ConfigError, check_config
+from flatminima.config.checks import check_config
+from flatminima.errors import ConfigError
 from flatminima.planning import RANGED, SuitePlan
 from tests.workflow import ROOT
 

@@ -26,9 +26,9 @@ from flatminima.deployed_formats import (
     torchao_intx,
 )
 from flatminima.evaluation import score
+from flatminima.jobs import log
 from flatminima.probing import Prober
 from flatminima.roles import HIGH_BIT, LOW_BIT
-from flatminima.running.logs import say
 from flatminima.statistics.intervals import summarise
 
 DEPLOYED = "deployed"  # the role of their rows
@@ -145,7 +145,7 @@ def probe_deployed(
     for name in FORMATS:
         table, reasons[name] = probe_format(model, prober, step, name)
         if table is None:
-            say(f"step {step}: {name} skipped: {reasons[name]}")
+            log(f"step {step}: {name} skipped: {reasons[name]}")
         else:
             tables.append(table)
     rows = summarise(pd.concat(tables), ["step"], resamples=resamples, seed=0)

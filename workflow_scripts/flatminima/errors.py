@@ -1,8 +1,12 @@
 """Mistakes and damage that a user can act on, each said in one line.
 
-Whatever raises one of these names the file or the key in its message; ``logs.logged``
-ends a job with that line instead of a traceback.
+Whatever raises one of these names the file or the key, the value, and what would be
+valid; ``jobs.logged`` ends a job with that line instead of a traceback.
 """
+
+import difflib
+
+SHOWN = 12  # of a long list of names
 
 
 class UserError(ValueError):
@@ -11,3 +15,15 @@ class UserError(ValueError):
 
 class DamagedFile(UserError):
     """A file is not what its writer wrote, or not what a reader can use."""
+
+
+class ConfigError(UserError):
+    """A mistake in the configuration."""
+
+
+def suggest(name: str, valid: list[str]) -> str:
+    """The nearest of the valid names where one is near, and all of them, or the first of many."""
+    close = difflib.get_close_matches(name, valid, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    more = f" and {len(valid) - SHOWN} more" if len(valid) > 2 * SHOWN else ""
+    return f"{hint}valid: {', '.join(valid[:SHOWN] if more else valid)}{more}"

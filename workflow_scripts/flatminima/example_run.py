@@ -19,10 +19,10 @@ from transformers import (
     set_seed,
 )
 
+from flatminima.files import write_json
 from flatminima.lr_schedulers import get_cosine_neox_schedule
 from flatminima.monitor import ConvergenceMonitor
 from flatminima.monitor_callback import ConvergenceCallback
-from flatminima.running.provenance import write_json
 from flatminima.text.corpus import deduplicate, package_documents, split
 from flatminima.text.documents import write_documents
 from flatminima.text.packing import encode_stream

@@ -1,4 +1,4 @@
-"""Files that appear under their final name only when they are whole, and their digests.
+"""Files that appear under their final name only when they are whole, and what made them.
 
 Everything is written under a temporary name beside its target, flushed to the disk, and
 renamed. A writer that is killed leaves its temporary file; the next writer of the same
@@ -6,18 +6,22 @@ target removes it.
 """
 
 import hashlib
+import json
 import os
+import platform
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 
 import pandas as pd
 from safetensors import SafetensorError
 
-from flatminima.errors import DamagedFile
+from flatminima.errors import DamagedFile, UserError
 
+PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "pandas", "ruptures")
 # What sha256sum writes and `sha256sum --check` reads, beside the files it is about.
 DIGESTS_FILE = "SHA256SUMS"
 
@@ -111,3 +115,54 @@ def check_digest(path: str | Path) -> None:
             f"{path}: damaged or changed since it was written; its sha256 is not the one in "
             f"{digests.name} beside it. Delete it, and the same command makes it again"
         )
+
+
+def describe_run(*, device: str = "cpu", threads: int = 1, **details: object) -> dict:
+    """Versions, device, numeric settings and whatever else made a result."""
+    import torch
+
+    device_name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
+    return {
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in PACKAGES},
+        "device": device,
+        "device_name": device_name,
+        "threads": threads,
+        "dtype": "float32",
+        "tf32": torch.backends.cuda.matmul.allow_tf32,
+        **details,
+    }
+
+
+def write_json(path: str | Path, content: Mapping) -> None:
+    """Write JSON with a stable layout."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
+
+
+def read_json(path: str | Path) -> dict:
+    """Read what ``write_json`` wrote."""
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def write_rows(tables: Iterable[pd.DataFrame], output: str | Path) -> None:
+    """Write tables below each other, as parquet or CSV by the suffix; a heading alone for none."""
+    found = list(tables)
+    rows = pd.concat(found, ignore_index=True) if found else pd.DataFrame({"step": []})
+    if Path(output).suffix == ".parquet":
+        rows.to_parquet(output, index=False)
+    else:
+        rows.to_csv(output, index=False)
+
+
+def read_rows(paths: Iterable[str | Path]) -> pd.DataFrame:
+    """All rows of CSV or parquet files in order; ``UserError`` where there are none at all."""
+    tables = [
+        pd.read_parquet(path) if Path(path).suffix == ".parquet" else pd.read_csv(path)
+        for path in paths
+    ]
+    # Columns without a row have no dtype and would take that of the others away.
+    tables = [table for table in tables if len(table)]
+    if not tables:
+        raise UserError("no revision of the suite could be had: there is nothing to gather")
+    return pd.concat(tables, ignore_index=True)

@@ -15,9 +15,9 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
+from flatminima.jobs import log
 from flatminima.live_probe import DEFAULT_PROBE, probe_gaps
 from flatminima.monitor import ConvergenceMonitor, MonitorError, MonitorState
-from flatminima.running.logs import say
 
 ACTIONS = ("warn", "save", "probe", "stop")
 
@@ -105,11 +105,11 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
         if not state.is_world_process_zero:
             return
         if state.global_step and found is None:
-            say(f"monitor: the checkpoint of step {state.global_step} has no state; starting anew")
+            log(f"monitor: the checkpoint of step {state.global_step} has no state; starting anew")
         if self._trainer is None:
-            say("monitor: not attached, so nothing is logged; use callback.attach(trainer)")
+            log("monitor: not attached, so nothing is logged; use callback.attach(trainer)")
         if "save" in self.actions and args.save_total_limit:
-            say(f"monitor: save_total_limit {args.save_total_limit} may delete what it saves")
+            log(f"monitor: save_total_limit {args.save_total_limit} may delete what it saves")
 
     def on_evaluate(
         self,
@@ -129,7 +129,7 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
             now = self.monitor.update(state.global_step, loss, stderr)
         except MonitorError as error:
             if state.is_world_process_zero:
-                say(str(error))
+                log(str(error))
             return control
         if now is before:
             return control
@@ -145,14 +145,14 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
         if "probe" in self.actions:
             gaps, trouble = from_rank_zero(self._measure(model, loader) if leads else None)
             if trouble and leads:
-                say(trouble)
+                log(trouble)
         self.events.append({"step": now.step, "loss": now.loss, "slope": now.slope, **gaps})
         control.should_save = control.should_save or "save" in self.actions
         control.should_training_stop = control.should_training_stop or "stop" in self.actions
         if leads:
             found = "".join(f"; {name.replace('_', ' ')} {gap:.2f}" for name, gap in gaps.items())
             does = ", ".join(name for name in self.actions if name in ("save", "stop"))
-            say(
+            log(
                 f"monitor: {self.metric} has converged at step {now.step} (no fall in "
                 f"{now.without_fall} evaluations; best {now.best_loss:.4f} at step "
                 f"{now.best_step}){found}{f'; {does}' if does else ''}"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from flatminima.gathering import write_rows
+from flatminima.files import write_rows
 from flatminima.statistics.intervals import summarise
 
 

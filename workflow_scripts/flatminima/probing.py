@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from flatminima.evaluation import SequenceScores, score
+from flatminima.files import describe_run
+from flatminima.jobs import log, own_gpu, slots_folder
 from flatminima.numerics import prepare_backend
 from flatminima.quantizers import (
     coverage,
@@ -18,9 +20,6 @@ from flatminima.quantizers import (
     read_specs,
 )
 from flatminima.roles import FP32
-from flatminima.running.gpus import own_gpu, slots_folder
-from flatminima.running.logs import say
-from flatminima.running.provenance import describe_run
 from flatminima.streaming.opening import load_whole, open_model
 from flatminima.streaming.scoring import score_streamed
 from flatminima.streaming.stored import CannotStream, StoredModel
@@ -125,5 +124,5 @@ class Prober:
             return
         covered = {name: coverage(model, spec) for name, spec in self.specs.items()}
         for name, found in covered.items():
-            say(f"{name}: {coverage_line(found)}")
+            log(f"{name}: {coverage_line(found)}")
         self.made_by["coverage"] = covered

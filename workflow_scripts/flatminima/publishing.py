@@ -11,12 +11,12 @@ from pathlib import Path
 
 import yaml
 
+from flatminima.code_hash import code_hash
 from flatminima.errors import UserError
+from flatminima.files import read_json, write_json
 from flatminima.frozen import PROVENANCE_FILE, SUITE_FILE, freeze
+from flatminima.jobs import jobs_left
 from flatminima.planning import SuitePlan
-from flatminima.running.code_hash import code_hash
-from flatminima.running.provenance import read_json, write_json
-from flatminima.running.status import jobs_left
 
 # Where checkpoints came from; the measurements have their own place.
 _OF_CHECKPOINTS = ("repo", "revision", "pattern", "keep_checkpoints", "max_on_disk", "integrity")

@@ -16,10 +16,10 @@ from flatminima.auditing import gather_audit
 from flatminima.checkpoints import load_model
 from flatminima.deployed import probe_deployed
 from flatminima.errors import DamagedFile, UserError
+from flatminima.files import write_json
 from flatminima.hub.errors import HubError, RevisionMissing
 from flatminima.layers import linear_layers
 from flatminima.probing import Prober, choose_device
-from flatminima.running.provenance import write_json
 from flatminima.statistics.intervals import summarise
 from flatminima.streaming.opening import open_model
 from flatminima.streaming.stored import StoredModel

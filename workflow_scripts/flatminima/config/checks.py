@@ -7,14 +7,14 @@ to each other. Every error names the key, the value and what would be valid.
 from collections.abc import Mapping
 from itertools import chain
 
-from flatminima.config.error import ConfigError
 from flatminima.config.forks import fork_mistakes
 from flatminima.config.mechanism import mechanism_errors
 from flatminima.config.revisions import revision_mistakes
 from flatminima.config.safety import size_mistakes, string_mistakes
-from flatminima.config.schema import schema_errors, suggest
+from flatminima.config.schema import schema_errors
 from flatminima.config.sources import grid_mistakes, source_mistakes
 from flatminima.config.text import text_mistakes
+from flatminima.errors import ConfigError, suggest
 from flatminima.roles import FP32
 from flatminima.suite import nearest, revision_steps
 from flatminima.text.corpus import package_root, package_versions

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import yaml
 
-from flatminima.config.checks import ConfigError, check_config, find_suite
+from flatminima.config.checks import check_config, find_suite
 from flatminima.config.suites import read_resources, resolve_suites
+from flatminima.errors import ConfigError
 from flatminima.planning import SuitePlan
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from flatminima.config.schema import suggest
+from flatminima.errors import suggest
 from flatminima.suite import nearest
 
 SCORED = ("factorial", "layers", "sensitivity", "curvature", "activations", "drift")

@@ -1,12 +1,12 @@
 """What the closed JSON schema of the configuration complains about, one line per mistake."""
 
-import difflib
 import re
 import reprlib
 import sys
 from collections.abc import Iterator, Mapping
 
 from flatminima.config.lean_imports import absent
+from flatminima.errors import suggest
 
 # jsonschema builds 38 grammars for kinds of addresses, which no schema here uses, wherever it
 # finds this package: more than a second at every start of Snakemake.
@@ -14,7 +14,6 @@ with absent("rfc3987_syntax"):
     from jsonschema import Draft202012Validator, validators
     from jsonschema.exceptions import ValidationError
 
-SHOWN = 12  # of a long list of names
 TYPES = {
     "array": "a list",
     "boolean": "true or false",
@@ -52,14 +51,6 @@ _Validator = validators.extend(
         {"integer": _is_integer, "number": _is_number}
     ),
 )
-
-
-def suggest(name: str, valid: list[str]) -> str:
-    """The nearest of the valid names where one is near, and all of them, or the first of many."""
-    close = difflib.get_close_matches(name, valid, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    more = f" and {len(valid) - SHOWN} more" if len(valid) > 2 * SHOWN else ""
-    return f"{hint}valid: {', '.join(valid[:SHOWN] if more else valid)}{more}"
 
 
 def _key(error: ValidationError) -> str:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from flatminima.config.error import ConfigError
-from flatminima.config.schema import suggest
+from flatminima.errors import ConfigError, suggest
 from flatminima.frozen import SUITE_FILE
 
 # Replaced whole, since half of one and half of another would mean nothing.

@@ -9,7 +9,7 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 from flatminima.hub.errors import HubError, one_line
 from flatminima.hub.retrying import PATIENT, BrokenOff, Patience, persist
 from flatminima.hub.revisions import HubFile, Revision
-from flatminima.running.logs import say
+from flatminima.jobs import log
 
 
 def fetch_file(revision: Revision, name: str, folder: Path, patience: Patience = PATIENT) -> Path:
@@ -24,7 +24,7 @@ def fetch_file(revision: Revision, name: str, folder: Path, patience: Patience =
     if isinstance(cached, str):
         if file.agrees(Path(cached)):
             return Path(cached)
-        say(f"{revision}: {name} in the cache is damaged and not used: {cached}")
+        log(f"{revision}: {name} in the cache is damaged and not used: {cached}")
     if constants.is_offline_mode():
         raise HubError(
             f"{revision}: HF_HUB_OFFLINE is set and {constants.HF_HUB_CACHE} does not hold "
@@ -43,7 +43,7 @@ def fetch_file(revision: Revision, name: str, folder: Path, patience: Patience =
             if file.agrees(part):
                 return part
             part.unlink()
-            say(f"{revision}: {name} came with wrong bytes at the {attempt} download")
+            log(f"{revision}: {name} came with wrong bytes at the {attempt} download")
     raise HubError(f"{revision}: {name} came twice with other bytes than the hub says it has")
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from huggingface_hub.utils import parse_ratelimit_headers
 
-from flatminima.running.logs import say
+from flatminima.jobs import log
 
 Result = TypeVar("Result")
 
@@ -94,5 +94,5 @@ def persist(
             if not passes(error) or failures >= patience.attempts:
                 raise
             pause = max(asked_pause(error), patience.pause(failures))
-            say(f"{what}: {describe_error(error)}; again in {pause:g} s")
+            log(f"{what}: {describe_error(error)}; again in {pause:g} s")
             patience.sleep(pause)

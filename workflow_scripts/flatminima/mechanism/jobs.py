@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from flatminima.checkpoints import load_model
+from flatminima.jobs import progress
 from flatminima.layers import linear_layers
 from flatminima.numerics import assert_float32, prepare_backend
 from flatminima.probing import choose_device
 from flatminima.quantizers import QuantizerSpec, linear_weights
-from flatminima.running.logs import progress
 from flatminima.text.tokens import read_tokens
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from flatminima.jobs import progress
 from flatminima.probing import Prober
-from flatminima.running.logs import progress
 from flatminima.suite import even_steps
 from flatminima.training.loop import build_model, build_optimizer, train
 from flatminima.training.pretraining import read_recipe, read_schedule

@@ -10,7 +10,7 @@ from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 
 from flatminima.files import atomic_path
-from flatminima.running.logs import say
+from flatminima.jobs import log
 
 ROOT = Path(__file__).resolve().parents[3]
 CELL_TIMEOUT_S = 600
@@ -56,7 +56,7 @@ def execute(notebook: nbformat.NotebookNode, *, name: str, environment: dict[str
         timeout=CELL_TIMEOUT_S,
         record_timing=False,
         resources={"metadata": {"path": str(ROOT / "notebooks")}},
-        on_cell_executed=lambda cell, cell_index, execute_reply: say(
+        on_cell_executed=lambda cell, cell_index, execute_reply: log(
             f"{name}: cell {cell_index + 1} of {total}"
         ),
     )
@@ -87,8 +87,8 @@ def render(
     except Exception:
         failed.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, failed)
-        say(f"{source.name} failed; as far as it came it is in {failed}")
+        log(f"{source.name} failed; as far as it came it is in {failed}")
         raise
     with atomic_path(html) as temporary:
         temporary.write_text(to_html(notebook, source.stem), encoding="utf-8")
-    say(f"{html.name}: all {len(notebook.cells)} cells ran, {html.stat().st_size / 1e6:.1f} MB")
+    log(f"{html.name}: all {len(notebook.cells)} cells ran, {html.stat().st_size / 1e6:.1f} MB")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from flatminima.config.schema import suggest
+from flatminima.errors import suggest
 from flatminima.labels import role_labels
 from flatminima.revisions.missing import missing_steps, missing_words
 from flatminima.planning import SuitePlan

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatminima.config.checks import ConfigError
+from flatminima.errors import ConfigError
 from flatminima.planning.grid import GridPlan
 from flatminima.suite import CHECKPOINT_FILES, chunk_names, parse_range
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
 
-from flatminima.config.checks import ConfigError
+from flatminima.errors import ConfigError
 from flatminima.planning.base import SuiteBase
 from flatminima.planning.fitting import check_lengths
 from flatminima.text.corpus import package_versions

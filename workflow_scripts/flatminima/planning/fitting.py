@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from flatminima.config.error import ConfigError
+from flatminima.errors import ConfigError
 
 # The names that transformers has for the same thing in different families.
 CONTEXT = ("max_position_embeddings", "n_positions")

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from flatminima.config.checks import ConfigError, find_schedule
+from flatminima.config.checks import find_schedule
+from flatminima.errors import ConfigError
 from flatminima.planning.pretraining import PretrainingPlan
 
 _READ = ("start", "steps", "probe_every", "batch_size", "optimizer_state", "rewarm_steps")

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from flatminima.config.checks import ConfigError, suite_steps
+from flatminima.config.checks import suite_steps
+from flatminima.errors import ConfigError
 from flatminima.revisions.discovery import Found, LocalCheckpoint, find_checkpoints
 from flatminima.revisions.frozen import read_table
 from flatminima.revisions.names import DEFAULT_PATTERN, branch_of

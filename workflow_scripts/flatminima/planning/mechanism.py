@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from flatminima.config.checks import ConfigError
+from flatminima.errors import ConfigError
 from flatminima.mechanism.factorial_design import granularity_name
 from flatminima.planning.facts import FactsPlan
 from flatminima.suite import chunk_names, range_name

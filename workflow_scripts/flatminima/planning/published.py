@@ -3,8 +3,7 @@
 from functools import cached_property
 from pathlib import Path
 
-from flatminima.config.checks import ConfigError
-from flatminima.errors import DamagedFile
+from flatminima.errors import ConfigError, DamagedFile
 from flatminima.frozen import DIGESTS_FILE, missing_files, read_digests
 from flatminima.planning.mechanism import FINDING_TABLES, MechanismPlan
 

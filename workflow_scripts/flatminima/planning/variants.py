@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from flatminima.config.checks import ConfigError
 from flatminima.config.forks import AVERAGES, MODIFIERS, cadences, pilot_batches
-from flatminima.config.schema import suggest
+from flatminima.errors import ConfigError, suggest
 from flatminima.forks.rival_schedules import settled_offsets
 from flatminima.forks.settings import ForkSettings
 from flatminima.planning.forks import ForkPlan, seeded

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from flatminima.files import atomic_path
-from flatminima.running.provenance import read_json, write_json
+from flatminima.files import atomic_path, read_json, write_json
 
 
 def fingerprint(**settings: object) -> str:

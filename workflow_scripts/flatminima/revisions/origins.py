@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from flatminima.checkpoints import WEIGHTS_FILE
+from flatminima.files import write_json
 from flatminima.hub.checkpoints import CONFIG_FILE, RECORD_FILE, download_checkpoint
 from flatminima.hub.errors import RevisionMissing
 from flatminima.revisions.absent import write_absent
 from flatminima.revisions.findings import MISSING, PRESENT
-from flatminima.running.provenance import write_json
 
 
 def stand_in(folder: str | Path, reason: str) -> None:

@@ -14,7 +14,8 @@ import pandas as pd
 from filelock import FileLock, Timeout
 
 from flatminima.checkpoints import WEIGHTS_FILE
-from flatminima.gathering import write_rows
+from flatminima.files import write_rows
+from flatminima.jobs import log, progress
 from flatminima.kurtosis import kurtosis_of_checkpoint
 from flatminima.probe_tables import write_probes
 from flatminima.probing import Prober
@@ -27,7 +28,6 @@ from flatminima.revisions.findings import MISSING
 from flatminima.revisions.fingerprints import fingerprint_checkpoint
 from flatminima.revisions.finished_parts import FinishedParts
 from flatminima.revisions.prefetching import fetched_ahead
-from flatminima.running.logs import progress, say
 
 SCORES, KURTOSIS, FINGERPRINT = "scores", "kurtosis", "fingerprint"
 LOCK = "at_work.lock"  # held by the job that works on a range
@@ -70,7 +70,7 @@ class Survey:
         with closing(pending):
             for step, origin in progress(pending, "surveying", total=len(left)):
                 if origin.get("status") == MISSING:
-                    say(f"step {step} is missing: {origin['reason']}")
+                    log(f"step {step} is missing: {origin['reason']}")
                     missing[step] = origin
                 else:
                     self._measure(step, origin)

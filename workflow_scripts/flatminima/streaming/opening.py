@@ -6,7 +6,7 @@ from torch import nn
 
 from flatminima.checkpoints import load_model
 from flatminima.errors import UserError
-from flatminima.running.logs import say
+from flatminima.jobs import log
 from flatminima.streaming.memory import SHARE, available_bytes, float32_bytes
 from flatminima.streaming.stored import CannotStream, StoredModel
 
@@ -31,7 +31,7 @@ def open_model(
         return load_whole(folder, device, stream, reason)
     if stream == "auto" and float32_bytes(stored.model) <= SHARE * available_bytes(device):
         return load_model(folder, device)
-    say(f"{folder}: {float32_bytes(stored.model) / 2**30:.1f} GiB in float32, streamed")
+    log(f"{folder}: {float32_bytes(stored.model) / 2**30:.1f} GiB in float32, streamed")
     return stored
 
 
@@ -41,7 +41,7 @@ def load_whole(
     """The whole model in place of one that cannot be streamed, unless that was asked for."""
     if stream is True:
         raise UserError(f"probe.stream true: {reason}") from reason
-    say(f"{folder}: not streamed: {reason}")
+    log(f"{folder}: not streamed: {reason}")
     return load_model(folder, device)
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from flatminima.hub.retrying import PATIENT, Patience
-from flatminima.running.logs import progress, say
+from flatminima.jobs import log, progress
 from flatminima.text import corpus
 from flatminima.text.documents import read_documents, write_documents
 from flatminima.text.files import read_texts
@@ -108,7 +108,7 @@ def collect_files(
             continue
         file, passed_over = find_first(text[split], f"{split} text", patience)
         for entry in passed_over:
-            say(f"{split} text: passed over {entry['source']}: {entry['reason']}")
+            log(f"{split} text: passed over {entry['source']}: {entry['reason']}")
         read = Tally(read_texts(file, patience))
         kept = Tally(up_to(without(read, held_out), wanted[split]))
         write_documents(paths[split], progress(kept, f"documents from {file.name}"))

@@ -21,7 +21,7 @@ from flatminima.hub.retrying import (
     describe_error,
     passes,
 )
-from flatminima.running.logs import say
+from flatminima.jobs import log
 from flatminima.text.sources import TextError, TextFile
 
 JSON_TYPES = {bool: "true or false", int: "a number", float: "a number", list: "a list",
@@ -82,7 +82,7 @@ def _resumed(texts: Callable[[], Iterable[str]], name: str, patience: Patience) 
                 why = describe_error(error)
                 raise TextError(f"{name}: broke off after document {given} ({why})") from error
             pause = max(asked_pause(error), patience.pause(failures))
-            say(f"{name}: {describe_error(error)} after document {given}; again in {pause:g} s")
+            log(f"{name}: {describe_error(error)} after document {given}; again in {pause:g} s")
             patience.sleep(pause)
 
 

@@ -12,8 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
 
-from flatminima.config.schema import suggest
-from flatminima.errors import UserError
+from flatminima.errors import UserError, suggest
 from flatminima.hub.errors import HubError, one_line
 from flatminima.hub.retrying import PATIENT, Patience, persist
 from flatminima.text.names import COMPRESSIONS, FORMATS, PATTERN, file_format

@@ -9,7 +9,7 @@ import pandas as pd
 
 from flatminima.checkpoints import save_model
 from flatminima.files import DIGESTS_FILE
-from flatminima.running.logs import progress
+from flatminima.jobs import progress
 from flatminima.schedules import Cosine, CosineNeoxV1, pretraining_schedule
 from flatminima.suite import CHECKPOINT_FILES
 from flatminima.text.tokens import check_ids

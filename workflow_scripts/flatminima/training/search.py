@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 
 from flatminima.evaluation import score
+from flatminima.jobs import progress
 from flatminima.roles import FP32
-from flatminima.running.logs import progress
 from flatminima.suite import even_steps
 from flatminima.training.loop import build_model, build_optimizer, train
 from flatminima.training.pretraining import read_recipe, read_schedule

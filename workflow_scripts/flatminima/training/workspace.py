@@ -21,8 +21,8 @@ from torch import nn
 
 from flatminima.errors import DamagedFile
 from flatminima.files import atomic_path
+from flatminima.jobs import log
 from flatminima.revisions.finished_parts import fingerprint
-from flatminima.running.logs import say
 from flatminima.training.loop import load_state, save_state, state_fingerprint
 
 __all__ = ["Workspace", "fingerprint"]
@@ -79,10 +79,10 @@ class Workspace:
         try:
             step, losses = load_state(self.state, model, optimizer)
         except DamagedFile as error:
-            say(f"{error}; the job begins anew")
+            log(f"{error}; the job begins anew")
             self._clear()
             return start, []
-        say(f"going on from step {step}, where an unfinished job was saved")
+        log(f"going on from step {step}, where an unfinished job was saved")
         return step, losses
 
     def save(
@@ -99,7 +99,7 @@ class Workspace:
             )  # fmt: skip
         if self._asked_to_stop:
             name = signal.Signals(self._asked_to_stop).name
-            say(f"{name}: stopped after step {step}, state saved; the same command goes on here")
+            log(f"{name}: stopped after step {step}, state saved; the same command goes on here")
             raise SystemExit(128 + self._asked_to_stop)
 
     def publish(self, files: Mapping[Path, Path]) -> None:

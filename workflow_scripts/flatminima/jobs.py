@@ -1,0 +1,217 @@
+"""How a job runs: its script's ``main``, its log, its progress, its GPU.
+
+Nothing here decides a number, so nothing here is part of the hash of the code
+(``code_hash.INFRASTRUCTURE``). What a user can act on, from a damaged file to a full
+disk, ends a job with one line; anything else with its traceback, in the log as well.
+"""
+
+import errno
+import fcntl
+import inspect
+import os
+import re
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO, TypeVar
+
+from tqdm import tqdm
+
+from flatminima.errors import UserError
+
+Item = TypeVar("Item")
+# What the machine refuses, whatever the code: no room, no right, a disk that fails.
+_REFUSALS = {
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO,
+}  # fmt: skip
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+# Clusters give each job its GPUs themselves, and may number them anew.
+_GIVEN_BY_A_CLUSTER = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "KUBERNETES_SERVICE_HOST")
+_POLL_S = 2.0
+
+
+def run(main: Callable[..., None], snakemake: object) -> None:
+    """Call a script's ``main`` with what its rule declares, and log what it says.
+
+    Each parameter of ``main`` takes the input, output, param, resource or wildcard of its
+    name, or ``threads``; ``inputs`` and ``outputs`` take all of them, as a mapping where
+    the parameter is annotated ``dict`` and as a list otherwise. A parameter annotated
+    ``int`` gets a number. Raises ``TypeError`` where two of them have a name that ``main``
+    asks for.
+    """
+    with logged(snakemake.log[0]):
+        main(**_arguments(main, snakemake))
+
+
+def _arguments(main: Callable[..., None], job: object) -> dict[str, object]:
+    parts = [getattr(job, name, None) for name in ("input", "output", "params", "resources")]
+    named = [dict(part.items()) for part in parts if hasattr(part, "items")]
+    wildcards = getattr(job, "wildcards", None)
+    if wildcards is not None:
+        names = wildcards.items() if hasattr(wildcards, "items") else vars(wildcards).items()
+        named.append(dict(names))
+    named.append({"threads": getattr(job, "threads", 1)})
+    found = {}
+    for name, parameter in inspect.signature(main).parameters.items():
+        if name in ("inputs", "outputs"):
+            files = job.input if name == "inputs" else job.output
+            wants_names = str(parameter.annotation).startswith(("dict", "<class 'dict'"))
+            found[name] = _plain(dict(files.items()) if wants_names else list(files))
+            continue
+        values = [part[name] for part in named if name in part]
+        if len(values) > 1:
+            raise TypeError(f"{name} is the name of {len(values)} things that the rule declares")
+        for value in values:
+            found[name] = int(value) if parameter.annotation is int else _plain(value)
+    return found
+
+
+def _plain(value: object) -> object:
+    """Paths as text and lists of them as lists, without Snakemake's own types."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    return value
+
+
+class _Tee:
+    """Writes to the terminal and to a log; bars become plain lines in both.
+
+    Whatever else a library asks of standard error, the terminal answers.
+    """
+
+    def __init__(self, *streams: TextIO) -> None:
+        self.streams = streams
+
+    def write(self, text: str) -> int:
+        line = text.replace("\r", "\n") if text.strip() else text.strip("\r")
+        for stream in self.streams:
+            stream.write(line)
+        return len(text)
+
+    def flush(self) -> None:
+        for stream in self.streams:
+            stream.flush()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.streams[0], name)
+
+
+@contextmanager
+def logged(path: str | Path) -> Iterator[None]:
+    """Copy standard error to ``path`` while the block runs; a traceback goes there as well.
+
+    A ``UserError`` and a refusal of the machine are one line instead, and exit status 1.
+    """
+    terminal = sys.stderr
+    with open(path, "w", encoding="utf-8") as file:
+        sys.stderr = _Tee(terminal, file)
+        try:
+            yield
+        except SystemExit:  # what there is to say has been said
+            raise
+        except BaseException as error:
+            if not _is_users(error):
+                traceback.print_exc(file=file)
+                raise
+            log(f"Error: {' '.join(str(error).split())}")
+            sys.exit(1)
+        finally:
+            sys.stderr = terminal
+
+
+def _is_users(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in _REFUSALS
+    return isinstance(error, UserError)
+
+
+def log(message: str) -> None:
+    """One line of a job's log."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def progress(items: Iterable[Item], name: str, total: int | None = None) -> tqdm:
+    """Iterate with a line every few seconds that says how far, how long and how much is left."""
+    return tqdm(
+        items,
+        desc=name,
+        total=total,
+        file=sys.stderr,
+        mininterval=5.0,
+        maxinterval=5.0,
+        delay=3.0,
+        bar_format="{desc}: {n_fmt}/{total_fmt} done, {elapsed} gone, {remaining} left{postfix}",
+    )
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One GPU, by its number or name, held as long as ``lock`` is open."""
+
+    gpu: str
+    lock: TextIO
+
+
+def slots_folder() -> Path:
+    """Where all jobs of a user on this machine keep the locks of its GPUs."""
+    return Path(tempfile.gettempdir()) / f"gpu-slots-{os.getuid()}"
+
+
+def take_slot(gpus: Sequence[str], folder: Path, *, poll_s: float = _POLL_S) -> Slot:
+    """Lock the first GPU that no other job has; waits until there is one.
+
+    Snakemake counts GPUs and does not say which, so two jobs would both take the first.
+    The kernel lets a lock go when its process ends, whatever ends it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    waiting = False
+    while True:
+        for gpu in gpus:
+            lock = open(folder / gpu.replace("/", "_"), "a", encoding="utf-8")  # noqa: SIM115
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return Slot(gpu, lock)
+            except BlockingIOError:
+                lock.close()
+        if not waiting:
+            log(f"all {len(gpus)} GPUs are taken by other jobs; waiting for one")
+            waiting = True
+        time.sleep(poll_s)
+
+
+def own_gpu(
+    device: str, count: int, environment: MutableMapping[str, str], folder: Path
+) -> Slot | None:
+    """Take one of ``count`` GPUs for this process and hide the others from it.
+
+    Nothing is taken where ``device`` is none, where there is no choice, or where a cluster
+    has chosen. Must come before anything is done on a GPU; hold on to what is returned.
+    """
+    if device not in ("cuda", "auto") or any(name in environment for name in _GIVEN_BY_A_CLUSTER):
+        return None
+    listed = [name.strip() for name in environment.get(VISIBLE, "").split(",") if name.strip()]
+    gpus = listed or [str(number) for number in range(count)]
+    if len(gpus) < 2:
+        return None
+    slot = take_slot(gpus, folder)
+    environment[VISIBLE] = slot.gpu
+    log(f"GPU {slot.gpu} of {', '.join(gpus)}")
+    return slot
+
+
+def jobs_left(plan: str) -> dict[str, int]:
+    """Jobs by rule of what ``snakemake --dry-run`` printed; empty where nothing is left."""
+    if "Job stats:" not in plan:
+        return {}
+    table = plan.split("Job stats:", 1)[1].split("\n\n", 1)[0]
+    jobs = dict(re.findall(r"^(\w[\w-]*) +(\d+)$", table, flags=re.MULTILINE))
+    return {rule: int(n) for rule, n in jobs.items() if rule not in ("total", "all")}

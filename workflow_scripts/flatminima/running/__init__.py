@@ -1,1 +1,0 @@
-"""What every job needs around its work: logs, locks, GPUs, the hash of its code."""
