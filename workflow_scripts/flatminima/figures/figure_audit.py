@@ -1,4 +1,8 @@
-"""Figure 1: what quantization costs at every checkpoint of a training run."""
+"""Figure 1: what quantization costs at every checkpoint of a training run.
+
+It stands in the package, not in ``plot_audit.py``, because the command ``flatminima audit``
+draws it as well, also where only the wheel is installed.
+"""
 
 import numpy as np
 import pandas as pd
