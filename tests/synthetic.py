@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from flatminima.comparisons import all_statistics
 from flatminima.schedules import CosineNeoxV1, fork_schedule, last_update_phase
-from flatminima.statistics.hypothesis_tests import all_statistics
 from flatminima.suite import revision_steps
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -5,8 +5,12 @@ import pytest
 from arch.bootstrap import optimal_block_length
 from scipy import stats
 
-from flatminima.statistics.block_bootstrap import segment_t_test, stationary_bootstrap
-from flatminima.statistics.intervals import percentile_interval, two_sided_p
+from flatminima.intervals import (
+    percentile_interval,
+    segment_t_test,
+    stationary_bootstrap,
+    two_sided_p,
+)
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from flatminima.statistics.checkpoint_tests import bit_width_rows, kurtosis_rows
-from flatminima.statistics.correlations import correlations
+from flatminima.comparisons import bit_width_rows, kurtosis_rows
+from flatminima.hypothesis_tests import correlations
 from tests import synthetic
 from tests.statistics_helpers import WHERE, close, rows_of, select
 

@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 from flatminima.checkpoints import WEIGHTS_FILE, load_model, save_model
 from flatminima.errors import DamagedFile, UserError
 from flatminima.files import DIGESTS_FILE, atomic_path, check_digest, write_digests
+from flatminima.intervals import summarise
 from flatminima.jobs import logged
 from flatminima.kurtosis import kurtosis_table
-from flatminima.statistics.intervals import summarise
 from flatminima.text.tokens import check_ids, read_tokens, write_tokens
 from flatminima.training.loop import build_model
 from tests.test_scripts import PROBE, SHAPE, checkpoints, data, run_script  # noqa: F401

@@ -14,9 +14,9 @@ from flatminima import deployed
 from flatminima.checkpoints import save_model
 from flatminima.deployed import FORMATS, Format, probe_deployed, probe_format
 from flatminima.deployed_formats import NotHere, gguf_model
+from flatminima.intervals import summarise
 from flatminima.probing import Prober
 from flatminima.quantizers import linear_weights
-from flatminima.statistics.intervals import summarise
 from flatminima.text.tokens import write_tokens
 from flatminima.training.loop import build_model
 

@@ -10,8 +10,7 @@ from scipy import stats
 
 from flatminima.claims.model import Measurements, read_ledger
 from flatminima.claims.onset import early_warning
-from flatminima.monitor import ConvergenceMonitor, paired_standard_error
-from flatminima.statistics.early_warning import (
+from flatminima.early_warning import (
     MONITOR_RULE,
     PAPER_RULE,
     above_best_beyond_noise,
@@ -23,7 +22,8 @@ from flatminima.statistics.early_warning import (
     slope_not_negative,
     warning_table,
 )
-from flatminima.statistics.intervals import summarise
+from flatminima.intervals import summarise
+from flatminima.monitor import ConvergenceMonitor, paired_standard_error
 
 pytestmark = pytest.mark.filterwarnings("error")
 STEPS = np.arange(10, 510, 10)

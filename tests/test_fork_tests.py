@@ -5,7 +5,7 @@ import pytest
 from arch.bootstrap import StationaryBootstrap
 from scipy import stats
 
-from flatminima.statistics.fork_tests import fork_rows
+from flatminima.comparisons import fork_rows
 from tests import synthetic
 from tests.statistics_helpers import close, rows_of, select
 

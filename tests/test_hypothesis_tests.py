@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flatminima.statistics.rows import COLUMNS
+from flatminima.hypothesis_tests import COLUMNS
 from tests import synthetic
 
 

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from flatminima.statistics.intervals import (
+from flatminima.intervals import (
     gap_intervals,
     paired_scores,
     resampled_curves,

@@ -8,6 +8,8 @@ import pytest
 
 from flatminima import table_formats, tables
 from flatminima.claims.verdicts import NOT_RUN, judge_claim
+from flatminima.comparisons import all_statistics
+from flatminima.early_warning import warning_table
 from flatminima.figures import (
     figure_audit,
     figure_bit_widths,
@@ -15,10 +17,8 @@ from flatminima.figures import (
     figure_texts,
 )
 from flatminima.notebooks.results import Results
+from flatminima.phases import describe_phases
 from flatminima.revisions.missing import holes, missing_steps, missing_words
-from flatminima.statistics.early_warning import warning_table
-from flatminima.statistics.hypothesis_tests import all_statistics
-from flatminima.statistics.phases import describe_phases
 from tests import synthetic
 from tests.test_claims_suites import measure, suite_table
 from tests.test_phases import suite as run_of

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from flatminima.early_warning import slope_not_negative
 from flatminima.monitor import (
     ConvergenceMonitor,
     MonitorError,
     paired_standard_error,
     slope_of,
 )
-from flatminima.statistics.early_warning import slope_not_negative
 
 LOSSES = st.lists(st.floats(0.5, 20.0), min_size=4, max_size=40)
 

@@ -5,8 +5,7 @@ import pandas as pd
 import pytest
 from statsmodels.stats.multitest import multipletests
 
-from flatminima.statistics.multiplicity import adjust, in_family
-from flatminima.statistics.rows import Row
+from flatminima.hypothesis_tests import Row, adjust, in_family
 from tests import synthetic
 
 

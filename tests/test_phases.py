@@ -11,15 +11,15 @@ import pytest
 import ruptures
 from scipy.interpolate import make_lsq_spline
 
-from flatminima.statistics.broken_lines import fit_broken_line
-from flatminima.statistics.changepoint_check import separate_lines
-from flatminima.statistics.intervals import summarise
-from flatminima.statistics.onset import find_onset
-from flatminima.statistics.phases import (
+from flatminima.intervals import summarise
+from flatminima.phases import (
     RULE,
     describe_phases,
+    find_onset,
     find_phases,
+    fit_broken_line,
     rapid_learning_end,
+    separate_lines,
 )
 
 STEPS = np.arange(1, 144) * 1000

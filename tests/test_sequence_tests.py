@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from flatminima.statistics.intervals import summarise
-from flatminima.statistics.sequence_tests import read_fork_sequences, sequence_rows
+from flatminima.comparisons import read_fork_sequences, sequence_rows
+from flatminima.intervals import summarise
 from tests.statistics_helpers import close, rows_of, select
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from statsmodels.stats.weightstats import CompareMeans, DescrStatsW, ttest_ind
 
-from flatminima.statistics.two_sample_tests import exact_tests, smallest_p, t_tests
+from flatminima.hypothesis_tests import exact_tests, smallest_p, t_tests
 from tests.statistics_helpers import WHERE, close
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -4,9 +4,9 @@ import pandas as pd
 
 from flatminima.files import write_json, write_table
 from flatminima.forks.averaging import average_model, checkpoint_shares
+from flatminima.intervals import summarise
 from flatminima.jobs import logged
 from flatminima.probing import Prober
-from flatminima.statistics.intervals import summarise
 
 
 def main(*, suite: str, name: str, definition: dict, folders: list[str], steps: list[int],

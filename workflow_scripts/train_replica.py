@@ -1,10 +1,10 @@
 """Train one small run of another width or seed and probe it on the way."""
 
 from flatminima.files import write_table
+from flatminima.intervals import summarise
 from flatminima.jobs import logged
 from flatminima.mechanism.replication import run_scores
 from flatminima.probing import Prober
-from flatminima.statistics.intervals import summarise
 from flatminima.text.tokens import read_tokens
 
 

@@ -79,7 +79,7 @@ def run(slope_after: float) -> tuple[pd.DataFrame, pd.DataFrame]:
                 "kl_nats": 0.0, "top1_changed": 0, "scored": 10,
             }))  # fmt: skip
     scores = pd.concat(rows, ignore_index=True)
-    from flatminima.statistics.intervals import summarise
+    from flatminima.intervals import summarise
 
     table = summarise(scores, ["step"], resamples=30, seed=0)
     return table.assign(suite="toy", width=16, seed=0), scores

@@ -26,10 +26,10 @@ from flatminima.deployed_formats import (
     torchao_intx,
 )
 from flatminima.evaluation import score
+from flatminima.intervals import summarise
 from flatminima.jobs import log
 from flatminima.probing import Prober
 from flatminima.roles import HIGH_BIT, LOW_BIT
-from flatminima.statistics.intervals import summarise
 
 DEPLOYED = "deployed"  # the role of their rows
 

@@ -29,6 +29,8 @@ Item = TypeVar("Item")
 _REFUSALS = {
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO,
 }  # fmt: skip
+# What a rule declares by name.
+PARTS = ("input", "output", "params", "resources", "wildcards")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Clusters give each job its GPUs themselves, and may number them anew.
 _GIVEN_BY_A_CLUSTER = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "KUBERNETES_SERVICE_HOST")
@@ -49,12 +51,9 @@ def run(main: Callable[..., None], snakemake: object) -> None:
 
 
 def _arguments(main: Callable[..., None], job: object) -> dict[str, object]:
-    parts = [getattr(job, name, None) for name in ("input", "output", "params", "resources")]
-    named = [dict(part.items()) for part in parts if hasattr(part, "items")]
-    wildcards = getattr(job, "wildcards", None)
-    if wildcards is not None:
-        names = wildcards.items() if hasattr(wildcards, "items") else vars(wildcards).items()
-        named.append(dict(names))
+    parts = (getattr(job, name, None) for name in PARTS)
+    named = [dict(part.items() if hasattr(part, "items") else vars(part).items())
+             for part in parts if part is not None]  # fmt: skip
     named.append({"threads": getattr(job, "threads", 1)})
     found = {}
     for name, parameter in inspect.signature(main).parameters.items():

@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from flatminima.evaluation import score
+from flatminima.intervals import gap_pct
 from flatminima.quantizers import linear_weights, quantized_weights, read_specs
 from flatminima.roles import FP32
-from flatminima.statistics.intervals import gap_pct
 
 # Definitions as under ``quantizers`` in config.yaml, and how much of the evaluation set.
 DEFAULT_PROBE = {

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from flatminima.files import write_rows
-from flatminima.statistics.intervals import summarise
+from flatminima.intervals import summarise
 
 
 def write_probes(

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from flatminima.phases import SPARE, describe_phases
 from flatminima.roles import FP32, LOW_BIT
-from flatminima.statistics.onset import SPARE
-from flatminima.statistics.phases import describe_phases
 
 FEWEST = 4 + SPARE  # checkpoints that a line with a break takes
 

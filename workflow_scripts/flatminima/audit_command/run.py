@@ -18,9 +18,9 @@ from flatminima.deployed import probe_deployed
 from flatminima.errors import DamagedFile, UserError
 from flatminima.files import write_json
 from flatminima.hub.errors import HubError, RevisionMissing
+from flatminima.intervals import summarise
 from flatminima.layers import linear_layers
 from flatminima.probing import Prober, choose_device
-from flatminima.statistics.intervals import summarise
 from flatminima.streaming.opening import open_model
 from flatminima.streaming.stored import StoredModel
 from flatminima.text.tokens import write_tokens

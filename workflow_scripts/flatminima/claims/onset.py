@@ -16,7 +16,7 @@ from flatminima.claims.model import (
     within,
 )
 from flatminima.claims.trends import between, boundary, slope
-from flatminima.statistics.early_warning import (
+from flatminima.early_warning import (
     MONITOR_RULE,
     PAPER_WINDOW,
     judge,

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from flatminima.figures import plotting
 from flatminima.figures.placement import end_labels, place_label
 from flatminima.figures.plotting import GREY, LOOKS, PAGE_IN
+from flatminima.hypothesis_tests import join_notes
 from flatminima.labels import role_labels
 from flatminima.revisions.missing import missing_words
-from flatminima.statistics.rows import join_notes
 
 QUANTIZED = ("low_bit", "high_bit")
 

@@ -7,12 +7,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from flatminima.comparisons import bit_width_rows
 from flatminima.figures import plotting
 from flatminima.figures.plotting import GREY, PAGE_IN
+from flatminima.hypothesis_tests import Row, join_notes
 from flatminima.labels import PAPER_MODEL, role_labels
 from flatminima.revisions.missing import holes, missing_words
-from flatminima.statistics.checkpoint_tests import bit_width_rows
-from flatminima.statistics.rows import Row, join_notes
 
 PAPER_SPACING = 1000  # steps between the paper's evenly spaced checkpoints
 PAPER_NAMES = {"low_bit": "INT4", "high_bit": "INT8"}

@@ -7,13 +7,13 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from flatminima.comparisons import kurtosis_rows
 from flatminima.figures import plotting
 from flatminima.figures.placement import end_labels, place_label
 from flatminima.figures.plotting import GREY, PAGE_IN, Look
+from flatminima.hypothesis_tests import Row, join_notes
 from flatminima.labels import role_labels
 from flatminima.revisions.missing import missing_words
-from flatminima.statistics.checkpoint_tests import kurtosis_rows
-from flatminima.statistics.rows import Row, join_notes
 
 SUMMARIES = {"mean_over_tensors": "mean over\ntensors", "pooled": "pooled\nweights"}
 _LOOKS = {

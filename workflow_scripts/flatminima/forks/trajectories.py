@@ -6,7 +6,7 @@ import pandas as pd
 
 from flatminima.forks.rival_schedules import update_phase
 from flatminima.forks.settings import ForkSettings
-from flatminima.statistics.intervals import summarise
+from flatminima.intervals import summarise
 
 
 def trajectory(

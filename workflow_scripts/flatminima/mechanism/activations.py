@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from flatminima.evaluation import batches, score
+from flatminima.intervals import percentile_interval, summarise
 from flatminima.mechanism.scoring import VARIANT, score_table
 from flatminima.quantizers import QuantizerSpec, fake_quantize, quantized_weights
 from flatminima.roles import FP32
-from flatminima.statistics.intervals import percentile_interval, summarise
 
 WEIGHTS, ACTIVATIONS, BOTH = "W", "A", "W+A"
 

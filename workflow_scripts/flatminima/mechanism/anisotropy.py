@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from flatminima.evaluation import batches
+from flatminima.intervals import percentile_interval
 from flatminima.mechanism.layers import embedding_names, matrices
-from flatminima.statistics.intervals import percentile_interval
 
 
 def mean_cosine(vectors: Tensor) -> float:

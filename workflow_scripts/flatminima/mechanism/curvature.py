@@ -10,8 +10,8 @@ import numpy as np
 from scipy import stats
 from scipy.sparse.linalg import LinearOperator, eigsh
 
+from flatminima.intervals import CONFIDENCE, percentile_interval
 from flatminima.mechanism.surface import LossSurface, inner
-from flatminima.statistics.intervals import CONFIDENCE, percentile_interval
 
 TOLERANCE = 1e-3  # relative, of the largest eigenvalue
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from flatminima.statistics.block_bootstrap import FEWEST_PROBES, stationary_bootstrap
-from flatminima.statistics.intervals import CONFIDENCE
+from flatminima.intervals import CONFIDENCE, FEWEST_PROBES, stationary_bootstrap
 
 RESAMPLES = 2_000
 

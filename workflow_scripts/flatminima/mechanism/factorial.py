@@ -11,13 +11,13 @@ import numpy as np
 import pandas as pd
 from torch import Tensor, nn
 
+from flatminima.intervals import summarise
 from flatminima.mechanism.factorial_design import Cell, cells
 from flatminima.mechanism.formats import fake_quantize_format
 from flatminima.mechanism.grid import step_variance, steps
 from flatminima.mechanism.layers import layer_sets, matrices
 from flatminima.mechanism.scoring import Variant, score_variants
 from flatminima.quantizers import QuantizerSpec, fake_quantize
-from flatminima.statistics.intervals import summarise
 
 
 def cell_spec(cell: Cell) -> QuantizerSpec | None:

@@ -20,13 +20,13 @@ import pandas as pd
 import statsmodels.formula.api as smf
 from statsmodels.stats.anova import anova_lm
 
-from flatminima.mechanism.factorial_design import PAPER_LAYERS
-from flatminima.roles import FP32
-from flatminima.statistics.intervals import (
+from flatminima.intervals import (
     paired_scores,
     percentile_interval,
     resampled_means,
 )
+from flatminima.mechanism.factorial_design import PAPER_LAYERS
+from flatminima.roles import FP32
 
 FORMULA = "log_loss ~ (C(bits) + C(symmetric) + C(granularity)) ** 2"
 TERMS = {

@@ -14,11 +14,11 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
+from flatminima.intervals import summarise
 from flatminima.mechanism.factorial_design import PAPER_LAYERS
 from flatminima.mechanism.layers import in_order, layer_sets, matrices
 from flatminima.mechanism.scoring import Variant, score_variants
 from flatminima.quantizers import QuantizerSpec, fake_quantize
-from flatminima.statistics.intervals import summarise
 
 ALL = "all"
 

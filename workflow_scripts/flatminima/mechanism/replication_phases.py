@@ -3,9 +3,9 @@
 import numpy as np
 import pandas as pd
 
+from flatminima.intervals import percentile_interval, resampled_curves
+from flatminima.phases import describe_phases
 from flatminima.roles import FP32
-from flatminima.statistics.intervals import percentile_interval, resampled_curves
-from flatminima.statistics.phases import describe_phases
 
 FEWEST_PROBES = 3  # for a slope
 

@@ -18,10 +18,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from flatminima.intervals import percentile_interval
 from flatminima.mechanism.grid import quantization_error, steps
 from flatminima.mechanism.surface import LossSurface, Vector, inner
 from flatminima.quantizers import QuantizerSpec
-from flatminima.statistics.intervals import percentile_interval
 
 NOISE, DITHER = "noise", "dither"
 

@@ -1,20 +1,228 @@
 """The phases of a training run, by a rule that runs unchanged on any suite.
 
-``RULE`` states the rule.
+``RULE`` states the rule. Breaks of continuous straight lines are searched over all
+points, so each fit is exact; the package ruptures is the check beside it.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from itertools import pairwise
 
 import numpy as np
 import pandas as pd
+import ruptures
+from ruptures.exceptions import BadSegmentationParameters
 
+from flatminima.intervals import CONFIDENCE, resampled_curves
 from flatminima.roles import FP32
-from flatminima.statistics.broken_lines import fit_broken_line
-from flatminima.statistics.changepoint_check import library_check
-from flatminima.statistics.intervals import CONFIDENCE, resampled_curves
-from flatminima.statistics.onset import SPARE, Onset, find_onset, growth, shortest_piece
+
+
+@dataclass(frozen=True)
+class BrokenLine:
+    """A continuous piecewise straight line.
+
+    ``breaks``: indices of the points where the slope changes. ``slopes``: one per
+    piece, per unit of x. ``residuals``: ``[points]``.
+    """
+
+    breaks: tuple[int, ...]
+    slopes: np.ndarray
+    residuals: np.ndarray
+
+
+def _best_breaks(
+    x: np.ndarray, y: np.ndarray, count: int, shortest: int, rising: bool
+) -> tuple[int, ...] | None:
+    """Find the one or two breaks with the smallest squared residuals; ``None`` if none is possible.
+
+    Each break adds a hinge max(0, x - x_break) to a straight line. Line and
+    intercept are projected out first (Frisch-Waugh-Lovell), which leaves a system of
+    one or two unknowns for each candidate.
+    """
+    candidates = np.arange(shortest, len(x) - shortest)
+    line = np.column_stack([np.ones_like(x), x])
+    columns = np.column_stack([y, np.maximum(x[:, None] - x[candidates], 0.0)])
+    columns -= line @ np.linalg.lstsq(line, columns, rcond=None)[0]
+    target, hinges = columns[:, 0], columns[:, 1:]
+    gram, moment = hinges.T @ hinges, hinges.T @ target
+    if count == 1:
+        pairs = (np.arange(len(candidates)),)
+        explained = moment**2 / np.diag(gram)
+        if rising:
+            explained = np.where(moment > 0.0, explained, -np.inf)
+    else:
+        pairs = i, j = np.triu_indices(len(candidates), k=shortest)
+        determinant = gram[i, i] * gram[j, j] - gram[i, j] ** 2
+        explained = (
+            gram[j, j] * moment[i] ** 2
+            - 2.0 * gram[i, j] * moment[i] * moment[j]
+            + gram[i, i] * moment[j] ** 2
+        ) / determinant
+    if not np.isfinite(explained).any():
+        return None
+    best = int(np.argmax(explained))
+    return tuple(int(candidates[index[best]]) for index in pairs)
+
+
+def fit_broken_line(
+    x: np.ndarray, y: np.ndarray, breaks: int, *, shortest: int = 2, rising: bool = False
+) -> BrokenLine | None:
+    """Least-squares continuous line with ``breaks`` (0, 1 or 2) breaks at members of ``x``.
+
+    ``x`` and ``y`` are ``[points]``, ``x`` increasing. Every piece spans at least
+    ``shortest`` intervals between points. ``rising`` admits a single break only
+    where the slope increases. ``None`` where no break is possible.
+    """
+    # Scaled to [0, 1]: steps of 1e5 beside a column of ones would be badly conditioned.
+    unit = (x - x[0]) / (x[-1] - x[0]) if len(x) > 1 else np.zeros(1)
+    found = _best_breaks(unit, y, breaks, shortest, rising) if breaks else ()
+    if found is None:
+        return None
+    hinges = [np.maximum(unit - unit[at], 0.0) for at in found]
+    design = np.column_stack([np.ones_like(unit), unit, *hinges])
+    coefficients = np.linalg.lstsq(design, y, rcond=None)[0]
+    slopes = np.cumsum(coefficients[1:]) / (x[-1] - x[0] if len(x) > 1 else 1.0)
+    return BrokenLine(found, slopes, y - design @ coefficients)
+
+
+# Two points lie on a line exactly: pieces that short would cost nothing.
+_SHORTEST = 3
+
+
+def separate_lines(
+    x: np.ndarray, y: np.ndarray, breaks: int, *, shortest: int = _SHORTEST
+) -> list[float] | None:
+    """Breaks of the least-squares straight lines, each given as the first x of the new line.
+
+    ``x`` and ``y`` are ``[points]``, ``x`` increasing; every line takes at least
+    ``shortest`` points, three or more. ``None`` where so many lines do not fit in.
+    """
+    if not breaks:
+        return []
+    # Scaled to [0, 1]: steps of 1e5 beside a column of ones would be badly conditioned.
+    unit = (x - x[0]) / (x[-1] - x[0]) if len(x) > 1 else np.zeros(len(x))
+    signal = np.column_stack([y, unit, np.ones_like(unit)])
+    search = ruptures.Dynp(model="linear", min_size=max(shortest, _SHORTEST), jump=1)
+    try:
+        # The last of what ruptures returns is the number of points.
+        found = search.fit(signal).predict(breaks)[:-1]
+    except BadSegmentationParameters:
+        return None
+    return [x[at].item() for at in found]
+
+
+def library_check(
+    learning: tuple[np.ndarray, np.ndarray],
+    growth: tuple[np.ndarray, np.ndarray],
+    *,
+    breaks: int,
+    shortest: int,
+) -> dict:
+    """The entry ``library_check`` of ``phases.json``.
+
+    ``learning`` is FP32 NLL up to convergence and ``growth`` ln(delta NLL) after rapid
+    learning, each as steps and values; ``breaks`` is the number that the rule's own best
+    fit of ``growth`` has. Breaks are steps at which a new line begins; ``None`` where the
+    series is too short.
+    """
+    first = separate_lines(*learning, 1)
+    return {
+        "package": "ruptures",
+        "version": version("ruptures"),
+        "cost": "linear: straight lines that need not meet (Dynp)",
+        "breaks_onset": separate_lines(*growth, breaks, shortest=shortest),
+        "break_rapid_learning": first and first[0],
+    }
+
+
+SPARE = 2  # checkpoints beyond the number of parameters that a fit needs
+STRONG_EVIDENCE = 6.0  # in BIC; Kass and Raftery (1995), "strong" from 6 on
+_MOST_BREAKS = 2
+
+
+@dataclass(frozen=True)
+class Onset:
+    """Where the low-bit delta NLL starts to grow faster, or why nowhere.
+
+    Slopes are changes of ln(delta NLL) per 1,000 steps; ``delta_bic`` is BIC of the
+    straight line minus that of the best line with breaks, and ``breaks`` are its breaks.
+    """
+
+    step: int | None
+    reason: str
+    left_out: int
+    delta_bic: float | None = None
+    effective_checkpoints: float | None = None
+    slope_before_per_1000_steps: float | None = None
+    slope_after_per_1000_steps: float | None = None
+    breaks: list[int] = field(default_factory=list)
+
+
+def growth(steps: np.ndarray, delta: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Steps and ln(delta) from ``start`` on, and how many deltas were not positive.
+
+    ``steps`` and ``delta`` (nats per token, low-bit minus FP32) are ``[checkpoints]``.
+    """
+    window = steps >= start
+    used = window & (delta > 0.0)
+    return steps[used], np.log(delta[used]), int((window & ~used).sum())
+
+
+def shortest_piece(count: int) -> int:
+    """Fewest intervals that a piece of a line through ``count`` checkpoints may span."""
+    return max(2, -(-count // 20))
+
+
+def _effective_count(residuals: np.ndarray, floor: float) -> float:
+    """Independent observations that as many AR(1) residuals are worth."""
+    power = float(residuals @ residuals)
+    lag_one = 0.0 if power <= floor else float(residuals[1:] @ residuals[:-1]) / power
+    lag_one = max(lag_one, 0.0)
+    return max(len(residuals) * (1.0 - lag_one) / (1.0 + lag_one), 2.0)
+
+
+def find_onset(steps: np.ndarray, delta: np.ndarray, start: int) -> Onset:
+    """Onset of the divergence after step ``start``.
+
+    ``steps`` and ``delta`` (nats per token, low-bit minus FP32) are ``[checkpoints]``.
+    """
+    x, y, left_out = growth(steps, delta, start)
+    x, count = x.astype(float), len(x)
+    allowed = [k for k in range(_MOST_BREAKS + 1) if count >= 2 + 2 * k + SPARE]
+    if len(allowed) < 2:
+        reason = f"{count} checkpoints with a positive delta NLL after rapid learning are too few"
+        return Onset(None, reason, left_out)
+    fits = [fit_broken_line(x, y, k, shortest=shortest_piece(count)) for k in allowed]
+    fits = [fit for fit in fits if fit is not None]
+    # Below this a residual is rounding, and its logarithm would compare noise with noise.
+    floor = count * (1e-12 * max(1.0, float(np.abs(y).max()))) ** 2
+    effective = _effective_count(fits[-1].residuals, floor)
+    bic = [
+        effective * np.log(max(float(fit.residuals @ fit.residuals), floor))
+        + (2 + 2 * len(fit.breaks)) * np.log(effective)
+        for fit in fits
+    ]
+    best = fits[1 + int(np.argmin(bic[1:]))]
+    delta_bic = float(bic[0] - min(bic[1:]))
+    increase = np.diff(best.slopes)
+    growing = np.nonzero((increase > 0.0) & (best.slopes[1:] > 0.0))[0]
+    breaks = [int(x[at]) for at in best.breaks]
+    if delta_bic <= STRONG_EVIDENCE:
+        reason = (
+            "a break of ln(delta NLL) lowers BIC against one straight line by "
+            f"{delta_bic:.1f}, not by more than {STRONG_EVIDENCE:g}"
+        )
+    elif not len(growing):
+        reason = "no break of ln(delta NLL) has a steeper and positive slope after it"
+    else:
+        at = growing[np.argmax(increase[growing])]
+        before, after = 1000.0 * best.slopes[at], 1000.0 * best.slopes[at + 1]
+        return Onset(
+            breaks[at], "", left_out, delta_bic, effective, float(before), float(after), breaks
+        )
+    return Onset(None, reason, left_out, delta_bic, effective, breaks=breaks)
+
 
 RULE = (
     "Only the evenly spaced checkpoints are used, so that every stretch of training weighs "

@@ -1,0 +1,426 @@
+"""What ``statistics.csv`` compares: forks (section 5), kurtosis (4.5) and bit widths (4.4).
+
+The same comparison stands with the run, the probe and the validation sequence as the unit.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from flatminima.hypothesis_tests import (
+    CHECKPOINTS_DEPEND,
+    COLUMNS,
+    NAN,
+    ONE_RUN,
+    PROBES_DEPEND,
+    Row,
+    adjust,
+    correlations,
+    describe,
+    exact_tests,
+    in_family,
+    is_constant,
+    join_notes,
+    mean,
+    standard_deviation,
+    t_tests,
+)
+from flatminima.intervals import (
+    CONFIDENCE,
+    FEWEST_PROBES,
+    SEGMENTS,
+    gap_pct,
+    paired_scores,
+    percentile_interval,
+    resampled_means,
+    segment_t_test,
+    stationary_bootstrap,
+    two_sided_p,
+)
+from flatminima.revisions.missing import holes, missing_words
+from flatminima.roles import FP32, LOW_BIT
+
+
+def probe_table(forks: pd.DataFrame) -> pd.DataFrame:
+    """One row per probe: schedule, seed, step, update_phase, gap_pct and the two perplexities."""
+    keys = ["schedule", "seed", "step"]
+    columns = [*keys, "update_phase", "gap_pct", "ppl"]
+    low_bit = forks.loc[forks["role"] == "low_bit", columns]
+    low_bit = low_bit.rename(columns={"ppl": "low_bit_ppl"}).fillna({"update_phase": ""})
+    fp32 = forks.loc[forks["role"] == FP32, [*keys, "ppl"]].rename(columns={"ppl": "fp32_ppl"})
+    return low_bit.merge(fp32, on=keys, validate="one_to_one")
+
+
+def conditions(probes: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Table 2's conditions in the order of the table: a schedule with phases counts twice."""
+    found = {}
+    for schedule, rows in probes.groupby("schedule", sort=False):
+        if (rows["update_phase"] != "").any():
+            found[f"{schedule} cool"] = rows[rows["update_phase"] == "cool"]
+            found[f"{schedule} all"] = rows
+        else:
+            found[str(schedule)] = rows
+    return found
+
+
+def by_seed(probes: pd.DataFrame, column: str, how: str) -> pd.Series:
+    """Each seed's ``final`` value or ``mean`` over its probes."""
+    groups = probes.sort_values("step").groupby("seed")[column]
+    return groups.last() if how == "final" else groups.mean()
+
+
+def seed_rows(comparison: str, probes: pd.DataFrame, baseline: pd.DataFrame) -> Iterator[Row]:
+    """Compare one condition with the baseline, the run being the unit."""
+    matching = baseline[baseline["step"].isin(probes["step"])]
+    note = join_notes(
+        ONE_RUN, "baseline at the same steps" if len(matching) < len(baseline) else ""
+    )
+    for how in ("final", "mean"):
+        a, b = by_seed(probes, "gap_pct", how), by_seed(matching, "gap_pct", how)
+        where = {"comparison": comparison, "unit": "seed", "measure": f"{how}_gap_pct"}
+        yield from exact_tests(a.to_numpy(), b.to_numpy(), where, note)
+        yield from t_tests(a.to_numpy(), b.to_numpy(), where, note)
+        difference = (a - b).dropna().to_numpy()
+        described = {"n_a": len(difference), "n_b": len(difference), "difference": mean(difference)}
+        yield Row(
+            "same-seed sign", **where, statistic="seeds lower", value=int((difference < 0).sum()),
+            **described, note=join_notes(note, f"of {len(difference)} seeds"),
+        )  # fmt: skip
+        yield _bootstrap_of_runs(difference, where, described, note)
+
+
+def _bootstrap_of_runs(difference: np.ndarray, where: dict, described: dict, note: str) -> Row:
+    """Whole runs as the blocks: pairs of runs with the same seed are resampled.
+
+    No p: while all pairs have one sign it would be the smallest possible, whatever their
+    number.
+    """
+    found, why = {}, "takes two or more seeds that both sides have, and some variance"
+    if not is_constant(difference):
+        interval = stats.bootstrap(
+            (difference,), np.mean, confidence_level=CONFIDENCE, method="percentile",
+            rng=np.random.default_rng(0),
+        ).confidence_interval  # fmt: skip
+        found = {"interval_low": float(interval.low), "interval_high": float(interval.high)}
+        why = "blocks are whole runs, in pairs of the same seed"
+        if len(difference) <= 3:
+            covered = 100 * (1 - 2.0 ** (1 - len(difference)))
+            why += f"; with {len(difference)} pairs the interval is their range, which holds "
+            why += f"the median of such differences in {covered:.0f} of 100 experiments, not 95"
+    return Row(
+        "block bootstrap", **where, statistic="difference of means",
+        value=described["difference"], **found, **described, note=join_notes(note, why),
+    )  # fmt: skip
+
+
+def probe_rows(comparison: str, probes: pd.DataFrame, baseline: pd.DataFrame) -> Iterator[Row]:
+    """The same with the probe as the unit, all seeds pooled, as in section 5.2.
+
+    Where the condition lacks some steps, the t-tests stand once more against all probes
+    of the baseline: the paper does not say which of the two it did.
+    """
+    matching = baseline[baseline["step"].isin(probes["step"])]
+    where = {"comparison": f"{comparison} (matching steps)", "unit": "probe", "measure": "gap_pct"}
+    a, b = probes["gap_pct"].to_numpy(), matching["gap_pct"].to_numpy()
+    yield from t_tests(a, b, where, PROBES_DEPEND)
+    yield from exact_tests(a, b, where, PROBES_DEPEND)
+    yield from block_rows(_differences(probes, matching), where, describe(a, b))
+    if len(matching) < len(baseline):
+        where = where | {"comparison": f"{comparison} (all probes)"}
+        yield from t_tests(a, baseline["gap_pct"].to_numpy(), where, PROBES_DEPEND)
+
+
+def _differences(probes: pd.DataFrame, baseline: pd.DataFrame) -> np.ndarray:
+    """Gap minus the baseline's at the same step and seed, ``[steps, seeds]``."""
+    a, b = (
+        rows.pivot(index="step", columns="seed", values="gap_pct") for rows in (probes, baseline)
+    )
+    return (a - b).dropna(axis="columns", how="all").dropna().to_numpy(float)
+
+
+def block_rows(differences: np.ndarray, where: dict, described: dict) -> Iterator[Row]:
+    """Two tests that allow for dependence along a run, on ``differences`` ``[steps, seeds]``."""
+    count = len(differences) if differences.shape[1] else 0
+    kept = "a difference that grows along the run counts as scatter"
+    why = ""
+    if count < FEWEST_PROBES:
+        why = f"takes {FEWEST_PROBES} or more steps that both sides have, not {count}"
+    elif is_constant(differences.mean(axis=1)):
+        why = "the difference does not vary"
+    found, note = {}, why
+    if not why:
+        result = stationary_bootstrap(differences)
+        found = {"interval_low": result.low, "interval_high": result.high,
+                 "p_value": result.p_value}  # fmt: skip
+        note = (
+            f"unit: a stretch of {result.length:g} probes on average, of all "
+            f"{differences.shape[1]} seeds together, less the baseline; of {count} probes, which "
+            f"is few: the interval is still too narrow; {kept}"
+        )
+    yield Row(
+        "block bootstrap", **where, statistic="difference of means",
+        value=described["difference"], **found, **described, note=note,
+    )  # fmt: skip
+    found, note = {"difference": described["difference"]}, why
+    if not why:
+        result = segment_t_test(differences)
+        found = {"value": result.t, "dof": result.dof, "p_value": result.p_value,
+                 "interval_low": result.low, "interval_high": result.high, "n_a": SEGMENTS,
+                 "n_b": SEGMENTS, "difference": result.mean}  # fmt: skip
+        note = (
+            f"unit: the mean difference over a {SEGMENTS}th of the run, all "
+            f"{differences.shape[1]} seeds together; {kept}; these very seeds, not others"
+        )
+    yield Row("segment t", **where | {"unit": "segment"}, statistic="t", **found, note=note)
+
+
+def fork_rows(forks: pd.DataFrame, baseline: str) -> Iterator[Row]:
+    """Everything about the fork experiment; ``baseline`` is the control's schedule name."""
+    groups = conditions(probe_table(forks))
+    for name, probes in groups.items():
+        yield from summary_rows(name, probes)
+    control = groups.pop(baseline, next(iter(groups.values()), pd.DataFrame()).iloc[:0])
+    for name, probes in groups.items():
+        comparison = f"{name} v {baseline}"
+        yield from seed_rows(comparison, probes, control)
+        yield from probe_rows(comparison, probes, control)
+
+
+def summary_rows(condition: str, probes: pd.DataFrame) -> Iterator[Row]:
+    """Mean and standard deviation over seeds, and over all probes pooled."""
+    last = probes[probes["step"] == probes["step"].max()]
+    phases = sorted(set(last["update_phase"]) - {""})
+    final = f"last probe at step {last['step'].iloc[0]}" if len(last) else "no such probe"
+    final += f", which is a {' and '.join(phases)} probe" if phases else ""
+    for column in ("gap_pct", "fp32_ppl", "low_bit_ppl"):
+        for how in ("final", "mean"):
+            sample = by_seed(probes, column, how).to_numpy()
+            each = len(probes) // max(1, len(sample))
+            note = final if how == "final" else f"mean over {each} probes of each seed"
+            yield _summary(condition, "seed", f"{how}_{column}", sample, note)
+    yield _summary(condition, "probe", "gap_pct", probes["gap_pct"].to_numpy(), "all seeds pooled")
+
+
+def _summary(condition: str, unit: str, measure: str, sample: np.ndarray, note: str) -> Row:
+    return Row(
+        "summary", condition, unit, measure, "mean", value=mean(sample), n_a=len(sample),
+        mean_a=mean(sample), sd_a=standard_deviation(sample), note=note,
+    )  # fmt: skip
+
+
+PAPER_KURTOSIS_CHECKPOINTS = 16
+
+
+def _curve(audit: pd.DataFrame, role: str, column: str, steps: Sequence[int]) -> np.ndarray:
+    return audit[audit["role"] == role].set_index("step")[column].loc[list(steps)].to_numpy(float)
+
+
+def _even_steps(audit: pd.DataFrame, spacing: int) -> np.ndarray:
+    steps = np.sort(audit["step"].unique())
+    return steps[(steps > 0) & (steps % spacing == 0)]
+
+
+def kurtosis_rows(
+    kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, spacing: int
+) -> Iterator[Row]:
+    """Section 4.5: weight kurtosis against the low-bit gap.
+
+    Over all evenly spaced checkpoints of phase 3 (without an onset: from FP32
+    convergence on), and over 16 spread evenly over the grid, the number the paper
+    took, once over all phases and once over those in phase 3.
+    """
+    steps = _even_steps(audit, spacing)
+    onset = phases["onset"]["step"]
+    late, start = ("phase 3", onset) if onset is not None else (
+        "after convergence", phases["convergence"]["step"]
+    )  # fmt: skip
+    lost = missing_words(holes(steps, spacing))
+    note = join_notes("" if onset is not None else "no onset, so from FP32 convergence on", lost)
+    at = np.linspace(0, len(steps) - 1, min(len(steps), PAPER_KURTOSIS_CHECKPOINTS))
+    spread = steps[np.round(at).astype(int)]
+    chosen = {
+        late: (steps[steps >= start], join_notes(note, CHECKPOINTS_DEPEND)),
+        "16 checkpoints": (
+            spread,
+            join_notes("16 checkpoints spread evenly over all phases", lost),
+        ),
+        f"16 checkpoints, {late}": (spread[spread >= start], note),
+    }
+    for statistic in ("mean_over_tensors", "pooled"):
+        measured = kurtosis[kurtosis["statistic"] == statistic].set_index("step")["excess_kurtosis"]
+        for label, (wanted, remark) in chosen.items():
+            where = {"comparison": f"kurtosis {statistic} v low_bit gap ({label})",
+                     "unit": "checkpoint", "measure": "excess_kurtosis, gap_pct"}  # fmt: skip
+            x = measured.loc[list(wanted)].to_numpy(float)
+            yield from correlations(x, _curve(audit, "low_bit", "gap_pct", wanted), where, remark)
+
+
+def bit_width_rows(audit: pd.DataFrame, spacing: int) -> Iterator[Row]:
+    """Section 4.4: does the high-bit delta NLL grow in proportion to the low-bit one?
+
+    Correlation of the deltas and of their logarithms, slope of ln(high) on ln(low)
+    (1 means proportional) and the median of low/high, over the evenly spaced
+    checkpoints and over all revisions. Logarithms leave out deltas of zero or less.
+    """
+    everything = np.sort(audit["step"].unique())
+    lost = missing_words(holes(everything, spacing))
+    for label, steps in (("even steps", _even_steps(audit, spacing)), ("all", everything)):
+        high, low = (
+            _curve(audit, role, "delta_nll_nats_per_token", steps)
+            for role in ("high_bit", "low_bit")
+        )
+        where = {"comparison": f"high_bit v low_bit ({label})", "unit": "checkpoint"}
+        measure = "delta_nll_nats_per_token"
+        remark = join_notes(CHECKPOINTS_DEPEND, lost)
+        yield from correlations(high, low, {**where, "measure": measure}, remark)
+        positive = (high > 0.0) & (low > 0.0)
+        left_out = f"{int((~positive).sum())} checkpoints without positive deltas left out"
+        x, y = np.log(low[positive]), np.log(high[positive])
+        logs = {**where, "measure": f"ln {measure}"}
+        yield from correlations(y, x, logs, join_notes(left_out, remark))
+        found, why = {}, "three or more differing checkpoints are needed"
+        if len(x) > 2 and not is_constant(x):
+            fit = stats.linregress(x, y)
+            half = fit.stderr * stats.t.ppf((1.0 + CONFIDENCE) / 2.0, len(x) - 2)
+            found = {
+                "value": float(fit.slope), "p_value": float(fit.pvalue), "dof": len(x) - 2,
+                "interval_low": float(fit.slope - half), "interval_high": float(fit.slope + half),
+            }  # fmt: skip
+            why = f"standard error {fit.stderr:.3g}; p is against slope 0; {remark}"
+        yield Row(
+            "log-log regression", **logs, statistic="slope", **found, n_a=len(x), n_b=len(x),
+            note=join_notes(left_out, why),
+        )  # fmt: skip
+        ratio = float(np.median(np.exp(x - y))) if len(x) else NAN
+        yield Row(
+            "ratio", **where, measure=measure, statistic="median low_bit/high_bit", value=ratio,
+            n_a=len(x), n_b=len(x), note=join_notes(left_out, lost),
+        )  # fmt: skip
+
+
+TEST = "paired bootstrap"
+NOTE = "unit: one validation sequence; other text for these very runs, not other runs"
+_KEYS = ["schedule", "seed", "step"]
+_COLUMNS = ["step", "quantizer", "role", "sequence", "nll_nats", "scored"]
+
+
+def read_fork_sequences(paths: Sequence[str | Path]) -> pd.DataFrame:
+    """Per-sequence scores of all forks from ``{schedule}-seed{seed}.parquet``.
+
+    Columns: schedule, seed, step, quantizer, role, sequence, nll_nats, scored; the rows of
+    full precision and of the low-bit quantizer. Raises ``ValueError`` for another name.
+    """
+    tables = []
+    for path in map(Path, paths):
+        schedule, _, seed = path.stem.rpartition("-seed")
+        if not (schedule and seed.isdecimal()):
+            raise ValueError(f"{path}: a fork's scores are named {{schedule}}-seed{{seed}}.parquet")
+        table = pd.read_parquet(path, columns=_COLUMNS)
+        table = table[table["role"].isin((FP32, LOW_BIT))]
+        tables.append(table.assign(schedule=schedule, seed=int(seed)))
+    return pd.concat(tables, ignore_index=True)
+
+
+def sequence_rows(
+    sequences: pd.DataFrame, forks: pd.DataFrame, baseline: str, *, resamples: int, seed: int
+) -> Iterator[Row]:
+    """Interval of each condition's gap, and of its difference from ``baseline``.
+
+    ``sequences`` is as ``read_fork_sequences`` makes it, ``forks`` is forks.csv. The gap is
+    the mean over seeds of the last probe (final) or of all probes of the condition (mean);
+    the baseline is taken at the same steps. One draw of sequences serves all runs. Raises
+    ``ValueError`` where a probe of ``forks`` has no scores.
+    """
+    gaps = _ResampledGaps(sequences, resamples=resamples, seed=seed)
+    groups = conditions(probe_table(forks))
+    control = groups.get(baseline)
+    for name, probes in groups.items():
+        for measure, chosen in _measures(probes).items():
+            where = {"unit": "sequence", "measure": measure}
+            value, draws = gaps.mean(chosen)
+            low, high = percentile_interval(draws)
+            yield Row(
+                TEST, name, **where, statistic="mean over seeds", value=value, interval_low=low,
+                interval_high=high, n_a=gaps.count, mean_a=value, note=NOTE,
+            )  # fmt: skip
+            if control is None or name == baseline:
+                continue
+            matching = control[control["step"].isin(chosen["step"])]
+            if matching.empty:
+                continue
+            other, other_draws = gaps.mean(matching)
+            low, high = percentile_interval(draws - other_draws)
+            yield Row(
+                TEST, f"{name} v {baseline}", **where, statistic="difference of means",
+                value=value - other, interval_low=low, interval_high=high,
+                p_value=two_sided_p(draws - other_draws), n_a=gaps.count, n_b=gaps.count,
+                mean_a=value, mean_b=other, difference=value - other, note=NOTE,
+            )  # fmt: skip
+
+
+def _measures(probes: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Probes behind each measure of a condition; none where it has no probe."""
+    if probes.empty:
+        return {}
+    last = probes.groupby("seed")["step"].transform("max") == probes["step"]
+    return {"final_gap_pct": probes[last], "mean_gap_pct": probes}
+
+
+class _ResampledGaps:
+    """Gap of every probe, as measured and on resampled sequences."""
+
+    def __init__(self, sequences: pd.DataFrame, *, resamples: int, seed: int):
+        scores = paired_scores(sequences, _KEYS)
+        means, _ = resampled_means(scores, resamples=resamples, seed=seed)
+        nll, reference = scores.mean_nll(), scores.reference
+        self.count = len(scores.scored)
+        self._values = gap_pct(nll, nll[reference])
+        self._draws = gap_pct(means, means[reference])
+        low_bit = scores.rows[scores.rows["role"] == LOW_BIT]
+        self._at = pd.Series(low_bit.index, index=pd.MultiIndex.from_frame(low_bit[_KEYS]))
+
+    def mean(self, probes: pd.DataFrame) -> tuple[float, np.ndarray]:
+        """Mean gap of ``probes``, each seed weighing alike, and the same of each resample."""
+        keys = pd.MultiIndex.from_frame(probes[_KEYS])
+        missing = keys.difference(self._at.index)
+        if len(missing):
+            schedule, seed, step = missing[0]
+            raise ValueError(f"fork {schedule}, seed {seed}, step {step}: no scores of sequences")
+        at = self._at.loc[keys].to_numpy()
+        share = 1.0 / probes.groupby("seed")["step"].transform("size").to_numpy()
+        weights = share / share.sum()
+        return float(weights @ self._values[at]), np.einsum("p,pr->r", weights, self._draws[at])
+
+
+def all_statistics(
+    forks: pd.DataFrame,
+    audit: pd.DataFrame,
+    kurtosis: pd.DataFrame,
+    phases: dict,
+    *,
+    spacing: int,
+    baseline: str,
+    sequences: pd.DataFrame | None = None,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Contents of ``statistics.csv``; ``spacing`` is the distance of evenly spaced steps.
+
+    ``sequences`` holds the forks' scores (``sequence_tests.read_fork_sequences``); without
+    them the rows whose unit is the sequence are left out. ``resamples`` and ``seed`` are
+    those of the bootstrap over sequences.
+    """
+    against = [*fork_rows(forks, baseline)]
+    if sequences is not None:
+        against += sequence_rows(sequences, forks, baseline, resamples=resamples, seed=seed)
+    rows = [
+        *in_family(against, f"forks v {baseline}"),
+        *in_family(kurtosis_rows(kurtosis, audit, phases, spacing), "kurtosis v low_bit gap"),
+        *in_family(bit_width_rows(audit, spacing), "high_bit v low_bit"),
+    ]
+    table = pd.DataFrame([asdict(row) for row in rows], columns=COLUMNS)
+    return adjust(table.astype({"n_b": "Int64"}))

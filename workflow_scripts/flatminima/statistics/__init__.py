@@ -1,1 +1,0 @@
-"""Intervals, tests, and the phases of a training run."""
