@@ -1,0 +1,208 @@
+"""What quantizers are: one class a kind, which is its configuration entry, its check and its name.
+
+Nothing here touches a weight, so that the configuration, tables and figures know quantizers
+without torch; ``flatminima.quantizers`` has the function of each kind. A new kind is a class
+here, named in ``AnyQuantizer``, and a function there.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
+
+Layers = Literal["blocks", "blocks+head"]
+Granularity = Literal["tensor", "channel", "group"]
+
+# What a row of a measured table is about, whatever the quantizers are called.
+FP32 = "fp32"  # the model as it is
+LOW_BIT = "low_bit"  # the quantizer whose collapse is audited
+HIGH_BIT = "high_bit"  # the quantizer it is held against
+
+_SCALE_BITS = 16  # of an affine group, as GPTQ, AWQ and GGUF store them
+
+
+def fit_group(size: int, in_features: int) -> int:
+    """Weights of a row that share a scale, where groups of ``size`` are asked for.
+
+    The one decision about groups that do not fit: a row shorter than a group is one group,
+    in that layer only, and ``quantizers.coverage`` names the layer. Where the size does not
+    divide a row, the last group of the row holds the remainder.
+    """
+    return min(size, in_features)
+
+
+class _Quantizer(BaseModel):
+    """What all kinds have in common."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    layers: Layers = Field(
+        "blocks",
+        description="Which linear layers are quantized: all but the output head, or with it.",
+    )
+
+    @property
+    def row_group(self) -> int | None:
+        """Weights along the inputs that share a scale; ``None`` for no limit but the row."""
+        raise NotImplementedError
+
+    @property
+    def label(self) -> str:
+        """Short name in tables and figures, such as ``INT4``."""
+        raise NotImplementedError
+
+    @property
+    def description(self) -> str:
+        """One phrase for captions."""
+        raise NotImplementedError
+
+    def group_length(self, in_features: int) -> int:
+        """Weights along the inputs that share a scale in a row of ``in_features``."""
+        return fit_group(self.row_group or in_features, in_features)
+
+    def count_groups(self, out_features: int, in_features: int) -> int:
+        """Number of scales of one ``[out_features, in_features]`` matrix."""
+        return out_features * -(-in_features // self.group_length(in_features))
+
+    def storage_bits(self, out_features: int, in_features: int) -> float:
+        """Bits per weight of such a matrix as it would be stored, scales among them."""
+        raise NotImplementedError
+
+
+class AffineQuantizer(_Quantizer):
+    """Round-to-nearest on evenly spaced levels (equations 1 and 2)."""
+
+    kind: Literal["affine"] = Field("affine", description="Evenly spaced levels; the default.")
+    bits: int = Field(ge=2, le=8, description="Bits per weight, 2 to 8.")
+    granularity: Granularity = Field(
+        description="What shares one scale: a tensor, an output channel, or a group of its inputs."
+    )
+    group_size: int | None = Field(
+        None, ge=1, description="Weights along the inputs per scale; with granularity group only."
+    )
+    symmetric: bool = Field(description="No zero point where true.")
+
+    @model_validator(mode="after")
+    def _group_size_with_groups(self) -> "AffineQuantizer":
+        if (self.granularity == "group") != (self.group_size is not None):
+            needs = "needs" if self.granularity == "group" else "takes no"
+            raise ValueError(f"granularity {self.granularity} {needs} group_size")
+        return self
+
+    @property
+    def row_group(self) -> int | None:
+        """``group_size``."""
+        return self.group_size
+
+    @property
+    def label(self) -> str:
+        """``INT4`` for 4 bits."""
+        return f"INT{self.bits}"
+
+    @property
+    def description(self) -> str:
+        """Bits, symmetry and what shares a scale."""
+        symmetry = "symmetric" if self.symmetric else "asymmetric"
+        units = {"tensor": "tensor", "channel": "output channel"}
+        unit = units.get(self.granularity, f"group of {self.group_size}")
+        return f"{self.label} {symmetry}, per {unit}"
+
+    def count_groups(self, out_features: int, in_features: int) -> int:
+        """One for the tensor, or those of each row."""
+        if self.granularity == "tensor":
+            return 1
+        return super().count_groups(out_features, in_features)
+
+    def storage_bits(self, out_features: int, in_features: int) -> float:
+        """Codes, a 16-bit scale a group, and its zero point in as many bits as a code."""
+        group = _SCALE_BITS + (0 if self.symmetric else self.bits)
+        groups = self.count_groups(out_features, in_features)
+        return self.bits + group * groups / (out_features * in_features)
+
+
+class _CodeBook(_Quantizer):
+    """Four bits that name an entry of a fixed book, and a scale for each block of a row."""
+
+    block: ClassVar[int]  # weights that share a scale
+    scale_bits: ClassVar[int]
+
+    @property
+    def row_group(self) -> int:
+        return self.block
+
+    @property
+    def label(self) -> str:
+        return self.kind.upper()
+
+    @property
+    def description(self) -> str:
+        return f"{self.label}, per block of {self.block}"
+
+    def storage_bits(self, out_features: int, in_features: int) -> float:
+        groups = self.count_groups(out_features, in_features)
+        return 4 + self.scale_bits * groups / (out_features * in_features)
+
+
+class NF4Quantizer(_CodeBook):
+    """NormalFloat of QLoRA (Dettmers et al., arXiv 2305.14314, appendix E)."""
+
+    kind: Literal["nf4"] = Field(description="Quantiles of the normal distribution, float32 scale.")
+    block = 64
+    scale_bits = 32
+
+
+class MXFP4Quantizer(_CodeBook):
+    """E2M1 elements, a power of two as scale (OCP Microscaling Formats 1.0, 5.3.3 and 6.3)."""
+
+    kind: Literal["mxfp4"] = Field(description="E2M1 elements, a power of two as scale.")
+    block = 32
+    scale_bits = 8
+
+
+class NVFP4Quantizer(_CodeBook):
+    """E2M1 elements, an E4M3 scale for each block and a float32 one for the tensor."""
+
+    kind: Literal["nvfp4"] = Field(description="E2M1 elements, E4M3 scales in a float32 one.")
+    block = 16
+    scale_bits = 8
+
+
+def _affine_by_default(definition: object) -> object:
+    if isinstance(definition, Mapping) and "kind" not in definition:
+        return {"kind": "affine", **definition}
+    return definition
+
+
+# One entry of ``quantizers`` in the configuration.
+AnyQuantizer = Annotated[
+    AffineQuantizer | NF4Quantizer | MXFP4Quantizer | NVFP4Quantizer,
+    Field(discriminator="kind"),
+    BeforeValidator(_affine_by_default),
+]
+_ENTRY: TypeAdapter[AnyQuantizer] = TypeAdapter(AnyQuantizer)
+
+
+def read_spec(definition: Mapping) -> AnyQuantizer:
+    """The quantizer that an entry of the configuration defines.
+
+    Raises ``pydantic.ValidationError``, a ``ValueError``, for an entry that defines none.
+    """
+    return _ENTRY.validate_python(dict(definition))
+
+
+def read_specs(definitions: Mapping[str, Mapping]) -> dict[str, AnyQuantizer]:
+    """Quantizers by name from (a part of) the ``quantizers`` section of the configuration."""
+    return {name: read_spec(definition) for name, definition in definitions.items()}
+
+
+def printed_names(specs: Mapping[str, AnyQuantizer]) -> dict[str, str]:
+    """What each is called in print: its label, or its description where a label is not unique."""
+    labels = [spec.label for spec in specs.values()]
+    return {
+        name: spec.description if _repeated(labels, spec.label) else spec.label
+        for name, spec in specs.items()
+    }
+
+
+def _repeated(labels: Iterable[str], label: str) -> bool:
+    return list(labels).count(label) > 1
