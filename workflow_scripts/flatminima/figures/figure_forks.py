@@ -178,6 +178,6 @@ def _explain(figure: Figure, forks: pd.DataFrame, looks: dict[str, Look]) -> Non
         handles.append(Line2D([], [], mfc=look.color, **probe, label=f"{name}, last update cool"))
         handles.append(Line2D([], [], mfc="white", **probe, label=f"{name}, last update a bump"))
     figure.legend(
-        handles=handles, loc="upper left", bbox_to_anchor=(0.085, 0.965), ncols=len(handles),
-        frameon=False, handlelength=1.6, columnspacing=1.6,
+        handles=handles, loc="upper left", bbox_to_anchor=(0.075, 0.965), ncols=len(handles),
+        frameon=False, handlelength=1.4, columnspacing=1.0,
     )  # fmt: skip
