@@ -1,9 +1,11 @@
-"""A hash of the code that a rule runs, so that editing it reruns the rule.
+"""A hash of the code that decides a rule's numbers, so that editing it reruns the rule.
 
-Snakemake watches the script of a rule but not the modules it imports. This hash
-covers the script and every module of this project that it imports, directly or
-not. It is taken over the parsed code without docstrings: editing a comment, a
-docstring or the layout changes nothing.
+Snakemake watches the script of a rule but not the modules it imports. This hash covers
+the script and every module of ``flatminima`` that it imports, directly or not, but for
+``INFRASTRUCTURE``: what says how a job runs, how a file is written and how a mistake is
+told decides no number. It is taken over the parsed code without docstrings, without what
+is raised or logged, and without descriptions of configuration keys: editing a comment, a
+message or the layout reruns nothing.
 """
 
 import ast
@@ -14,7 +16,36 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("flatminima", "workflow_scripts")
+SCRIPTS = "workflow_scripts"
+PACKAGE = "flatminima"
+# Modules of the package outside the hash; a test edits each and sees that nothing reruns.
+INFRASTRUCTURE = frozenset({"jobs", "files", "errors", "code_hash"})
+_SAYS = {"log", "progress"}  # functions of ``jobs`` whose arguments are for a reader
+
+
+class _WithoutWords(ast.NodeTransformer):
+    """Leaves out of a tree what only a reader sees."""
+
+    def _without_docstring(self, node: ast.AST) -> ast.AST:
+        if ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+        return self.generic_visit(node)
+
+    visit_Module = visit_ClassDef = _without_docstring
+    visit_FunctionDef = visit_AsyncFunctionDef = _without_docstring
+
+    def visit_Raise(self, node: ast.Raise) -> ast.AST:
+        if isinstance(node.exc, ast.Call):
+            node.exc = node.exc.func
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        name = getattr(node.func, "id", getattr(node.func, "attr", None))
+        if name in _SAYS:
+            node.args = [a for a in node.args if not isinstance(a, ast.Constant | ast.JoinedStr)]
+        if name == "Field":
+            node.keywords = [k for k in node.keywords if k.arg != "description"]
+        return self.generic_visit(node)
 
 
 def _source(path: Path) -> str:
@@ -27,50 +58,40 @@ def _source(path: Path) -> str:
     return "\n".join(line for line in lines if not line.startswith(("%", "!")))  # IPython's own
 
 
-def module_tree(path: Path) -> ast.Module:
-    """The parsed code of a module, or of the code cells of a notebook, without docstrings."""
-    tree = ast.parse(_source(path), filename=str(path))
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-        if isinstance(node, definition) and ast.get_docstring(node, clean=False) is not None:
-            node.body = body[1:]
-    return tree
-
-
 def _module_files(module: str) -> Iterator[Path]:
-    """Files behind a dotted module name of this project: the module and its packages."""
+    """Files behind a dotted name of the package: the module and the packages it is in."""
     parts = module.split(".")
-    if parts[0] == "flatminima":
-        parts = ["workflow_scripts", *parts]
+    if len(parts) > 1 and parts[1] in INFRASTRUCTURE:
+        return
     for length in range(1, len(parts) + 1):
-        base = ROOT.joinpath(*parts[:length])
+        base = ROOT.joinpath(SCRIPTS, *parts[:length])
         for candidate in (base / "__init__.py", base.with_suffix(".py")):
             if candidate.is_file():
                 yield candidate
 
 
 def _imports(tree: ast.Module) -> Iterator[str]:
-    """Dotted names of this project that the code imports, anywhere in it."""
+    """Dotted names of the package that the code imports, anywhere in it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
-        yield from (name for name in names if name.split(".")[0] in PACKAGES)
+        yield from (name for name in names if name.split(".")[0] == PACKAGE)
 
 
 @cache
 def read_code(path: Path) -> tuple[str, frozenset[Path]]:
-    """The code of a file in one form for all layouts, and the project's files it imports itself."""
-    tree = module_tree(path)
-    return ast.dump(tree), frozenset(f for name in _imports(tree) for f in _module_files(name))
+    """The code of a file in one form for all layouts, and the files of the package it imports."""
+    tree = ast.parse(_source(path), filename=str(path))
+    imported = frozenset(file for name in _imports(tree) for file in _module_files(name))
+    return ast.dump(_WithoutWords().visit(tree)), imported
 
 
 def code_files(*paths: Path) -> list[Path]:
-    """``paths`` and everything of this project that they import, sorted."""
+    """``paths`` and everything of the package behind them that decides numbers, sorted."""
     pending, seen = list(paths), set()
     while pending:
         path = pending.pop()
