@@ -30,7 +30,7 @@ _REFUSALS = {
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO,
 }  # fmt: skip
 # What a rule declares by name.
-PARTS = ("input", "output", "params", "resources", "wildcards")
+PARTS = ("input", "output", "params", "resources")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Clusters give each job its GPUs themselves, and may number them anew.
 _GIVEN_BY_A_CLUSTER = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "KUBERNETES_SERVICE_HOST")
@@ -43,18 +43,17 @@ def run(main: Callable[..., None], snakemake: object) -> None:
     Each parameter of ``main`` takes the input, output, param, resource or wildcard of its
     name, or ``threads``; ``inputs`` and ``outputs`` take all of them, as a mapping where
     the parameter is annotated ``dict`` and as a list otherwise. A parameter annotated
-    ``int`` gets a number. Raises ``TypeError`` where two of them have a name that ``main``
-    asks for.
+    ``int`` gets a number. A wildcard gives way to what the rule declares under its name;
+    raises ``TypeError`` where two others have a name that ``main`` asks for.
     """
     with logged(snakemake.log[0]):
         main(**_arguments(main, snakemake))
 
 
 def _arguments(main: Callable[..., None], job: object) -> dict[str, object]:
-    parts = (getattr(job, name, None) for name in PARTS)
-    named = [dict(part.items() if hasattr(part, "items") else vars(part).items())
-             for part in parts if part is not None]  # fmt: skip
+    named = [_items(getattr(job, name, None)) for name in PARTS]
     named.append({"threads": getattr(job, "threads", 1)})
+    wildcards = _items(getattr(job, "wildcards", None))
     found = {}
     for name, parameter in inspect.signature(main).parameters.items():
         if name in ("inputs", "outputs"):
@@ -63,11 +62,20 @@ def _arguments(main: Callable[..., None], job: object) -> dict[str, object]:
             found[name] = _plain(dict(files.items()) if wants_names else list(files))
             continue
         values = [part[name] for part in named if name in part]
+        if not values and name in wildcards:
+            values = [wildcards[name]]
         if len(values) > 1:
             raise TypeError(f"{name} is the name of {len(values)} things that the rule declares")
         for value in values:
             found[name] = int(value) if parameter.annotation is int else _plain(value)
     return found
+
+
+def _items(part: object) -> dict[str, object]:
+    """What a part of a job, such as its params, holds by name."""
+    if part is None:
+        return {}
+    return dict(part.items() if hasattr(part, "items") else vars(part).items())
 
 
 def _plain(value: object) -> object:
