@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from flatminima.comparisons import all_statistics
-from flatminima.schedules import CosineNeoxV1, fork_schedule, last_update_phase
+from flatminima.schedules import CosineNeoxV1, fork_schedule
 from flatminima.suite import revision_steps
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,7 +41,9 @@ def grid(suite: dict, *, short: bool = False) -> list[int]:
 def schedule(suite: dict) -> CosineNeoxV1:
     """Pythia's own schedule on the suite's grid."""
     last = 143 * suite["spacing"]
-    return CosineNeoxV1(0.01, 0.001, max(1, last // 100), last)
+    return CosineNeoxV1(
+        lr_max=0.01, lr_min=0.001, warmup_steps=max(1, last // 100), total_steps=last
+    )
 
 
 def fork_schedules(suite: dict) -> dict[str, dict]:
@@ -235,11 +237,11 @@ def forks(suite: dict = MINI, *, seeds: tuple[int, ...] = (0, 1, 2)) -> pd.DataF
     rng = np.random.default_rng(3)
     rows = []
     for name, definition in fork_schedules(suite).items():
-        lr = fork_schedule(definition, baseline=baseline, start=start)
+        lr = fork_schedule(definition, baseline=baseline, start=start, stop=start + 30 * k)
         for seed in seeds:
             for probe in range(1, 31):
                 step, done = start + probe * k, probe / 30
-                phase = last_update_phase(lr, step) or ""
+                phase = lr.last_update_phase(step) or ""
                 fraction = lr(step - 1) / baseline.lr_max
                 gap = {"cosine": 4 + 8.3 * done, "sgdr": 4 + 9 * done + 5 * fraction}.get(
                     name, 22 if phase == "bump" else 4 + 2 * done

@@ -4,11 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from flatminima.checkpoints import load_model, save_model
-from flatminima.forks.averaging import average_model, checkpoint_shares
+from flatminima.forks.averaging import average_model
 from flatminima.text.tokens import write_tokens
 from flatminima.training.loop import build_model
 from tests.conftest import TINY, TINY_VOCABULARY
@@ -26,24 +24,6 @@ def folders(tmp_path_factory) -> list[str]:
 
 def weights(model) -> torch.Tensor:
     return torch.cat([p.detach().double().flatten() for p in model.parameters()])
-
-
-@given(st.integers(1, 40), st.floats(0.01, 0.99))
-def test_exponential_shares_are_what_the_recursion_comes_to(count, decay):
-    values = np.random.default_rng(count).normal(size=count)
-    average = values[0]
-    for value in values[1:]:
-        average = decay * average + (1 - decay) * value
-    shares = checkpoint_shares({"kind": "ema", "decay": decay}, count)
-    assert sum(shares) == pytest.approx(1.0)
-    assert np.dot(shares, values) == pytest.approx(average)
-
-
-def test_a_trailing_window_weighs_all_alike():
-    assert checkpoint_shares({"kind": "average", "window": 4}, 4) == [0.25] * 4
-    assert checkpoint_shares({"kind": "early_stop"}, 1) == [1.0]
-    with pytest.raises(ValueError, match="'mean': early_stop, average or ema"):
-        checkpoint_shares({"kind": "mean"}, 2)
 
 
 def test_the_average_is_the_weighted_mean_of_the_weights(folders):

@@ -78,7 +78,7 @@ def trained(tmp_path_factory):
     recipe = Recipe(8, weight_decay=0.0, beta1=0.9, beta2=0.95, eps=1e-8, clip_norm=1.0)
     model = build_model(TINY, TINY_VOCABULARY, 0)
     optimizer = build_optimizer(model, recipe)
-    schedule = Cosine(1e-2, 1e-3, 2, 40)
+    schedule = Cosine(lr_max=1e-2, lr_min=1e-3, warmup_steps=2, total_steps=40)
     list(train(model, optimizer, tokens, schedule, recipe, start=0, stop=12, seed=0))
     save_state(folder / "state.safetensors", model, optimizer, step=12, fingerprint="", losses=[])
     save_model(model, folder / "step12")

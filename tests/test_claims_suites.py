@@ -68,7 +68,10 @@ def audit(suite: dict) -> pd.DataFrame:
     """A run through the numbers of Table 1 on the suite's grid, without noise."""
     table = printed_only().table1
     spacing = suite["spacing"]
-    schedule = CosineNeoxV1(suite["lr_max"], suite["lr_min"], suite["warmup_steps"], suite["last"])
+    schedule = CosineNeoxV1(
+        lr_max=suite["lr_max"], lr_min=suite["lr_min"], warmup_steps=suite["warmup_steps"],
+        total_steps=suite["last"],
+    )  # fmt: skip
     found = []
     for k in range(144):
         at = [

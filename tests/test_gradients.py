@@ -27,7 +27,7 @@ from tests.conftest import TINY, TINY_VOCABULARY
 RECIPE = Recipe(
     batch_size=8, weight_decay=0.1, beta1=0.9, beta2=0.95, eps=1e-8, clip_norm=1.0
 )  # fmt: skip
-SCHEDULE = Cosine(1e-2, 1e-3, warmup_steps=3, total_steps=40)
+SCHEDULE = Cosine(lr_max=1e-2, lr_min=1e-3, warmup_steps=3, total_steps=40)
 STEPS = 30
 
 

@@ -14,7 +14,7 @@ from flatminima.lr_schedulers import (
     get_oli_schedule,
     get_sgdr_schedule,
 )
-from flatminima.schedules import Cosine, CosineNeoxV1, OscillatoryLockIn, Sgdr
+from flatminima.schedules import fork_schedule, pretraining_schedule
 
 
 def optimizer_of(*rates):
@@ -32,6 +32,12 @@ def rates_of(optimizer, scheduler, steps):
     return found
 
 
+def pure_run(kind, lr_max, lr_min, warmup, total):
+    return pretraining_schedule(
+        kind, lr_max=lr_max, lr_min=lr_min, warmup_steps=warmup, total_steps=total
+    )
+
+
 def same(found, expected):
     assert len(found) == len(expected)
     for step, (a, b) in enumerate(zip(found, expected, strict=True)):
@@ -46,10 +52,11 @@ runs = st.tuples(
 @given(runs)
 def test_both_cosines_are_the_pure_functions(run):
     lr_max, lr_min, warmup, total = run
-    for factory, pure in ((get_cosine_schedule, Cosine), (get_cosine_neox_schedule, CosineNeoxV1)):
+    factories = {"cosine": get_cosine_schedule, "cosine_neox_v1": get_cosine_neox_schedule}
+    for kind, factory in factories.items():
         optimizer = optimizer_of(lr_max)
         scheduler = factory(optimizer, warmup, total, min_lr=lr_min)
-        expected = pure(lr_max, lr_min, warmup, total)
+        expected = pure_run(kind, lr_max, lr_min, warmup, total)
         found = [rates[0] for rates in rates_of(optimizer, scheduler, total + 5)]
         same(found, [expected(step) for step in range(total + 5)])
 
@@ -62,8 +69,10 @@ def test_restarts_are_the_pure_function_after_the_baseline(run, period, later, k
     scheduler = get_sgdr_schedule(
         optimizer, warmup, total, period, start=start, baseline=kind, min_lr=lr_min
     )
-    before = {"cosine": Cosine, "cosine_neox_v1": CosineNeoxV1}[kind](lr_max, lr_min, warmup, total)
-    after = Sgdr(lr_max, lr_min, start, period)
+    before = pure_run(kind, lr_max, lr_min, warmup, total)
+    after = fork_schedule(
+        {"kind": "sgdr", "period": period}, baseline=before, start=start, stop=total
+    )
     expected = [(before if step < start else after)(step) for step in range(total)]
     same([rates[0] for rates in rates_of(optimizer, scheduler, total)], expected)
 
@@ -80,8 +89,9 @@ def test_oli_is_the_pure_function_after_the_baseline(run, bump, cool, amplitude,
         optimizer, warmup, total, bump, cool, amplitude=amplitude, first=first, start=start,
         min_lr=lr_min,
     )  # fmt: skip
-    base = CosineNeoxV1(lr_max, lr_min, warmup, total)
-    pure = OscillatoryLockIn(base, start, bump, cool, amplitude, first)
+    base = pure_run("cosine_neox_v1", lr_max, lr_min, warmup, total)
+    oli = {"kind": "oli", "bump_steps": bump, "cool_steps": cool, "amplitude": amplitude}
+    pure = fork_schedule(oli | {"first": first}, baseline=base, start=start, stop=total)
     expected = [(base if step < start else pure)(step) for step in range(total)]
     same([rates[0] for rates in rates_of(optimizer, scheduler, total)], expected)
 
@@ -92,8 +102,9 @@ def test_the_papers_numbers_by_their_defaults():
     scheduler = get_oli_schedule(
         optimizer, 1430, 143_000, start=70_000, min_lr=6e-5, last_epoch=69_999
     )
-    base = CosineNeoxV1(6e-4, 6e-5, 1430, 143_000)
-    pure = OscillatoryLockIn(base, 70_000, 75, 300, 5.0)
+    base = pure_run("cosine_neox_v1", 6e-4, 6e-5, 1430, 143_000)
+    oli = {"kind": "oli", "bump_steps": 75, "cool_steps": 300, "amplitude": 5.0, "first": "cool"}
+    pure = fork_schedule(oli, baseline=base, start=70_000, stop=143_000)
     found = [rates[0] for rates in rates_of(optimizer, scheduler, 800)]
     same(found, [pure(step) for step in range(70_000, 70_800)])
     assert found[300] > 4.9 * found[299]

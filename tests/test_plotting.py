@@ -276,7 +276,7 @@ def test_learning_rate_is_drawn_at_every_update():
     lines = {line.get_color(): line for line in panel.get_lines() if line.get_linestyle() == "-"}
     baseline, steps = synthetic.schedule(suite), np.arange(2800, 4000)
     for name, definition in suite["fork"]["schedules"].items():
-        rate = fork_schedule(definition, baseline=baseline, start=2800)
+        rate = fork_schedule(definition, baseline=baseline, start=2800, stop=4000)
         line = lines[plotting.LOOKS[name].color]
         assert line.get_drawstyle() == "steps-post"
         assert np.array_equal(line.get_xdata(), np.arange(2800, 4001))

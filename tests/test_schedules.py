@@ -6,22 +6,33 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from flatminima.schedules import (
+    RUN_SCHEDULES,
+    Average,
     Cosine,
     CosineNeoxV1,
+    Ema,
     OscillatoryLockIn,
-    Sgdr,
+    ScheduleKind,
     fork_schedule,
-    last_update_phase,
     pretraining_schedule,
-    visible_phases,
+    read_kind,
 )
 
 MAX, MIN, WARMUP, TOTAL = 6e-4, 6e-5, 1_430, 143_000
-FIXED = Cosine(MAX, MIN, WARMUP, TOTAL)
-PYTHIA = CosineNeoxV1(MAX, MIN, WARMUP, TOTAL)
-MINI = CosineNeoxV1(3e-3, 3e-4, 57, 5_720)
+
+
+def whole_run(cls, lr_max, lr_min, warmup, total):
+    return cls(lr_max=lr_max, lr_min=lr_min, warmup_steps=warmup, total_steps=total)
+
+
+FIXED = whole_run(Cosine, MAX, MIN, WARMUP, TOTAL)
+PYTHIA = whole_run(CosineNeoxV1, MAX, MIN, WARMUP, TOTAL)
+MINI = whole_run(CosineNeoxV1, 3e-3, 3e-4, 57, 5_720)
+BASE = whole_run(Cosine, 1e-2, 1e-3, 10, 1_000)
+START, STOP = 400, 700
 
 # Step and learning rate in percent of the maximum, as printed in the paper's Table 1.
 TABLE_1 = {
@@ -34,22 +45,28 @@ def percent(schedule, step):
     return 100 * schedule(step) / schedule.lr_max
 
 
-def oli(first="cool", amplitude=3.0):
-    return OscillatoryLockIn(FIXED, 70_000, 75, 300, amplitude, first)
+def oli_kind(bump=75, cool=300, first="cool", amplitude=3.0):
+    return OscillatoryLockIn(bump_steps=bump, cool_steps=cool, amplitude=amplitude, first=first)
 
 
-def mini_oli(first="cool"):
-    return OscillatoryLockIn(MINI, 2_800, 3, 12, 3.0, first)
+def paper_fork(kind, **keys):
+    """A fork of the paper's: Pythia's run from step 70,000 to 100,000."""
+    return fork_schedule({"kind": kind, **keys}, baseline=FIXED, start=70_000, stop=100_000)
 
 
-# The paper's column
+def fork(kind, rewarm_steps=0, **keys):
+    return fork_schedule(
+        {"kind": kind, **keys}, baseline=BASE, start=START, stop=STOP, rewarm_steps=rewarm_steps
+    )
+
+
+# Whole runs
 
 
 @pytest.mark.parametrize(("step", "printed"), TABLE_1.items())
 def test_the_fixed_formula_is_the_papers_column_but_for_one_row(step, printed):
     if step == 7_000:
         assert percent(FIXED, step) == pytest.approx(99.66, abs=0.005)
-        assert abs(percent(FIXED, step) - printed) > 0.2
     else:
         assert percent(FIXED, step) == pytest.approx(printed, abs=0.05)
 
@@ -66,17 +83,7 @@ def test_what_pythia_really_ran(step, expected):
 def test_pythia_reaches_its_floor_at_115_139_and_stays_there():
     assert PYTHIA.floor_step == 115_139
     assert PYTHIA(115_138) > MIN
-    tail = [PYTHIA(step) for step in range(115_139, TOTAL)]
-    assert len(tail) == 27_861
-    assert set(tail) == {MIN}
-
-
-def test_both_formulas_share_the_warm_up():
-    for step in (0, 1, 700, 1_429, 1_430):
-        assert FIXED(step) == PYTHIA(step) == pytest.approx(MAX * step / WARMUP, rel=1e-12)
-
-
-# Boundaries
+    assert {PYTHIA(step) for step in range(115_139, TOTAL)} == {MIN}
 
 
 @pytest.mark.parametrize("schedule", [FIXED, PYTHIA, MINI], ids=["fixed", "neox v1", "mini"])
@@ -85,15 +92,15 @@ def test_boundaries_of_a_training_run(schedule):
     assert schedule(0) == 0.0
     assert schedule(1) == schedule.lr_max / warmup
     assert 0 < schedule(warmup - 1) < schedule(warmup) == schedule.lr_max
-    assert schedule(warmup + 1) < schedule.lr_max
     for step in (total, total + 1, 2 * total):
         assert schedule(step) == pytest.approx(schedule.lr_min, rel=1e-12)
     rates = [schedule(step) for step in range(warmup, total + 2)]
     assert all(a >= b for a, b in pairwise(rates))
-    assert min(rates) >= schedule.lr_min
+    with pytest.raises(ValueError, match="step -1"):
+        schedule(-1)
 
 
-@pytest.mark.parametrize("kind", ["cosine", "cosine_neox_v1"])
+@pytest.mark.parametrize("kind", RUN_SCHEDULES)
 def test_without_warm_up_the_first_update_is_the_largest(kind):
     schedule = pretraining_schedule(kind, lr_max=1.0, lr_min=0.1, warmup_steps=0, total_steps=10)
     assert schedule(0) == 1.0
@@ -101,25 +108,22 @@ def test_without_warm_up_the_first_update_is_the_largest(kind):
 
 
 def test_the_fixed_cosine_in_the_middle():
-    assert Cosine(1.0, 0.2, 100, 300)(200) == pytest.approx(0.6)
-    assert Cosine(1.0, 0.2, 100, 300)(150) == pytest.approx(0.6 + 0.4 * math.cos(math.pi / 4))
+    schedule = whole_run(Cosine, 1.0, 0.2, 100, 300)
+    assert schedule(200) == pytest.approx(0.6)
+    assert schedule(150) == pytest.approx(0.6 + 0.4 * math.cos(math.pi / 4))
 
 
 def test_the_floored_cosine_stops_moving_a_warm_up_before_the_end():
-    schedule = CosineNeoxV1(1.0, 0.0, 100, 1_000)
+    schedule = whole_run(CosineNeoxV1, 1.0, 0.0, 100, 1_000)
     assert schedule(899) > schedule(900) == schedule(901) == schedule(1_000)
     assert schedule(900) == pytest.approx(0.5 * (1 + math.cos(math.pi * 0.8)))
-    with pytest.raises(ValueError, match="lr_min 0.0 is never reached.*900"):
+    with pytest.raises(ValueError, match="never reached"):
         _ = schedule.floor_step
 
 
-@given(
-    st.floats(0.05, 0.99),
-    st.integers(0, 50),
-    st.integers(100, 5_000),
-)
+@given(st.floats(0.05, 0.99), st.integers(0, 50), st.integers(100, 5_000))
 def test_the_floor_step_is_the_first_at_the_floor(fraction, warmup, total):
-    schedule = CosineNeoxV1(1.0, fraction, warmup, total)
+    schedule = whole_run(CosineNeoxV1, 1.0, fraction, warmup, total)
     try:
         floor = schedule.floor_step
     except ValueError:
@@ -131,27 +135,15 @@ def test_the_floor_step_is_the_first_at_the_floor(fraction, warmup, total):
         assert schedule(floor - 1) > fraction
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [FIXED, PYTHIA, Sgdr(MAX, MIN, 0, 10), OscillatoryLockIn(FIXED, 0, 1, 1, 2.0)],
-)
-def test_negative_steps_are_refused(schedule):
-    with pytest.raises(ValueError, match="step -1: a training step is 0 or larger"):
-        schedule(-1)
+# Forks
 
 
-@pytest.mark.parametrize("schedule", [Sgdr(MAX, MIN, 70_000, 10_000), oli()])
-def test_forks_have_no_rate_before_they_start(schedule):
-    with pytest.raises(ValueError, match="step 69999: this schedule starts at 70000"):
-        schedule(69_999)
-    schedule(70_000)
-
-
-# SGDR
+def test_the_control_goes_on_with_the_runs_own_schedule():
+    assert [fork("cosine")(s) for s in range(START, STOP)] == [BASE(s) for s in range(START, STOP)]
 
 
 def test_sgdr_restarts_three_times_in_30_000_steps():
-    schedule = Sgdr(MAX, MIN, 70_000, 10_000)
+    schedule = paper_fork("sgdr", period=10_000)
     rates = {step: schedule(step) for step in range(70_000, 100_000)}
     assert [step for step, lr in rates.items() if lr == MAX] == [70_000, 80_000, 90_000]
     for restart in (80_000, 90_000):
@@ -162,106 +154,173 @@ def test_sgdr_restarts_three_times_in_30_000_steps():
     assert [rates[step + 10_000] for step in range(70_000, 80_000)] == falling
 
 
-def test_sgdr_at_the_scale_of_mini():
-    schedule = Sgdr(3e-3, 3e-4, 2_800, 400)
-    rates = [schedule(step) for step in range(2_800, 4_000)]
-    assert [i for i, lr in enumerate(rates) if lr == 3e-3] == [0, 400, 800]
-
-
-# Oscillatory Lock-In
-
-
 @pytest.mark.parametrize("first", ["bump", "cool"])
-@pytest.mark.parametrize(
-    ("make", "steps", "period", "bump"), [(oli, 30_000, 375, 75), (mini_oli, 1_200, 15, 3)]
-)
-def test_oli_has_80_cycles(make, steps, period, bump, first):
-    schedule = make(first)
-    assert schedule.period == period
-    phases = [schedule.phase(schedule.start + i) for i in range(steps)]
+@pytest.mark.parametrize(("bump", "cool", "steps"), [(75, 300, 30_000), (3, 12, 1_200)])
+def test_oli_has_80_cycles(bump, cool, steps, first):
+    kind = oli_kind(bump, cool, first)
+    phases = [kind.phase(n) for n in range(steps)]
     assert phases.count("bump") == 80 * bump
-    assert phases.count("cool") == 80 * (period - bump)
-    changes = sum(a != b for a, b in pairwise(phases))
-    assert changes == 2 * 80 - 1
+    assert sum(a != b for a, b in pairwise(phases)) == 2 * 80 - 1
     assert phases[0] == first
-    assert phases[:period] * 80 == phases
+    assert phases[: bump + cool] * 80 == phases
 
 
 @pytest.mark.parametrize("first", ["bump", "cool"])
 def test_oli_multiplies_the_baseline_in_bumps_only(first):
-    schedule = oli(first, amplitude=2.5)
+    schedule = paper_fork("oli", bump_steps=75, cool_steps=300, amplitude=2.5, first=first)
     edge = 75 if first == "bump" else 300
     other = "cool" if first == "bump" else "bump"
     for offset, phase in [(0, first), (edge - 1, first), (edge, other), (374, other), (375, first)]:
         step = 70_000 + offset
-        assert schedule.phase(step) == phase
+        assert schedule.last_update_phase(step + 1) == phase
         assert schedule(step) == (2.5 if phase == "bump" else 1.0) * FIXED(step)
 
 
-def test_oli_refuses_another_order():
-    with pytest.raises(ValueError, match="first 'hot': either 'bump' or 'cool'"):
-        oli("hot")
-
-
-@pytest.mark.parametrize(
-    ("make", "cadence"), [(oli, 1_000), (mini_oli, 40)], ids=["pythia", "mini"]
-)
-def test_a_third_of_the_probes_end_a_bump_if_cool_comes_first(make, cadence):
-    for first, bumps in (("cool", 10), ("bump", 0)):
-        schedule = make(first)
-        probes = [schedule.start + cadence * k for k in range(1, 31)]
-        phases = [last_update_phase(schedule, step) for step in probes]
-        assert phases.count("bump") == bumps
-        assert phases.count("cool") == 30 - bumps
-        for step, phase in zip(probes, phases, strict=True):
-            lifted = schedule(step - 1) > schedule.baseline(step - 1)
-            assert lifted == (phase == "bump")
-    # With cool first it is every third probe, the last of the run among them.
-    schedule = make("cool")
-    ends = [last_update_phase(schedule, schedule.start + cadence * k) for k in (1, 2, 3, 30)]
-    assert ends == ["cool", "cool", "bump", "bump"]
-
-
-def test_schedules_without_phases_have_none():
-    for schedule in (FIXED, PYTHIA, Sgdr(MAX, MIN, 70_000, 10_000)):
-        assert last_update_phase(schedule, 71_000) is None
-
-
-def test_probes_see_three_positions_of_the_cycle():
-    assert visible_phases(oli(), 1_000) == [125, 250, 375]
-    assert visible_phases(mini_oli(), 40) == [5, 10, 15]
-    assert visible_phases(mini_oli(), 15) == [15]
-    assert visible_phases(mini_oli(), 1) == list(range(1, 16))
+def test_a_third_of_the_probes_end_a_bump_if_cool_comes_first():
+    for (bump, cool, cadence), first in [
+        (case, first) for case in ((75, 300, 1_000), (3, 12, 40)) for first in ("cool", "bump")
+    ]:
+        kind = oli_kind(bump, cool, first)
+        phases = [kind.phase(cadence * k - 1) for k in range(1, 31)]
+        assert phases.count("bump") == (10 if first == "cool" else 0)
+        if first == "cool":
+            assert phases[:3] == ["cool", "cool", "bump"] and phases[-1] == "bump"
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 200))
 def test_visible_positions_are_multiples_of_the_common_divisor(bump, cool, cadence):
-    schedule = OscillatoryLockIn(FIXED, 0, bump, cool, 2.0)
     divisor = math.gcd(cadence, bump + cool)
     expected = list(range(divisor, bump + cool + 1, divisor))
-    assert visible_phases(schedule, cadence) == expected
+    assert oli_kind(bump, cool).visible_phases(cadence) == expected
 
 
-# By name
+def test_the_papers_probes_see_three_positions_of_the_cycle():
+    assert oli_kind().visible_phases(1_000) == [125, 250, 375]
 
 
-def test_fork_schedules_by_name():
-    definitions = {
-        "cosine": {"kind": "cosine"},
-        "sgdr": {"kind": "sgdr", "period": 10_000},
-        "oli": {
-            "kind": "oli", "bump_steps": 75, "cool_steps": 300, "amplitude": 3.0, "first": "cool",
-        },
-    }  # fmt: skip
-    made = {
-        name: fork_schedule(definition, baseline=FIXED, start=70_000)
-        for name, definition in definitions.items()
-    }
-    assert made == {"cosine": FIXED, "sgdr": Sgdr(MAX, MIN, 70_000, 10_000), "oli": oli()}
+def test_a_constant_rate_is_that_of_the_fork_point():
+    assert {fork("constant")(step) for step in range(START, STOP + 5)} == {BASE(START)}
 
 
-def test_unknown_names_are_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="'linear': known are cosine, sgdr, oli"):
-        fork_schedule({"kind": "linear"}, baseline=FIXED, start=0)
-    with pytest.raises(ValueError, match="'linear': known are cosine, cosine_neox_v1"):
-        pretraining_schedule("linear", lr_max=1.0, lr_min=0.1, warmup_steps=1, total_steps=2)
+def test_a_linear_decay_reaches_zero_with_the_fork():
+    rate = fork("linear")
+    assert rate(START) == BASE(START)
+    assert rate((START + STOP) // 2) == pytest.approx(BASE(START) / 2)
+    assert rate(STOP - 1) == pytest.approx(BASE(START) / 300)
+    assert rate(STOP) == rate(STOP + 9) == 0.0
+
+
+def test_stable_then_decay():
+    rate = fork("wsd", decay_steps=100)
+    assert {rate(step) for step in range(START, STOP - 99)} == {BASE(START)}
+    assert rate(STOP - 50) == pytest.approx(BASE(START) / 2)
+    assert rate(STOP) == 0.0
+    whole = fork("wsd", decay_steps=300)
+    assert [whole(s) for s in range(START, STOP)] == [fork("linear")(s) for s in range(START, STOP)]
+
+
+def test_restarts_are_multiples_of_the_baseline_at_the_restart():
+    rate = fork("restarts", period=100, amplitude=5.0)
+    for restart in (400, 500, 600):
+        assert rate(restart) == pytest.approx(5.0 * BASE(restart))
+        cycle = [rate(step) for step in range(restart, restart + 100)]
+        assert cycle == sorted(cycle, reverse=True)
+        assert cycle[50] == pytest.approx((5.0 * BASE(restart) + BASE.lr_min) / 2)
+
+
+def test_restarts_to_the_maximum_are_sgdr():
+    rate = fork("restarts", period=300, amplitude=BASE.lr_max / BASE(START))
+    sgdr = fork("sgdr", period=300)
+    assert [rate(s) for s in range(START, STOP)] == pytest.approx(
+        [sgdr(s) for s in range(START, STOP)], rel=1e-12
+    )
+
+
+def test_a_warm_up_begins_at_zero_and_ends_on_the_schedule():
+    plain, warmed = fork("cosine"), fork("cosine", rewarm_steps=20)
+    assert warmed(START) == 0.0
+    assert warmed(START + 5) == pytest.approx(plain(START + 5) / 4)
+    assert [warmed(s) for s in range(START + 20, STOP)] == [
+        plain(s) for s in range(START + 20, STOP)
+    ]
+
+
+KEYS = {"period": 100, "amplitude": 5.0, "bump_steps": 3, "cool_steps": 12, "first": "cool",
+        "decay_steps": 7}  # fmt: skip
+
+
+@pytest.mark.parametrize("cls", ScheduleKind.__subclasses__())
+def test_every_kind_has_a_rate_from_its_start_on(cls):
+    needed = {name: KEYS[name] for name, f in cls.model_fields.items() if f.is_required()}
+    kind = cls.model_fields["kind"].default
+    schedule = fork(kind, **needed)
+    assert schedule.kind == read_kind({"kind": kind, **needed}) and type(schedule.kind) is cls
+    assert all(schedule(step) >= 0.0 for step in range(START, STOP))
+    assert (schedule.last_update_phase(START + 1) is None) == (kind != "oli")
+    for call in (schedule, schedule.last_update_phase):
+        with pytest.raises(ValueError, match="starts at 400"):
+            call(START - 1)
+
+
+# Entries of the configuration
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"kind": "wds"},
+        {"kind": "sgdr"},
+        {"kind": "sgdr", "period": 0},
+        {"kind": "sgdr", "period": "400"},
+        {"kind": "cosine", "period": 400},
+        {"kind": "oli", "bump_steps": 3, "cool_steps": 12, "amplitude": 5.0, "first": "hot"},
+        {"kind": "restarts", "period": 4, "amplitude": math.inf},
+        {"kind": "ema", "decay": 0.9, "sam_radius": 0.1},
+    ],
+)
+def test_what_is_no_entry_is_refused(wrong):
+    with pytest.raises(ValidationError):
+        read_kind(wrong)
+
+
+def test_a_decay_longer_than_the_fork_is_a_mistake():
+    kind = read_kind({"kind": "wsd", "decay_steps": 11})
+    assert [key for key, _ in kind.mistakes(10)] == ["decay_steps"]
+    assert not list(kind.mistakes(11))
+
+
+@given(st.integers(1, 60), st.integers(1, 9), st.integers(1, 9), st.sampled_from(["bump", "cool"]))
+def test_the_last_end_of_each_phase_is_probed(steps, bump, cool, first):
+    kind = oli_kind(bump, cool, first)
+    ends = {kind.phase(n - 1): n for n in range(1, steps + 1)}
+    assert kind.settled(steps) == sorted(set(ends.values()))
+    assert read_kind({"kind": "constant"}).settled(steps) == [steps]
+
+
+# Averages
+
+
+def test_which_checkpoints_are_averaged():
+    grid = [0, 10, 20, 30, 40, 50]
+    assert read_kind({"kind": "early_stop"}).steps(grid, 20, 40) == [20]
+    assert Average(window=2).steps(grid, 20, 40) == [30, 40]
+    assert Ema(decay=0.5).steps(grid, 20, 40) == [20, 30, 40]
+
+
+def test_averages_need_their_checkpoints():
+    assert [key for key, _ in Average(window=4).mistakes([0, 10, 20], 0, 20)] == ["window"]
+    assert [key for key, _ in Ema(decay=0.5).mistakes([0, 10, 20], 0, 15)] == ["kind"]
+    assert not list(read_kind({"kind": "early_stop"}).mistakes([0, 10], 0, 15))
+
+
+@given(st.floats(0.01, 0.99), st.lists(st.floats(-5, 5), min_size=1, max_size=12))
+def test_weights_of_an_ema_are_its_recursion(decay, values):
+    weights = Ema(decay=decay).weights(len(values))
+    average = values[0]
+    for value in values[1:]:
+        average = decay * average + (1 - decay) * value
+    assert sum(w * v for w, v in zip(weights, values, strict=True)) == pytest.approx(
+        average, abs=1e-12
+    )
+    assert sum(weights) == pytest.approx(1.0)
+    assert sum(Average(window=3).weights(3)) == pytest.approx(1.0)

@@ -30,8 +30,8 @@ from tests.oracles import BigramAdamW, excess_kurtosis_of_mixture
 RECIPE = Recipe(
     batch_size=4, weight_decay=0.1, beta1=0.9, beta2=0.95, eps=1e-8, clip_norm=1.0
 )  # fmt: skip
-WARMED = Cosine(1e-2, 1e-3, warmup_steps=3, total_steps=20)
-UNWARMED = Cosine(1e-2, 1e-3, warmup_steps=0, total_steps=20)
+WARMED = Cosine(lr_max=1e-2, lr_min=1e-3, warmup_steps=3, total_steps=20)
+UNWARMED = Cosine(lr_max=1e-2, lr_min=1e-3, warmup_steps=0, total_steps=20)
 
 
 def fresh(seed=0, recipe=RECIPE):
@@ -321,7 +321,7 @@ def test_training_agrees_with_a_textbook_adamw(clip_norm):
 
 def test_losses_fall_on_a_trivial_text():
     tokens = np.tile(np.arange(16, dtype=np.int32), (8, 1))
-    schedule = Cosine(2e-2, 2e-3, 2, 60)
+    schedule = Cosine(lr_max=2e-2, lr_min=2e-3, warmup_steps=2, total_steps=60)
     updates = run(*fresh(), tokens, start=0, stop=60, schedule=schedule)
     losses = [u.loss_nats for u in updates]
     assert losses[0] == pytest.approx(math.log(64) + 0.2, abs=0.5)

@@ -6,10 +6,10 @@ import re
 import pytest
 import yaml
 
-from flatminima.config.forks import AVERAGES
 from flatminima.errors import ConfigError
 from flatminima.forks.settings import ForkSettings
 from flatminima.planning import SuitePlan
+from flatminima.schedules import AverageKind, read_kind
 from tests.workflow import ROOT
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
@@ -74,14 +74,14 @@ def test_amplitudes_cross_cadences_and_end_at_rest(plan):
     ]
     for name in names(plan.amplitude_tables):
         condition = ForkSettings(**plan.variant_settings(name))
-        schedule = condition.schedule
+        schedule = condition.schedule.kind
         assert schedule.amplitude == plan.variant_labels(name)["amplitude"]
         assert schedule.period == plan.variant_labels(name)["period"]
         share = schedule.bump_steps / schedule.period
         assert share == pytest.approx(oli["bump_steps"] / own, rel=0.01)
         assert condition.probed_steps[-1] == condition.stop
-        assert schedule.phase(condition.stop - 1) == "cool"
-        assert schedule.phase(condition.probed_steps[0] - 1) == "bump"
+        assert schedule.phase(condition.stop - condition.start - 1) == "cool"
+        assert schedule.phase(condition.probed_steps[0] - condition.start - 1) == "bump"
 
 
 def test_a_rival_changes_what_its_line_says():
@@ -120,7 +120,7 @@ def test_averages_are_of_the_runs_own_checkpoints_up_to_the_end_of_the_fork():
     assert len(MINI.average_files("lawa_5")) == 10
     assert PYTHIA.average_steps("lawa_10") == list(range(91000, 100001, 1000))
     rivals = CONFIG["suites"]["mini"]["fork"]["rivals"]
-    averages = [name for name, rival in rivals.items() if rival["kind"] in AVERAGES]
+    averages = [n for n, rival in rivals.items() if isinstance(read_kind(rival), AverageKind)]
     assert {f"results/mini/averages/{n}.csv" for n in averages} < set(MINI.rival_tables)
 
 

@@ -3,10 +3,11 @@
 import pandas as pd
 
 from flatminima.files import write_json, write_table
-from flatminima.forks.averaging import average_model, checkpoint_shares
+from flatminima.forks.averaging import average_model
 from flatminima.intervals import summarise
 from flatminima.jobs import logged
 from flatminima.probing import Prober
+from flatminima.schedules import read_kind
 
 
 def main(*, suite: str, name: str, definition: dict, folders: list[str], steps: list[int],
@@ -17,7 +18,7 @@ def main(*, suite: str, name: str, definition: dict, folders: list[str], steps: 
     ``folders`` are checkpoints of ``steps``, in order; the rows carry the last step.
     """
     prober = Prober(validation, probe, threads)
-    shares = checkpoint_shares(definition, len(folders))
+    shares = read_kind(definition).weights(len(folders))
     scores = prober(average_model(folders, shares, prober.device), steps[-1])
     write_table(sequences, scores)
     rows = summarise(scores, ["step"], resamples=probe["resamples"], seed=0)

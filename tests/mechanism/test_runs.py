@@ -16,7 +16,7 @@ from flatminima.mechanism.findings import COLUMNS, findings
 from flatminima.mechanism.phase_flips import phase_ends, trace_phases
 from flatminima.mechanism.replication_phases import growth_slopes, run_phases
 from flatminima.quantizers import QuantizerSpec
-from flatminima.schedules import Cosine, OscillatoryLockIn
+from flatminima.schedules import Cosine, fork_schedule
 from flatminima.training.loop import build_model
 
 TRAINING = {"schedule": "cosine_neox_v1", "lr_max": 0.01, "lr_min": 0.001, "warmup_steps": 2,
@@ -33,8 +33,9 @@ TINY = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_length": 16}
     ],
 )
 def test_phases_end_where_the_rate_changes(first, ends):
-    schedule = OscillatoryLockIn(Cosine(0.01, 0.001, 1, 200), 100, 1, 5, 4.0, first)
-    assert phase_ends(schedule, 2) == ends
+    run = Cosine(lr_max=0.01, lr_min=0.001, warmup_steps=1, total_steps=200)
+    oli = {"kind": "oli", "bump_steps": 1, "cool_steps": 5, "amplitude": 4.0, "first": first}
+    assert phase_ends(fork_schedule(oli, baseline=run, start=100, stop=112)) == ends
 
 
 def settings(amplitude: float) -> dict:

@@ -17,10 +17,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from flatminima.schedules import (
-    PRETRAINING_SCHEDULES,
+    RUN_SCHEDULES,
+    ForkSchedule,
     OliPhase,
     OscillatoryLockIn,
+    RunSchedule,
     Schedule,
+    ScheduleKind,
     Sgdr,
     pretraining_schedule,
 )
@@ -32,8 +35,20 @@ def _factor(step: int, schedule: Schedule, lr_max: float) -> float:
     return schedule(step) / lr_max
 
 
-def _after(step: int, start: int, before: Schedule, after: Schedule) -> float:
-    return before(step) if step < start else after(step)
+def _after(step: int, fork: ForkSchedule) -> float:
+    return fork.run(step) if step < fork.start else fork(step)
+
+
+def _leaving(
+    build: Callable[[float], RunSchedule], kind: ScheduleKind, start: int
+) -> Callable[[float], Schedule]:
+    """The run's schedule up to ``start``, ``kind`` from there on, by the highest rate."""
+
+    def schedule(lr_max: float) -> Schedule:
+        run = build(lr_max)
+        return partial(_after, fork=ForkSchedule(kind, run, start, run.total_steps))
+
+    return schedule
 
 
 def _scheduler(
@@ -61,9 +76,9 @@ def _lowest(lr_max: float, min_lr_rate: float | None, min_lr: float | None) -> f
 
 def _baseline(
     kind: str, warmup: int, total: int, min_lr_rate: float | None, min_lr: float | None
-) -> Callable[[float], Schedule]:
-    if kind not in PRETRAINING_SCHEDULES:
-        raise ValueError(f"baseline {kind!r}: {', '.join(PRETRAINING_SCHEDULES)}")
+) -> Callable[[float], RunSchedule]:
+    if kind not in RUN_SCHEDULES:
+        raise ValueError(f"baseline {kind!r}: {', '.join(RUN_SCHEDULES)}")
     if not 0 <= warmup < total:
         raise ValueError(f"num_warmup_steps {warmup}: 0 to num_training_steps - 1, {total - 1}")
     return lambda lr_max: pretraining_schedule(
@@ -139,12 +154,7 @@ def get_sgdr_schedule(
     build = _baseline(baseline, num_warmup_steps, num_training_steps, min_lr_rate, min_lr)
     start = _start(start, num_warmup_steps, num_training_steps)
 
-    def restarts(lr_max: float) -> Schedule:
-        lowest = _lowest(lr_max, min_lr_rate, min_lr)
-        after = Sgdr(lr_max, lowest, start, period)
-        return partial(_after, start=start, before=build(lr_max), after=after)
-
-    return _scheduler(optimizer, restarts, last_epoch)
+    return _scheduler(optimizer, _leaving(build, Sgdr(period=period), start), last_epoch)
 
 
 def get_oli_schedule(
@@ -168,12 +178,14 @@ def get_oli_schedule(
     cycles begin after the warm-up; the paper begins them late, where FP32 loss has converged.
     """
     _at_least_one(bump_steps=bump_steps, cool_steps=cool_steps)
+    if first not in ("bump", "cool"):
+        raise ValueError(f"first {first!r}: either bump or cool")
+    if not 0.0 < amplitude < float("inf"):
+        raise ValueError(f"amplitude {amplitude}: a number above 0")
     build = _baseline(baseline, num_warmup_steps, num_training_steps, min_lr_rate, min_lr)
     start = _start(start, num_warmup_steps, num_training_steps)
 
-    def bumps(lr_max: float) -> Schedule:
-        before = build(lr_max)
-        after = OscillatoryLockIn(before, start, bump_steps, cool_steps, amplitude, first)
-        return partial(_after, start=start, before=before, after=after)
-
-    return _scheduler(optimizer, bumps, last_epoch)
+    kind = OscillatoryLockIn(
+        bump_steps=bump_steps, cool_steps=cool_steps, amplitude=amplitude, first=first
+    )
+    return _scheduler(optimizer, _leaving(build, kind, start), last_epoch)

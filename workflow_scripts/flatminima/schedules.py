@@ -1,25 +1,37 @@
-"""Learning-rate schedules as pure functions of the absolute training step.
+"""Learning-rate schedules: one class a kind is its entry in the configuration, check and formula.
 
-Convention: ``schedule(step)`` is the learning rate of the update that takes the
-weights from ``step`` to ``step + 1``. The first update of a run with warm-up has
-a learning rate of zero, which is why step 0 and step 1 of Pythia hold the same
-weights. A checkpoint at ``step`` was therefore last moved by ``schedule(step - 1)``.
+Convention: ``schedule(step)`` is the learning rate of the update that takes the weights from
+``step`` to ``step + 1``. The first update of a run with warm-up has a learning rate of zero,
+which is why step 0 and step 1 of Pythia hold the same weights. A checkpoint at ``step`` was
+therefore last moved by ``schedule(step - 1)``.
 
+A whole run has a ``RunSchedule``; what leaves it has a ``ScheduleKind``, which a suite may
+name under ``fork.schedules`` and under ``fork.rivals`` alike. A new kind is one subclass.
 Nothing here imports torch; learning rates are Python floats.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import reduce
+from operator import or_
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, TypeAdapter
 
 Schedule = Callable[[int], float]
 OliPhase = Literal["bump", "cool"]
 
 
-def _check_step(step: int) -> None:
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def _check_step(step: int, start: int = 0) -> None:
     if step < 0:
         raise ValueError(f"step {step}: a training step is 0 or larger")
+    if step < start:
+        raise ValueError(f"step {step}: this schedule starts at {start}")
 
 
 def _half_cosine(progress: float) -> float:
@@ -27,8 +39,36 @@ def _half_cosine(progress: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * min(max(progress, 0.0), 1.0)))
 
 
-@dataclass(frozen=True)
-class Cosine:
+# Schedules of whole runs.
+
+
+class RunSchedule(_Entry):
+    """Learning rate of a whole training run; ``schedule(step)`` by absolute step."""
+
+    kind: str
+    lr_max: float = Field(gt=0, description="Highest learning rate.")
+    lr_min: float = Field(ge=0, description="Lowest learning rate after the warm-up.")
+    warmup_steps: int = Field(ge=0, description="Steps of the linear warm-up.")
+    total_steps: PositiveInt
+
+    def __call__(self, step: int) -> float:
+        """Learning rate of the update that takes the weights from ``step`` to ``step + 1``."""
+        _check_step(step)
+        if step < self.warmup_steps:
+            return self.lr_max * step / self.warmup_steps
+        return self.lr(step)
+
+    def lr(self, step: int) -> float:
+        """The rate at ``step`` once the warm-up is over."""
+        raise NotImplementedError
+
+    @property
+    def floor_step(self) -> int:
+        """First step after the warm-up whose rate is ``lr_min``."""
+        return self.total_steps
+
+
+class Cosine(RunSchedule):
     """Linear warm-up, then a cosine that reaches ``lr_min`` at ``total_steps``.
 
     The formula behind the learning-rate column of the paper's Table 1:
@@ -36,22 +76,14 @@ class Cosine:
     After ``total_steps`` the rate stays at ``lr_min``.
     """
 
-    lr_max: float
-    lr_min: float
-    warmup_steps: int
-    total_steps: int
+    kind: Literal["cosine"] = "cosine"
 
-    def __call__(self, step: int) -> float:
-        """Learning rate of the update that takes the weights from ``step`` to ``step + 1``."""
-        _check_step(step)
-        if step < self.warmup_steps:
-            return self.lr_max * step / self.warmup_steps
+    def lr(self, step: int) -> float:
         progress = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
         return self.lr_min + (self.lr_max - self.lr_min) * _half_cosine(progress)
 
 
-@dataclass(frozen=True)
-class CosineNeoxV1:
+class CosineNeoxV1(RunSchedule):
     """The schedule Pythia really ran: a cosine to zero with ``lr_min`` as a floor.
 
     max(lr_min, lr_max/2 * (1 + cos(pi * (min(s, T - W) - W) / T))), from the
@@ -61,16 +93,9 @@ class CosineNeoxV1:
     constant rate.
     """
 
-    lr_max: float
-    lr_min: float
-    warmup_steps: int
-    total_steps: int
+    kind: Literal["cosine_neox_v1"] = "cosine_neox_v1"
 
-    def __call__(self, step: int) -> float:
-        """Learning rate of the update that takes the weights from ``step`` to ``step + 1``."""
-        _check_step(step)
-        if step < self.warmup_steps:
-            return self.lr_max * step / self.warmup_steps
+    def lr(self, step: int) -> float:
         clamped = min(step, self.total_steps - self.warmup_steps)
         progress = (clamped - self.warmup_steps) / self.total_steps
         return max(self.lr_min, self.lr_max * _half_cosine(progress))
@@ -89,128 +114,323 @@ class CosineNeoxV1:
         return math.ceil(exact)
 
 
-@dataclass(frozen=True)
-class Sgdr:
-    """Cosine warm restarts from ``lr_max`` every ``period`` steps after ``start``.
+RUN_SCHEDULES = {c.model_fields["kind"].default: c for c in RunSchedule.__subclasses__()}
 
-    Condition B of section 5.1 (Loshchilov and Hutter's SGDR without period
-    multiplication); each cycle decays from ``lr_max`` towards ``lr_min``.
+
+def pretraining_schedule(
+    kind: str, *, lr_max: float, lr_min: float, warmup_steps: int, total_steps: int
+) -> RunSchedule:
+    """Schedule of a whole training run, by the name that ``training.schedule`` gives it.
+
+    Raises ``ValueError`` for another name.
+    """
+    if kind not in RUN_SCHEDULES:
+        raise ValueError(f"schedule {kind!r}: known are {', '.join(RUN_SCHEDULES)}")
+    return RUN_SCHEDULES[kind](
+        lr_max=lr_max, lr_min=lr_min, warmup_steps=warmup_steps, total_steps=total_steps
+    )
+
+
+# Schedules of what leaves a run.
+
+
+@dataclass(frozen=True)
+class ForkSchedule:
+    """A kind of schedule where it leaves ``run`` at ``start``; ``schedule(step)`` by absolute step.
+
+    ``stop`` is the step after the last update. ``rewarm_steps`` above 0 lets the rate rise
+    from zero over the first updates, for forks whose moments are fresh: Adam's first updates
+    would otherwise be full steps in the direction of a single batch's signs.
     """
 
-    lr_max: float
-    lr_min: float
+    kind: "ScheduleKind"
+    run: RunSchedule
     start: int
-    period: int
+    stop: int
+    rewarm_steps: int = 0
 
     def __call__(self, step: int) -> float:
         """Learning rate of the update that takes the weights from ``step`` to ``step + 1``."""
-        _check_step(step)
-        if step < self.start:
-            raise ValueError(f"step {step}: this schedule starts at {self.start}")
-        progress = ((step - self.start) % self.period) / self.period
-        return self.lr_min + (self.lr_max - self.lr_min) * _half_cosine(progress)
+        _check_step(step, self.start)
+        rate = self.kind.lr(step, self)
+        if not self.rewarm_steps:
+            return rate
+        return rate * min(1.0, (step - self.start) / self.rewarm_steps)
+
+    def last_update_phase(self, step: int) -> OliPhase | None:
+        """Whether the update that made the weights of ``step`` was a bump or a cool one.
+
+        ``None`` for schedules without such phases. The last update before a probe at
+        ``step`` is the one at ``step - 1``.
+        """
+        _check_step(step - 1, self.start)
+        return self.kind.phase(step - 1 - self.start)
 
 
-@dataclass(frozen=True)
-class OscillatoryLockIn:
-    """Oscillatory Lock-In: short bumps above a baseline schedule.
+class ScheduleKind(_Entry):
+    """One entry of ``fork.schedules`` or ``fork.rivals`` that is trained, by its ``kind``.
 
-    Condition C of section 5.1. A cycle has ``bump_steps`` at
-    ``amplitude * baseline(step)`` and ``cool_steps`` at ``baseline(step)``. The
-    value of the amplitude (lambda) and the order of the two phases are lost in
-    the paper's text; both are parameters.
+    ``modifiers`` change the suite's sections ``training`` and ``compute`` for it.
     """
 
-    baseline: Schedule
-    start: int
-    bump_steps: int
-    cool_steps: int
-    amplitude: float
-    first: OliPhase = "cool"
+    modifiers: ClassVar = {"training": ("weight_decay", "sam_radius"), "compute": ("precision",)}
 
-    def __post_init__(self) -> None:
-        if self.first not in ("bump", "cool"):
-            raise ValueError(f"first {self.first!r}: either 'bump' or 'cool'")
+    kind: str
+    weight_decay: float | None = Field(None, ge=0, description="In place of the run's.")
+    sam_radius: float | None = Field(
+        None, gt=0, description="Radius of sharpness-aware minimization."
+    )
+    precision: Literal["float32", "bf16"] | None = Field(
+        None, description="In place of that of compute."
+    )
+
+    def lr(self, step: int, fork: ForkSchedule) -> float:
+        """The rate at ``step``, which is not before ``fork.start``."""
+        raise NotImplementedError
+
+    def phase(self, updates: int) -> OliPhase | None:
+        """Phase of the update that follows ``updates`` others; ``None`` without such phases."""
+        return None
+
+    def settled(self, steps: int) -> list[int]:
+        """Updates after which a fork of ``steps`` is probed so that all kinds are alike, rising."""
+        return [steps]
+
+    def mistakes(self, steps: int) -> Iterator[tuple[str, str]]:
+        """Key and mistake of every number that does not go with a fork of ``steps`` updates."""
+        yield from ()
+
+
+class Continued(ScheduleKind):
+    """The run's own schedule goes on: condition A of section 5.1, the control."""
+
+    kind: Literal["cosine"] = "cosine"
+
+    def lr(self, step: int, fork: ForkSchedule) -> float:
+        return fork.run(step)
+
+
+def _restart(lr_max: float, lr_min: float, position: int, period: int) -> float:
+    return lr_min + (lr_max - lr_min) * _half_cosine((position % period) / period)
+
+
+class Sgdr(ScheduleKind):
+    """Cosine warm restarts from the run's ``lr_max``, each falling towards its ``lr_min``.
+
+    Condition B of section 5.1 (Loshchilov and Hutter's SGDR without period multiplication).
+    """
+
+    kind: Literal["sgdr"] = "sgdr"
+    period: PositiveInt = Field(description="Steps between restarts.")
+
+    def lr(self, step: int, fork: ForkSchedule) -> float:
+        return _restart(fork.run.lr_max, fork.run.lr_min, step - fork.start, self.period)
+
+
+class OscillatoryLockIn(ScheduleKind):
+    """Oscillatory Lock-In: short bumps above the run's own schedule.
+
+    Condition C of section 5.1. A cycle has ``bump_steps`` at ``amplitude`` times the run's
+    rate and ``cool_steps`` at that rate. The value of the amplitude (lambda) and the order of
+    the two phases are lost in the paper's text; both are keys.
+    """
+
+    kind: Literal["oli"] = "oli"
+    bump_steps: PositiveInt = Field(description="Steps at the raised rate.")
+    cool_steps: PositiveInt = Field(description="Steps at the run's own rate.")
+    amplitude: float = Field(gt=0, description="Lambda: the raised rate in multiples of the run's.")
+    first: OliPhase = Field(description="Phase that a cycle begins with.")
 
     @property
     def period(self) -> int:
         """Steps in one bump-and-cool cycle."""
         return self.bump_steps + self.cool_steps
 
-    def phase(self, step: int) -> OliPhase:
-        """Phase of the update that takes the weights from ``step`` to ``step + 1``."""
-        if step < self.start:
-            raise ValueError(f"step {step}: this schedule starts at {self.start}")
-        position = (step - self.start) % self.period
+    def phase(self, updates: int) -> OliPhase:
+        position = updates % self.period
         if self.first == "bump":
             return "bump" if position < self.bump_steps else "cool"
         return "cool" if position < self.cool_steps else "bump"
 
-    def __call__(self, step: int) -> float:
-        """Learning rate of the update that takes the weights from ``step`` to ``step + 1``."""
-        _check_step(step)
-        factor = self.amplitude if self.phase(step) == "bump" else 1.0
-        return factor * self.baseline(step)
+    def lr(self, step: int, fork: ForkSchedule) -> float:
+        factor = self.amplitude if self.phase(step - fork.start) == "bump" else 1.0
+        return factor * fork.run(step)
+
+    def settled(self, steps: int) -> list[int]:
+        """The end, and the last ends of both phases: a fork that ends on a bump is not at rest."""
+        first = self.bump_steps if self.first == "bump" else self.cool_steps
+        position = (steps - 1) % self.period
+        begin = steps - 1 - position  # updates before the cycle that the last update is in
+        other = begin if position < first else begin + first
+        return sorted({steps, other} - {0})
+
+    def visible_phases(self, probe_every: int) -> list[int]:
+        """Positions in the cycle at which probes every ``probe_every`` steps can land.
+
+        Position p means that p updates of the current cycle lie behind the probe
+        (``period`` itself: the cycle has just ended). Probing at a cadence that shares
+        a factor with the period sees only some of them: 1,000 mod 375 = 250 leaves
+        three (250, 125 and 375), which is what the paper's probes could see.
+        """
+        period = self.period
+        return sorted({(probe_every * k) % period or period for k in range(1, period + 1)})
 
 
-PRETRAINING_SCHEDULES = {"cosine": Cosine, "cosine_neox_v1": CosineNeoxV1}
-FORK_SCHEDULES = ("cosine", "sgdr", "oli")
+def _stable_then_linear(step: int, fork: ForkSchedule, decay_start: int) -> float:
+    """The fork point's rate until ``decay_start``, then a line that is zero at the fork's end."""
+    rate = fork.run(fork.start)
+    if step < decay_start:
+        return rate
+    if step >= fork.stop:
+        return 0.0
+    return rate * (fork.stop - step) / (fork.stop - decay_start)
 
 
-def pretraining_schedule(
-    kind: str, *, lr_max: float, lr_min: float, warmup_steps: int, total_steps: int
-) -> Cosine | CosineNeoxV1:
-    """Schedule of a whole training run, by its name in ``config.yaml``.
+class Constant(ScheduleKind):
+    """The rate of the fork point."""
 
-    Raises ``ValueError`` for another name.
+    kind: Literal["constant"] = "constant"
+
+    def lr(self, step: int, fork: ForkSchedule) -> float:
+        return fork.run(fork.start)
+
+
+class Linear(ScheduleKind):
+    """A straight line from the fork point's rate to zero at the end."""
+
+    kind: Literal["linear"] = "linear"
+
+    def lr(self, step: int, fork: ForkSchedule) -> float:
+        return _stable_then_linear(step, fork, fork.start)
+
+
+class WarmupStableDecay(ScheduleKind):
+    """Warm-up, stable, decay without the warm-up, which the run has behind it."""
+
+    kind: Literal["wsd"] = "wsd"
+    decay_steps: PositiveInt = Field(description="Steps of the decay to zero at the end.")
+
+    def lr(self, step: int, fork: ForkSchedule) -> float:
+        return _stable_then_linear(step, fork, fork.stop - self.decay_steps)
+
+    def mistakes(self, steps: int) -> Iterator[tuple[str, str]]:
+        if self.decay_steps > steps:
+            yield "decay_steps", f"{self.decay_steps} is more than fork.steps {steps}"
+
+
+class Restarts(ScheduleKind):
+    """SGDR whose restarts are ``amplitude`` times the run's rate there instead of ``lr_max``.
+
+    With OLI's amplitude it tells SGDR's shape and cadence from its amplitude, which the
+    paper's two conditions (section 5.1) change together.
     """
-    if kind not in PRETRAINING_SCHEDULES:
-        raise ValueError(f"schedule {kind!r}: known are {', '.join(PRETRAINING_SCHEDULES)}")
-    return PRETRAINING_SCHEDULES[kind](lr_max, lr_min, warmup_steps, total_steps)
+
+    kind: Literal["restarts"] = "restarts"
+    period: PositiveInt = Field(description="Steps between restarts.")
+    amplitude: float = Field(gt=0, description="Rate of a restart in multiples of the run's.")
+
+    def lr(self, step: int, fork: ForkSchedule) -> float:
+        position = (step - fork.start) % self.period
+        peak = self.amplitude * fork.run(step - position)
+        return _restart(peak, fork.run.lr_min, position, self.period)
 
 
-def fork_schedule(definition: dict, *, baseline: Cosine | CosineNeoxV1, start: int) -> Schedule:
-    """Schedule of a fork that leaves the run of ``baseline`` at step ``start``.
+# Conditions without training: weights made from the run's own checkpoints.
 
-    ``definition`` is one entry of ``forks.schedules`` in ``config.yaml``; its
-    ``kind`` is one of ``FORK_SCHEDULES``. Raises ``ValueError`` for another kind.
+
+class AverageKind(_Entry):
+    """One entry of ``fork.rivals`` that is an average of the run's checkpoints."""
+
+    kind: str
+
+    def steps(self, grid: Sequence[int], start: int, end: int) -> list[int]:
+        """Which of the run's revisions ``grid`` are averaged, for forks from start to end."""
+        raise NotImplementedError
+
+    def weights(self, count: int) -> list[float]:
+        """Weight of each of ``count`` checkpoints, oldest first; they sum to one."""
+        return [1.0 / count] * count
+
+    def mistakes(self, grid: Sequence[int], start: int, end: int) -> Iterator[tuple[str, str]]:
+        """Key and mistake of everything that does not go with these revisions."""
+        if end not in grid:
+            yield (
+                "kind",
+                f"{self.kind} averages the run's checkpoints up to the end of the fork, step "
+                f"{end}, which is not on the grid",
+            )
+
+
+class EarlyStop(AverageKind):
+    """The checkpoint of the fork point itself."""
+
+    kind: Literal["early_stop"] = "early_stop"
+
+    def steps(self, grid: Sequence[int], start: int, end: int) -> list[int]:
+        return [start]
+
+    def mistakes(self, grid: Sequence[int], start: int, end: int) -> Iterator[tuple[str, str]]:
+        """None: the fork point is a revision."""
+        yield from ()
+
+
+class Average(AverageKind):
+    """A trailing average with equal weights (LAWA: Kaddour, arXiv 2209.14981)."""
+
+    kind: Literal["average"] = "average"
+    window: PositiveInt = Field(description="Checkpoints in the trailing average.")
+
+    def steps(self, grid: Sequence[int], start: int, end: int) -> list[int]:
+        return [step for step in grid if step <= end][-self.window :]
+
+    def mistakes(self, grid: Sequence[int], start: int, end: int) -> Iterator[tuple[str, str]]:
+        yield from super().mistakes(grid, start, end)
+        count = sum(step <= end for step in grid)
+        if end in grid and self.window > count:
+            yield (
+                "window",
+                f"{self.window} checkpoints up to step {end} are more than there are; valid: 1 to "
+                f"{count}",
+            )
+
+
+class Ema(AverageKind):
+    """An exponential average from the fork point on, which weighs older checkpoints less.
+
+    average = decay * average + (1 - decay) * checkpoint, beginning with the oldest one.
     """
-    kind = definition["kind"]
-    if kind == "cosine":
-        return baseline
-    if kind == "sgdr":
-        return Sgdr(baseline.lr_max, baseline.lr_min, start, definition["period"])
-    if kind == "oli":
-        return OscillatoryLockIn(
-            baseline,
-            start,
-            definition["bump_steps"],
-            definition["cool_steps"],
-            definition["amplitude"],
-            definition["first"],
-        )
-    raise ValueError(f"schedule kind {kind!r}: known are {', '.join(FORK_SCHEDULES)}")
+
+    kind: Literal["ema"] = "ema"
+    decay: float = Field(
+        gt=0, lt=1, description="Part of the average that each older checkpoint keeps."
+    )
+
+    def steps(self, grid: Sequence[int], start: int, end: int) -> list[int]:
+        return [step for step in grid if start <= step <= end]
+
+    def weights(self, count: int) -> list[float]:
+        later = [(1.0 - self.decay) * self.decay ** (count - 1 - n) for n in range(1, count)]
+        return [self.decay ** (count - 1), *later]
 
 
-def last_update_phase(schedule: Schedule, step: int) -> OliPhase | None:
-    """Whether the update that made the weights of ``step`` was a bump or a cool one.
+AnySchedule = Annotated[reduce(or_, ScheduleKind.__subclasses__()), Field(discriminator="kind")]
+AnyRival = Annotated[
+    reduce(or_, ScheduleKind.__subclasses__() + AverageKind.__subclasses__()),
+    Field(discriminator="kind"),
+]
+_RIVALS: TypeAdapter = TypeAdapter(AnyRival)
 
-    ``None`` for schedules without such phases. The last update before a probe at
-    ``step`` is the one at ``step - 1``.
+
+def read_kind(definition: Mapping) -> ScheduleKind | AverageKind:
+    """The class behind an entry of ``fork.schedules`` or ``fork.rivals``.
+
+    Raises pydantic's ``ValidationError``, a ``ValueError``, for what is no such entry.
     """
-    if isinstance(schedule, OscillatoryLockIn):
-        return schedule.phase(step - 1)
-    return None
+    return _RIVALS.validate_python(dict(definition))
 
 
-def visible_phases(schedule: OscillatoryLockIn, probe_every: int) -> list[int]:
-    """Positions in the cycle at which probes every ``probe_every`` steps can land.
-
-    Position p means that p updates of the current cycle lie behind the probe
-    (``period`` itself: the cycle has just ended). Probing at a cadence that shares
-    a factor with the period sees only some of them: 1,000 mod 375 = 250 leaves
-    three (250, 125 and 375), which is what the paper's probes could see.
-    """
-    period = schedule.period
-    positions = {(probe_every * k) % period or period for k in range(1, period + 1)}
-    return sorted(positions)
+def fork_schedule(
+    definition: Mapping, *, baseline: RunSchedule, start: int, stop: int, rewarm_steps: int = 0
+) -> ForkSchedule:
+    """Schedule of a fork that leaves the run of ``baseline`` at ``start`` and ends at ``stop``."""
+    return ForkSchedule(read_kind(definition), baseline, start, stop, rewarm_steps)

@@ -8,7 +8,7 @@ from flatminima.claims.model import (
     measured,
     printed,
 )
-from flatminima.schedules import OscillatoryLockIn, fork_schedule, visible_phases
+from flatminima.schedules import OscillatoryLockIn, read_kind
 
 
 @printed("X18")
@@ -19,8 +19,10 @@ def kinds_of_mean(m: Measurements, claim: Claim) -> Finding:
         "cosine": p["cosine_table_pct"] != p["cosine_text_pct"],
         "OLI cool": p["oli_cool_table_pct"] != p["oli_cool_text_pct"],
     }
-    oli = OscillatoryLockIn(lambda step: 1.0, 0, fork["bump_steps"], fork["cool_steps"], 1.0)
-    seen = visible_phases(oli, fork["probe_every"])
+    oli = OscillatoryLockIn(
+        bump_steps=fork["bump_steps"], cool_steps=fork["cool_steps"], amplitude=1.0, first="cool"
+    )
+    seen = oli.visible_phases(fork["probe_every"])
     probes = range(fork["probe_every"], fork["steps"] + 1, fork["probe_every"])
     phases = [oli.phase(step - 1) for step in probes]
     return Finding(
@@ -40,11 +42,11 @@ def phases_of_suite(m: Measurements, claim: Claim) -> Finding:
     entries = [d for d in fork.get("schedules", {}).values() if d["kind"] == "oli"]
     if not entries:
         return Finding("no OLI forks", None)
-    oli = fork_schedule(entries[0], baseline=m.schedule(), start=fork["start"])
-    seen = visible_phases(oli, fork["probe_every"])
+    oli = read_kind(entries[0])
+    seen = oli.visible_phases(fork["probe_every"])
     return Finding(
         f"positions {', '.join(map(str, seen))} of {oli.period}; the last probe follows a "
-        f"{oli.phase(fork['start'] + fork['steps'] - 1)} step",
+        f"{oli.phase(fork['steps'] - 1)} step",
         None,
     )
 

@@ -2,21 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-# Keys of a rival by its kind, beside the modifiers.
-KEYS = {
-    "cosine": (),
-    "sgdr": ("period",),
-    "oli": ("bump_steps", "cool_steps", "amplitude", "first"),
-    "constant": (),
-    "wsd": ("decay_steps",),
-    "linear": (),
-    "restarts": ("period", "amplitude"),
-    "early_stop": (),
-    "average": ("window",),
-    "ema": ("decay",),
+from flatminima.schedules import AverageKind, ScheduleKind, read_kind
+
+_KINDS = {
+    kind.model_fields["kind"].default: kind
+    for base in (ScheduleKind, AverageKind)
+    for kind in base.__subclasses__()
 }
-AVERAGES = ("early_stop", "average", "ema")  # made from the run's checkpoints, without training
-MODIFIERS = ("weight_decay", "sam_radius", "precision")
 
 
 def cadences(fork: Mapping) -> dict[int, dict[str, int]]:
@@ -60,8 +52,10 @@ def fork_mistakes(name: str, suite: Mapping, steps: Sequence[int] | None) -> Ite
                 "in fork.schedules and begins neither with pilot_ nor with oli_x"
             )
         yield from _rival_mistakes(f"{key}.rivals.{rival}", definition, fork)
-        if steps is not None and definition["kind"] in ("average", "ema"):
-            yield from _average_mistakes(f"{key}.rivals.{rival}", definition, fork, steps)
+        if steps is not None and isinstance(made := _read(definition), AverageKind):
+            end = fork["start"] + fork["steps"]
+            for part, mistake in made.mistakes(steps, fork["start"], end):
+                yield f"config key {key}.rivals.{rival}.{part}: {mistake}"
 
 
 def _state_mistakes(key: str, suite: Mapping) -> Iterator[str]:
@@ -111,37 +105,26 @@ def _pilot_mistakes(key: str, suite: Mapping) -> Iterator[str]:
 
 
 def _rival_mistakes(key: str, rival: Mapping, fork: Mapping) -> Iterator[str]:
-    kind = rival["kind"]
-    modifiers = () if kind in AVERAGES else MODIFIERS
-    missing = [name for name in KEYS[kind] if name not in rival]
+    kind, fields = rival["kind"], _KINDS[rival["kind"]].model_fields
+    needed = [name for name, field in fields.items() if field.is_required()]
+    missing = [name for name in needed if name not in rival]
     if missing:
         yield f"config key {key} lacks {', '.join(missing)}, needed with kind {kind}"
         return
-    extra = sorted(set(rival) - {"kind", *KEYS[kind], *modifiers})
+    extra = sorted(set(rival) - set(fields))
     if extra:
-        valid = ", ".join((*KEYS[kind], *modifiers)) or "no other key"
+        others = [name for name in fields if name not in ("kind", *needed)]
+        valid = ", ".join((*needed, *others)) or "no other key"
         yield f"config key {key}.{extra[0]} does not go with kind {kind}; valid with it: {valid}"
-    if kind == "wsd" and rival["decay_steps"] > fork["steps"]:
-        yield (
-            f"config key {key}.decay_steps: {rival['decay_steps']} is more than fork.steps "
-            f"{fork['steps']}"
-        )
-
-
-def _average_mistakes(
-    key: str, rival: Mapping, fork: Mapping, steps: Sequence[int]
-) -> Iterator[str]:
-    """The run's checkpoints up to the end of the fork must be there."""
-    end = fork["start"] + fork["steps"]
-    if end not in steps:
-        yield (
-            f"config key {key}: kind {rival['kind']} averages the run's checkpoints up to the end "
-            f"of the fork, step {end}, which is not on the grid"
-        )
         return
-    count = sum(step <= end for step in steps)
-    if rival.get("window", 1) > count:
-        yield (
-            f"config key {key}.window: {rival['window']} checkpoints up to step {end} are more "
-            f"than there are; valid: 1 to {count}"
-        )
+    made = read_kind(rival)
+    if isinstance(made, ScheduleKind):
+        for name, mistake in made.mistakes(fork["steps"]):
+            yield f"config key {key}.{name}: {mistake}"
+
+
+def _read(definition: Mapping) -> ScheduleKind | AverageKind | None:
+    try:
+        return read_kind(definition)
+    except ValueError:
+        return None  # said above

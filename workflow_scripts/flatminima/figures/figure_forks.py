@@ -12,11 +12,10 @@ from flatminima.figures.placement import end_labels
 from flatminima.figures.plotting import GREY, PAGE_IN, Look
 from flatminima.labels import SCHEDULES, role_labels
 from flatminima.schedules import (
+    ForkSchedule,
     OscillatoryLockIn,
-    Schedule,
     fork_schedule,
     pretraining_schedule,
-    visible_phases,
 )
 
 MOST_NAMED = 6  # steps of a cycle that are listed one by one
@@ -110,7 +109,7 @@ def _draw_probes(axes: Axes, probes: pd.DataFrame, column: str, look: Look) -> N
         )  # fmt: skip
 
 
-def _schedule_of(suite: dict, name: str) -> Schedule | None:
+def _schedule_of(suite: dict, name: str) -> ForkSchedule | None:
     """Learning rate by step of one fork; ``None`` where ``suite`` does not tell it."""
     if not {"training", "fork", "last"} <= suite.keys():
         return None
@@ -121,7 +120,9 @@ def _schedule_of(suite: dict, name: str) -> Schedule | None:
         training["schedule"], lr_max=training["lr_max"], lr_min=training["lr_min"],
         warmup_steps=training["warmup_steps"], total_steps=suite["last"],
     )  # fmt: skip
-    return fork_schedule(fork["schedules"][name], baseline=baseline, start=fork["start"])
+    start = fork["start"]
+    stop = start + fork["steps"]
+    return fork_schedule(fork["schedules"][name], baseline=baseline, start=start, stop=stop)
 
 
 def _draw_learning_rate(
@@ -138,14 +139,14 @@ def _draw_learning_rate(
             # The update that leaves a step has one rate all the way to the next step.
             steps = np.arange(first, last + 1)
             lr = [100 * rate(step) / suite["training"]["lr_max"] for step in steps[:-1]]
-            bumps = isinstance(rate, OscillatoryLockIn)
+            bumps = isinstance(rate.kind, OscillatoryLockIn)
             axes.plot(
                 steps, [*lr, lr[-1]], drawstyle="steps-post", color=look.color, lw=0.6,
                 zorder=1.5 if bumps else 2,
             )  # fmt: skip
             lines = "lines: every update; "
             if bumps:
-                cycles[rate.period] = _alias(rate, suite["fork"]["probe_every"])
+                cycles[rate.kind.period] = _alias(rate.kind, suite["fork"]["probe_every"])
         _draw_probes(axes, one, "lr_pct", look)
         ends.append((SCHEDULES.get(schedule, schedule), one["lr_pct"].iloc[-1], look.color))
     axes.set_ylim(0, None)
@@ -157,7 +158,7 @@ def _draw_learning_rate(
 
 def _alias(schedule: OscillatoryLockIn, probe_every: int) -> str:
     """Which steps of a cycle the probes can meet, in words."""
-    met = visible_phases(schedule, probe_every)
+    met = schedule.visible_phases(probe_every)
     if len(met) > MOST_NAMED:
         return f"probes meet {len(met)} of the {schedule.period} steps of a cycle"
     *most, last = map(str, met)

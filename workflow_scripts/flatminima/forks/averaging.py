@@ -1,32 +1,12 @@
-"""Weights averaged over checkpoints of one run, without training.
+"""Weights averaged over checkpoints of one run, without training (section 6); float64 sums."""
 
-Trailing-window averages are LAWA (Kaddour, arXiv 2209.14981), which the paper discusses
-in section 6; exponential ones weigh older checkpoints less. Sums are in float64.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from flatminima.checkpoints import load_model
-
-
-def checkpoint_shares(definition: Mapping, count: int) -> list[float]:
-    """What each of ``count`` checkpoints, oldest first, contributes; the shares sum to one.
-
-    ``definition`` is a rival of kind ``early_stop`` or ``average`` (equal shares) or
-    ``ema``, whose recursion average = decay * average + (1 - decay) * checkpoint begins
-    with the oldest one. Raises ``ValueError`` for another kind.
-    """
-    if definition["kind"] in ("early_stop", "average"):
-        return [1.0 / count] * count
-    if definition["kind"] != "ema":
-        raise ValueError(f"kind {definition['kind']!r}: early_stop, average or ema")
-    decay = definition["decay"]
-    later = [(1.0 - decay) * decay ** (count - 1 - n) for n in range(1, count)]
-    return [decay ** (count - 1), *later]
 
 
 def average_model(

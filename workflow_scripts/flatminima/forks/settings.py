@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from flatminima.forks.rival_schedules import condition_schedule
-from flatminima.schedules import Schedule, pretraining_schedule
+from flatminima.schedules import ForkSchedule, fork_schedule, pretraining_schedule
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class ForkSettings:
         return list(range(self.stop - span + every, self.stop + 1, every))
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> ForkSchedule:
         """Learning rate by absolute step."""
         training = self.training
         baseline = pretraining_schedule(
@@ -56,7 +55,7 @@ class ForkSettings:
             warmup_steps=training["warmup_steps"], total_steps=self.total_steps,
         )  # fmt: skip
         warm_up = self.fork.get("rewarm_steps", 0)
-        return condition_schedule(
+        return fork_schedule(
             self.definition,
             baseline=baseline,
             start=self.start,

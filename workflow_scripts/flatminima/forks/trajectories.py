@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from flatminima.forks.rival_schedules import update_phase
 from flatminima.forks.settings import ForkSettings
 from flatminima.intervals import summarise
 
@@ -42,7 +41,7 @@ def trajectory(
         "tokens_since_fork": (steps - condition.start) * tokens_per_step,
         "lr_last_update": lr,
         "lr_fraction_last_update": lr / condition.training["lr_max"],
-        "update_phase": steps.map(lambda step: update_phase(schedule, step) or ""),
+        "update_phase": steps.map(lambda step: schedule.last_update_phase(step) or ""),
         "train_loss_nats_per_token": steps.map(by_step),
     }
     return pd.concat([pd.DataFrame(before), table.drop(columns="step")], axis=1)

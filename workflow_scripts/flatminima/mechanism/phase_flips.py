@@ -12,19 +12,19 @@ from torch import Tensor, nn
 
 from flatminima.mechanism.code_flips import code_flips
 from flatminima.quantizers import QuantizerSpec, linear_weights
-from flatminima.schedules import OscillatoryLockIn, Schedule, fork_schedule
+from flatminima.schedules import ForkSchedule, Schedule, fork_schedule
 from flatminima.training.loop import build_optimizer, train
 from flatminima.training.pretraining import read_recipe, read_schedule
 
 
-def phase_ends(schedule: OscillatoryLockIn, cycles: int) -> list[tuple[int, str]]:
-    """Step after each phase of the first cycles, and which phase ended there."""
-    last = schedule.start + cycles * schedule.period
-    steps = range(schedule.start, last)
+def phase_ends(schedule: ForkSchedule) -> list[tuple[int, str]]:
+    """Step after each phase of a fork of whole OLI cycles, and which phase ended there."""
+    start, phase = schedule.start, schedule.kind.phase
+    count = schedule.stop - start
     return [
-        (step + 1, schedule.phase(step))
-        for step in steps
-        if step + 1 == last or schedule.phase(step + 1) != schedule.phase(step)
+        (start + n + 1, phase(n))
+        for n in range(count)
+        if n + 1 == count or phase(n + 1) != phase(n)
     ]
 
 
@@ -82,8 +82,10 @@ def trace_phases(
     for name, definition in settings["schedules"].items():
         if definition["kind"] != "oli":
             continue
-        oli = fork_schedule(dict(definition), baseline=baseline, start=settings["start"])
-        ends = phase_ends(oli, cycles)
+        start, span = settings["start"], definition["bump_steps"] + definition["cool_steps"]
+        stop = start + cycles * span
+        oli = fork_schedule(definition, baseline=baseline, start=start, stop=stop)
+        ends = phase_ends(oli)
         for arm, schedule in ((name, oli), ("baseline", baseline)):
             for seed in seeds:
                 found = follow(

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from flatminima.config.checks import find_schedule
 from flatminima.errors import ConfigError
 from flatminima.planning.pretraining import PretrainingPlan
+from flatminima.schedules import ScheduleKind
 
 _READ = ("start", "steps", "probe_every", "batch_size", "optimizer_state", "rewarm_steps")
 
@@ -108,23 +109,19 @@ class ForkPlan(PretrainingPlan):
         """What one fork's trajectory depends on besides its seed and its inputs."""
         return self._settings_of(find_schedule(self.section, schedule))
 
-    def _settings_of(
-        self,
-        definition: Mapping,
-        *,
-        fork: Mapping = MappingProxyType({}),
-        training: Mapping = MappingProxyType({}),
-        compute: Mapping = MappingProxyType({}),
-    ) -> dict:
+    def _settings_of(self, definition: Mapping, fork: Mapping = MappingProxyType({})) -> dict:
         """Settings of a condition, with what it changes in the sections of the suite."""
         section = self.section["fork"]
         own = {k: v for k, v in self.training.items() if k not in ("seed", "batch_size")}
+        sections = {"training": own, "compute": dict(self.section.get("compute", {}))}
+        for name, keys in ScheduleKind.modifiers.items():
+            sections[name] |= {key: definition[key] for key in keys if key in definition}
+        changed = {key for keys in ScheduleKind.modifiers.values() for key in keys}
         return {
-            "definition": dict(definition),
+            "definition": {k: v for k, v in definition.items() if k not in changed},
             "fork": {key: section[key] for key in _READ if key in section} | dict(fork),
-            "training": own | dict(training),
             "total_steps": self.last,
-            "compute": dict(self.section.get("compute", {})) | dict(compute),
+            **sections,
         }
 
 

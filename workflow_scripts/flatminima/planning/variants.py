@@ -1,14 +1,14 @@
 """Conditions that the paper does not have: rivals, other amplitudes, its pilot."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from flatminima.config.forks import AVERAGES, MODIFIERS, cadences, pilot_batches
+from flatminima.config.forks import cadences, pilot_batches
 from flatminima.errors import ConfigError, suggest
-from flatminima.forks.rival_schedules import settled_offsets
 from flatminima.forks.settings import ForkSettings
 from flatminima.planning.forks import ForkPlan, seeded
+from flatminima.schedules import AverageKind, ScheduleKind, read_kind
 
 CALIBRATION_BATCHES = 16  # of the fork's own, over which gradients are averaged
 
@@ -20,8 +20,6 @@ class Variant:
     definition: Mapping
     fork: Mapping
     labels: Mapping
-    training: Mapping = field(default_factory=dict)
-    compute: Mapping = field(default_factory=dict)
 
     def trains_as(self, other: "Variant") -> bool:
         """Whether both are one trajectory: alike in all but their labels."""
@@ -41,16 +39,10 @@ class VariantPlan(ForkPlan):
     def _rivals(self) -> dict[str, Variant]:
         found = {}
         for name, rival in self.section["fork"].get("rivals", {}).items():
-            if rival["kind"] in AVERAGES:
-                continue
-            definition = {k: v for k, v in rival.items() if k not in MODIFIERS}
-            found[name] = Variant(
-                definition,
-                {"probe_at": settled_offsets(definition, self.section["fork"]["steps"])},
-                {},
-                {k: rival[k] for k in ("weight_decay", "sam_radius") if k in rival},
-                {k: rival[k] for k in ("precision",) if k in rival},
-            )
+            kind = read_kind(rival)
+            if isinstance(kind, ScheduleKind):
+                offsets = kind.settled(self.section["fork"]["steps"])
+                found[name] = Variant(rival, {"probe_at": offsets}, {})
         return found
 
     @cached_property
@@ -63,7 +55,7 @@ class VariantPlan(ForkPlan):
                 definition = {"kind": "oli", **cycle, "amplitude": value, "first": "bump"}
                 found[f"oli_x{value:g}_p{period}"] = Variant(
                     definition,
-                    {"probe_at": settled_offsets(definition, fork["steps"])},
+                    {"probe_at": read_kind(definition).settled(fork["steps"])},
                     {"amplitude": value, "period": period},
                 )
         return found
@@ -129,12 +121,7 @@ class VariantPlan(ForkPlan):
     def variant_settings(self, name: str) -> dict:
         """What one condition's trajectory depends on besides its seed and its inputs."""
         variant = self._variant(name)
-        return self._settings_of(
-            variant.definition,
-            fork=variant.fork,
-            training=variant.training,
-            compute=variant.compute,
-        )
+        return self._settings_of(variant.definition, fork=variant.fork)
 
     def variant_labels(self, name: str) -> dict:
         """Columns that tell a condition from the others of its table."""
@@ -165,25 +152,22 @@ class VariantPlan(ForkPlan):
     def rival_tables(self) -> list[str]:
         """Trajectories of the trained rivals, and what the averages come to."""
         rivals = self.section["fork"].get("rivals", {})
-        averages = [name for name, rival in rivals.items() if rival["kind"] in AVERAGES]
+        averages = [n for n, rival in rivals.items() if isinstance(read_kind(rival), AverageKind)]
         trained = self._tables("rivals", self._rivals) if self._rivals or not averages else []
         return trained + [f"{self.root}/averages/{name}.csv" for name in averages]
 
     def average_steps(self, name: str) -> list[int]:
         """Revisions that a rival without training is made from, in order."""
-        fork, definition = self.section["fork"], self.average_definition(name)
-        if definition["kind"] == "early_stop":
-            return [fork["start"]]
-        (end,) = self.steps_in(f"step{fork['start'] + fork['steps']}")
-        before = [step for step in self.steps if step <= end]
-        if definition["kind"] == "average":
-            return before[-definition["window"] :]
-        return [step for step in before if step >= fork["start"]]
+        fork, kind = self.section["fork"], read_kind(self.average_definition(name))
+        end = fork["start"] + fork["steps"]
+        for _, mistake in kind.mistakes(self.steps, fork["start"], end):
+            raise ConfigError(f"suite {self.name}: fork.rivals.{name}: {mistake}")
+        return kind.steps(self.steps, fork["start"], end)
 
     def average_definition(self, name: str) -> dict:
         """A rival without training; one line where there is none of this name."""
         rivals = self.section["fork"].get("rivals", {})
-        known = {n: rival for n, rival in rivals.items() if rival["kind"] in AVERAGES}
+        known = {n: r for n, r in rivals.items() if isinstance(read_kind(r), AverageKind)}
         if name not in known:
             raise ConfigError(
                 f"suite {self.name}: average {name!r} is not known; {suggest(name, list(known))}"

@@ -10,7 +10,7 @@ import pandas as pd
 from flatminima.checkpoints import save_model
 from flatminima.files import DIGESTS_FILE
 from flatminima.jobs import progress
-from flatminima.schedules import Cosine, CosineNeoxV1, pretraining_schedule
+from flatminima.schedules import RunSchedule, pretraining_schedule
 from flatminima.suite import CHECKPOINT_FILES
 from flatminima.text.tokens import check_ids
 from flatminima.training.loop import (
@@ -30,7 +30,7 @@ def read_recipe(training: Mapping, batch_size: int | None = None) -> Recipe:
     return Recipe(**{f.name: values[f.name] for f in fields(Recipe) if f.name in values})
 
 
-def read_schedule(training: Mapping, total_steps: int) -> Cosine | CosineNeoxV1:
+def read_schedule(training: Mapping, total_steps: int) -> RunSchedule:
     """The schedule of a whole run from its ``training`` section."""
     return pretraining_schedule(
         training["schedule"],
