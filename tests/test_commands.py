@@ -43,7 +43,7 @@ def hub():
 
 def command(name, *arguments, folder, **environment):
     return subprocess.run(
-        [sys.executable, "-m", f"workflow_scripts.{name}", *arguments],
+        [sys.executable, "-m", "flatminima", name, *arguments],
         cwd=folder, env=os.environ | environment, text=True, capture_output=True, timeout=300,
     )  # fmt: skip
 
@@ -55,7 +55,7 @@ def test_a_suite_is_frozen_once_and_then_planned_without_the_hub(checkout, hub, 
     assert "make freeze SUITE=named lists them from the hub" in before.stdout
 
     environment = hub.environment(tmp_path)
-    run = command("freeze_revisions", "--suite", "named", *files, folder=checkout, **environment)
+    run = command("freeze", "--suite", "named", *files, folder=checkout, **environment)
     assert run.returncode == 0, run.stderr
     assert "4 revisions of tiny/olmo, step 0 to 20,000" in run.stdout
     lines = (checkout / "resources/revisions/named.csv").read_text().splitlines()
@@ -78,14 +78,14 @@ def test_a_suite_is_frozen_once_and_then_planned_without_the_hub(checkout, hub, 
 )
 def test_a_mistake_of_freezing_is_one_line(arguments, line, checkout, hub, tmp_path):
     environment = hub.environment(tmp_path)
-    run = command("freeze_revisions", *arguments, folder=checkout, **environment)
+    run = command("freeze", *arguments, folder=checkout, **environment)
     assert run.returncode == 1 and line in run.stderr
     assert "Traceback" not in run.stderr and run.stderr.count("\n") == 1, run.stderr
     assert not (checkout / "resources/revisions/pythia-70m.csv").exists()
 
 
 def test_the_plan_of_a_suite_is_printed(checkout):
-    run = command("plan_suite", "--suite", "pythia-160m", "--seconds", "0",
+    run = command("plan", "--suite", "pythia-160m", "--seconds", "0",
                   folder=checkout, COLUMNS="160")  # fmt: skip
     assert run.returncode == 0, run.stderr
     for text in (
@@ -101,7 +101,7 @@ def test_the_plan_of_a_suite_is_printed(checkout):
 
 
 def test_hours_follow_from_a_measurement(checkout):
-    run = command("plan_suite", "--seconds", "0.1", folder=checkout, COLUMNS="160")
+    run = command("plan", "--seconds", "0.1", folder=checkout, COLUMNS="160")
     assert run.returncode == 0, run.stderr
     assert "mini (embedded suite, not Pythia) on cpu" in run.stdout
     assert "measured: 16 x 64 tokens" in run.stdout and "time, all" in run.stdout

@@ -78,7 +78,7 @@ def save_run(folder, **size):
 
 
 def test_the_audit_command(tmp_path):
-    [command] = [line for line in commands() if "workflow_scripts.audit" in line]
+    [command] = [line for line in commands() if "flatminima audit" in line]
     save_run(tmp_path)
     (tmp_path / "validation.txt").write_text(TEXT)
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "workflow_scripts")}

@@ -8,9 +8,7 @@ from flatminima.probing import Prober
 from flatminima.tools.deployed import probe_deployed
 
 
-def main(
-    folders: dict, validation: str, probe: dict, threads: int, suite: str, table: str
-) -> None:
+def main(folders: dict, validation: str, probe: dict, threads: int, suite: str, table: str) -> None:
     """Write a row per step and format; ``folders`` maps steps to checkpoint folders."""
     prober, tables = Prober(validation, probe, threads), []
     for step, folder in progress(folders.items(), "probing", total=len(folders)):

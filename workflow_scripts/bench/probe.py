@@ -68,7 +68,7 @@ def run(settings: Settings) -> list[Result]:
 
 def checkpoint_bytes(shape: str) -> int:
     """Bytes of a shape's weights in float32."""
-    from flatminima.costs.shapes import describe_shape, read_config
+    from flatminima.tools.costs import describe_shape, read_config
     from workflow_scripts.bench.models import architecture
 
     return 4 * describe_shape(read_config(architecture(shape))).parameters

@@ -30,12 +30,11 @@ from flatminima.errors import DamagedFile, UserError
 from flatminima.figures import figure_audit, plotting
 from flatminima.files import atomic_path, write_json
 from flatminima.hub.errors import HubError, RevisionMissing
+from flatminima.intervals import summarise
 from flatminima.layers import linear_layers
+from flatminima.phases import SPARE, describe_phases
 from flatminima.probing import Prober, choose_device
 from flatminima.roles import FP32, HIGH_BIT, LOW_BIT
-from flatminima.statistics.intervals import summarise
-from flatminima.statistics.onset import SPARE
-from flatminima.statistics.phases import describe_phases
 from flatminima.streaming.opening import open_model
 from flatminima.streaming.stored import StoredModel
 from flatminima.text.corpus import deduplicate, package_documents, package_versions, split
@@ -211,7 +210,8 @@ class _Audit:
         for row in table[table["status"] == "measured"].itertuples():
             self.say(
                 f"{row.format}: gap {row.gap_pct:.3f} % [{row.gap_low_pct:.3f}, "
-                f"{row.gap_high_pct:.3f}], simulated {row.counterpart} {row.simulated_gap_pct:.3f} %"
+                f"{row.gap_high_pct:.3f}], simulated {row.counterpart} "
+                f"{row.simulated_gap_pct:.3f} %"
             )
 
 

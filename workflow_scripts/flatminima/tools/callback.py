@@ -27,12 +27,12 @@ from transformers.trainer_callback import (
 from transformers.training_args import TrainingArguments
 
 from flatminima.evaluation import score
+from flatminima.intervals import gap_pct
 from flatminima.jobs import log
 from flatminima.layers import linear_layers
 from flatminima.monitor import ConvergenceMonitor, MonitorError, MonitorState
 from flatminima.quantizers import quantized_weights, read_specs
 from flatminima.roles import FP32
-from flatminima.statistics.intervals import gap_pct
 
 ACTIONS = ("warn", "save", "probe", "stop")
 # Definitions as under ``quantizers`` in config.yaml, and how much of the evaluation set.
@@ -322,9 +322,7 @@ def fit_groups(quantizers: Mapping[str, Mapping], model: nn.Module) -> dict[str,
     }
 
 
-def probe_gaps(
-    model: nn.Module, loader: DataLoader | None, settings: Mapping
-) -> dict[str, float]:
+def probe_gaps(model: nn.Module, loader: DataLoader | None, settings: Mapping) -> dict[str, float]:
     """Gap in percent (equation 3) of each quantizer, as ``int4_gap_pct``.
 
     Neither the weights nor the state of the random numbers changes; the data set is read
