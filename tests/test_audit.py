@@ -13,9 +13,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from flatminima.checkpoints import load_model, save_model
-from flatminima.probing import Prober
+from flatminima.model import build_model, load_model, save_model
 from flatminima.quantizers import linear_weights
+from flatminima.scoring import Prober
 from flatminima.text.tokens import read_tokens, train_tokenizer
 from flatminima.tools.audit import (
     BAD_INPUT,
@@ -28,7 +28,6 @@ from flatminima.tools.audit import (
 )
 from flatminima.tools.options import AuditOptions
 from flatminima.tools.sources import open_source
-from flatminima.training.loop import build_model
 from tests import synthetic
 from tests.conftest import TINY
 from tests.hub.libraries import point_at

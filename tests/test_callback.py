@@ -11,9 +11,10 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from flatminima.evaluation import score
 from flatminima.monitor import ConvergenceMonitor, MonitorError
-from flatminima.quantizers import quantized_weights, read_specs
+from flatminima.quantizer_specs import read_specs
+from flatminima.quantizers import quantized_weights
+from flatminima.scoring import score_variants
 from flatminima.tools.callback import DEFAULT_PROBE, ConvergenceCallback, fit_groups, read_rows
 from tests.conftest import TINY_VOCABULARY
 
@@ -66,7 +67,7 @@ def test_save_probe_and_stop_at_the_step_of_convergence(tiny_model, tmp_path, ca
     specs = read_specs(fit_groups(DEFAULT_PROBE["quantizers"], tiny_model))
     variants = {name: quantized_weights(tiny_model, spec) for name, spec in specs.items()}
     tokens = np.stack([row["input_ids"] for row in rows(1)]).astype(np.int32)
-    scores = score(tiny_model, tokens, variants, batch_size=8)
+    scores = score_variants(tiny_model, tokens, variants, batch_size=8)
     for name in ("int4", "int8"):
         gap = 100 * np.expm1(scores[name].mean_nll() - scores["fp32"].mean_nll())
         assert event[f"{name}_gap_pct"] == pytest.approx(gap, rel=1e-12)
@@ -104,7 +105,7 @@ def test_tensorboard_has_what_the_monitor_says(tiny_model, tmp_path, monkeypatch
 
 
 def test_a_probe_leaves_training_as_it_was(tmp_path):
-    from flatminima.training.loop import build_model
+    from flatminima.model import build_model
     from tests.conftest import TINY
 
     ends = []

@@ -122,8 +122,7 @@ def test_a_missing_text_is_said_and_nothing_called_done(checkout):
 
 
 def run_of_ones_own(folder):
-    from flatminima.checkpoints import save_model
-    from flatminima.training.loop import build_model
+    from flatminima.model import build_model, save_model
 
     for step in (1, 2):
         save_model(build_model(TINY, 64, seed=step), folder / f"runs/mine/checkpoint-{step}")

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from flatminima.checkpoints import save_model
 from flatminima.intervals import summarise
-from flatminima.probing import Prober
+from flatminima.model import build_model, save_model
 from flatminima.quantizers import linear_weights
+from flatminima.scoring import Prober
 from flatminima.text.tokens import write_tokens
 from flatminima.tools import deployed
 from flatminima.tools.deployed import (
@@ -24,7 +24,6 @@ from flatminima.tools.deployed import (
     probe_deployed,
     probe_format,
 )
-from flatminima.training.loop import build_model
 
 SHAPE = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "max_length": 16}
 SETTINGS = {

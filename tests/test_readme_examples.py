@@ -12,9 +12,8 @@ import torch
 import yaml
 from transformers import TrainingArguments
 
-from flatminima.checkpoints import save_model
+from flatminima.model import build_model, save_model
 from flatminima.text.tokens import train_tokenizer
-from flatminima.training.loop import build_model
 from tests.conftest import TINY
 from tests.workflow import ROOT, copy_checkout, planned
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from flatminima.model import build_model
 from flatminima.tools.callback import ConvergenceCallback
-from flatminima.training.loop import build_model
 from tests.conftest import TINY, TINY_VOCABULARY
 from tests.test_callback import SETTINGS, trainer_of
 

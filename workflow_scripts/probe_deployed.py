@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from flatminima.checkpoints import load_model
 from flatminima.jobs import progress, run
-from flatminima.probing import Prober
+from flatminima.model import load_model
+from flatminima.scoring import Prober
 from flatminima.tools.deployed import probe_deployed
 
 

@@ -22,6 +22,7 @@ from transformers import (
 
 from flatminima.files import write_json
 from flatminima.jobs import run as run_job
+from flatminima.model import build_model
 from flatminima.monitor import ConvergenceMonitor
 from flatminima.text.corpus import deduplicate, package_documents, split
 from flatminima.text.documents import write_documents
@@ -29,7 +30,6 @@ from flatminima.text.packing import encode_stream
 from flatminima.text.tokens import END_OF_TEXT, train_tokenizer
 from flatminima.tools.callback import ConvergenceCallback
 from flatminima.tools.lr_schedulers import get_cosine_neox_schedule
-from flatminima.training.loop import build_model
 
 PACKAGE, MIN_CHARACTERS = "numpy", 200
 

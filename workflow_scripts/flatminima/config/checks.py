@@ -15,7 +15,7 @@ from flatminima.config.schema import schema_errors
 from flatminima.config.sources import grid_mistakes, source_mistakes
 from flatminima.config.text import text_mistakes
 from flatminima.errors import ConfigError, suggest
-from flatminima.roles import FP32
+from flatminima.quantizer_specs import FP32
 from flatminima.suite import nearest, revision_steps
 from flatminima.text.corpus import package_root, package_versions
 

@@ -24,19 +24,16 @@ from rich.live import Live
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from flatminima.auditing import gather_audit
-from flatminima.checkpoints import load_model
 from flatminima.errors import DamagedFile, UserError
 from flatminima.figures import figure_audit, plotting
 from flatminima.files import atomic_path, write_json
 from flatminima.hub.errors import HubError, RevisionMissing
 from flatminima.intervals import summarise
 from flatminima.layers import linear_layers
+from flatminima.model import choose_device, load_model
 from flatminima.phases import SPARE, describe_phases
-from flatminima.probing import Prober, choose_device
-from flatminima.roles import FP32, HIGH_BIT, LOW_BIT
-from flatminima.streaming.opening import open_model
-from flatminima.streaming.stored import StoredModel
+from flatminima.quantizer_specs import FP32, HIGH_BIT, LOW_BIT
+from flatminima.scoring import Prober, gather_audit
 from flatminima.text.corpus import deduplicate, package_documents, package_versions, split
 from flatminima.text.files import read_texts
 from flatminima.text.packing import encode_stream
@@ -138,8 +135,7 @@ class _Audit:
         texts, words = open_text(options.data)
         last = source.steps[-1]
         with source.tokenizer(options.tokenizer) as file, source.checkpoint(last) as place:
-            opened = open_model(place)
-            model = opened.model if isinstance(opened, StoredModel) else opened
+            model = load_model(place)
             limit = getattr(model.config, "max_position_embeddings", None) or options.length
             end = model.config.eos_token_id
             length = min(options.length, limit)
@@ -173,7 +169,7 @@ class _Audit:
             for step in source.steps:
                 try:
                     with source.checkpoint(step) as place:
-                        scores.append(prober(prober.open(place), step))
+                        scores.append(prober(load_model(place, prober.device), step))
                 except (RevisionMissing, DamagedFile) as error:
                     if step == source.steps[-1]:
                         raise

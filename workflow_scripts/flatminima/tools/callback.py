@@ -26,13 +26,12 @@ from transformers.trainer_callback import (
 )
 from transformers.training_args import TrainingArguments
 
-from flatminima.evaluation import score
 from flatminima.intervals import gap_pct
 from flatminima.jobs import log
-from flatminima.layers import linear_layers
 from flatminima.monitor import ConvergenceMonitor, MonitorError, MonitorState
-from flatminima.quantizers import quantized_weights, read_specs
-from flatminima.roles import FP32
+from flatminima.quantizer_specs import FP32, read_specs
+from flatminima.quantizers import quantized_weights
+from flatminima.scoring import score_variants
 
 ACTIONS = ("warn", "save", "probe", "stop")
 # Definitions as under ``quantizers`` in config.yaml, and how much of the evaluation set.
@@ -311,17 +310,6 @@ def _measuring(model: nn.Module) -> Iterator[nn.Module]:
             module.training = mode
 
 
-def fit_groups(quantizers: Mapping[str, Mapping], model: nn.Module) -> dict[str, dict]:
-    """The definitions with groups no longer than the smallest row of the model's linear layers."""
-    smallest = min(layer.in_features for layer in linear_layers(model).values())
-    return {
-        name: {**spec, "group_size": min(spec["group_size"], smallest)}
-        if spec.get("group_size")
-        else dict(spec)
-        for name, spec in quantizers.items()
-    }
-
-
 def probe_gaps(model: nn.Module, loader: DataLoader | None, settings: Mapping) -> dict[str, float]:
     """Gap in percent (equation 3) of each quantizer, as ``int4_gap_pct``.
 
@@ -335,9 +323,11 @@ def probe_gaps(model: nn.Module, loader: DataLoader | None, settings: Mapping) -
         tokens = read_rows(loader.dataset, settings["sequences"])
     device = str(next(model.parameters()).device)
     with _measuring(model) as measured:
-        specs = read_specs(fit_groups(settings["quantizers"], measured))
+        specs = read_specs(settings["quantizers"])
         variants = {name: quantized_weights(measured, spec) for name, spec in specs.items()}
-        scores = score(measured, tokens, variants, batch_size=settings["batch_size"], device=device)
+        scores = score_variants(
+            measured, tokens, variants, batch_size=settings["batch_size"], device=device
+        )
     fp32 = scores[FP32].mean_nll()
     return {
         f"{name}_gap_pct": float(gap_pct(record.mean_nll(), fp32))

@@ -26,9 +26,8 @@ from torch import nn
 from flatminima.config.files import read_plan
 from flatminima.jobs import jobs_left
 from flatminima.layers import count_weights, linear_layers
-from flatminima.numerics import prepare_backend
+from flatminima.model import choose_device, prepare_backend
 from flatminima.planning import SuitePlan
-from flatminima.probing import choose_device
 
 PYTHIA_ROWS = 50304  # rows of Pythia's embedding
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}

@@ -14,17 +14,15 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import nn
 
-from flatminima.evaluation import score
 from flatminima.intervals import summarise
 from flatminima.jobs import log
 from flatminima.layers import linear_layers
-from flatminima.probing import Prober
-from flatminima.roles import HIGH_BIT, LOW_BIT
+from flatminima.quantizer_specs import FP32, HIGH_BIT, LOW_BIT
+from flatminima.scoring import ModelForward, Prober, model_logits
 
 DEPLOYED = "deployed"  # the role of their rows
 GGUF_BLOCK = 32
@@ -229,24 +227,6 @@ FORMATS = {
 }  # fmt: skip
 
 
-class _Choice(nn.Module):
-    """Two models as one: the parameter ``which`` says whose answer is given.
-
-    ``evaluation.score`` swaps parameters between variants of a model; this lets it swap whole
-    models. The second is kept out of sight of its check that all weights are float32.
-    """
-
-    def __init__(self, reference: nn.Module, other: nn.Module) -> None:
-        super().__init__()
-        self.reference = reference
-        self.which = nn.Parameter(torch.zeros(()), requires_grad=False)
-        self._other = (other,)
-
-    def forward(self, input_ids: torch.Tensor, use_cache: bool) -> object:
-        model = self._other[0] if bool(self.which) else self.reference
-        return model(input_ids=input_ids, use_cache=use_cache)
-
-
 def probe_format(
     model: nn.Module, prober: Prober, step: int, name: str
 ) -> tuple[pd.DataFrame | None, str]:
@@ -256,29 +236,15 @@ def probe_format(
         return None, f"the package {form.package} is not installed"
     low_bit = next(s for n, s in prober.specs.items() if prober.roles[n] == LOW_BIT)
     try:
-        group = low_bit.group_size or 128
+        group = low_bit.row_group or 128
         other = form.convert(copy.deepcopy(model), low_bit.layers, group).eval()
-        scores = score(
-            _Choice(model, other), prober.tokens, {name: {"which": torch.ones(())}},
-            batch_size=prober.batch_size, device=prober.device,
-        )[name]  # fmt: skip
+        forwards = {FP32: ModelForward(model), name: lambda ids: model_logits(other, ids)}
+        found = prober.score(forwards)[name]
     except NotHere as reason:
         return None, str(reason)
     except (AssertionError, ImportError, NotImplementedError, RuntimeError, ValueError) as error:
         return None, " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    table = pd.DataFrame(
-        {
-            "step": step,
-            "quantizer": name,
-            "role": DEPLOYED,
-            "sequence": np.arange(len(scores.scored), dtype=np.int32),
-            "nll_nats": scores.nll_nats,
-            "kl_nats": scores.kl_nats,
-            "top1_changed": scores.top1_changed,
-            "scored": np.array(scores.scored, dtype=np.int32),
-        }
-    )
-    return table, ""
+    return found.table(step, name, DEPLOYED), ""
 
 
 def probe_deployed(
