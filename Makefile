@@ -64,10 +64,10 @@ report: $(READY)
 	$(BIN)/snakemake --report report.html $(CONFIGURED)
 
 plan: $(READY)
-	@$(BIN)/python -m flatminima plan $(NAMED)
+	@$(BIN)/python -m workflow_scripts.plan_suite $(NAMED)
 
 freeze: $(READY)
-	@$(BIN)/python -m flatminima freeze $(NAMED)
+	@$(BIN)/python -m workflow_scripts.freeze_revisions $(NAMED)
 
 rulegraph: $(READY)
 	@$(BIN)/python -m workflow_scripts.draw_rulegraph

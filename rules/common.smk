@@ -12,12 +12,11 @@ from snakemake.utils import update_config
 # Snakemake puts the folder of a script on the path of its job, but not on its own.
 sys.path.insert(0, Path(workflow.basedir, "workflow_scripts").as_posix())
 
-from flatminima.config.command_line import as_in_a_file
 from flatminima.code_hash import code_hash
+from flatminima.config import find_suite, whole_config
 from flatminima.errors import ConfigError
-from flatminima.config.checks import check_config, find_suite
 from flatminima.planning import MECHANISM_TABLES, RANGED, SuitePlan, final_outputs
-from flatminima.config.suites import read_resources, resolve_suites
+from flatminima.suites import as_in_a_file, read_yaml
 
 FIGURES = ["fig1_audit", "fig2_kurtosis", "fig3_forks", "fig5_bit_widths"]
 # What the paper's printed numbers and the published ones show without any suite.
@@ -49,17 +48,15 @@ EXTENDED_NOTEBOOKS = {
     ],
 }
 LEDGER = "resources/paper/claims.yaml"
-SCHEMA = yaml.safe_load(Path(workflow.basedir, "rules/schemas/config.schema.yaml").read_text())
-
-LIBRARY = read_resources(Path(workflow.basedir, "resources"))
 TABLES_OF_REVISIONS = Path(workflow.basedir, "resources/revisions").as_posix()
 
 for key, value in (workflow.config_settings.config or {}).items():
     update_config(config, {key: as_in_a_file(value)} if isinstance(value, dict) else {})
 
 try:
-    config["suites"] = resolve_suites(config.get("suites"), LIBRARY)
-    check_config(config, SCHEMA)
+    for path in workflow.configfiles:  # again, for keys that stand twice
+        read_yaml(Path(path))
+    whole_config(config, Path(workflow.basedir, "resources"))
 except ConfigError as error:
     sys.exit(f"Error: {error}")
 

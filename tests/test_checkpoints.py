@@ -11,11 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flatminima.files import atomic_path
-from flatminima.model import (
+from flatminima.checkpoints import (
     WEIGHTS_FILE,
-    assert_float32,
-    build_model,
+    atomic_path,
     is_legacy_buffer,
     load_model,
     load_tensors,
@@ -26,7 +24,9 @@ from flatminima.model import (
     weights_digest,
     weights_dtypes,
 )
+from flatminima.numerics import assert_float32
 from flatminima.quantizers import linear_weights
+from flatminima.training.loop import build_model
 from tests.conftest import TINY, TINY_VOCABULARY
 
 LEGACY = {

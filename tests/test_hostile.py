@@ -3,24 +3,20 @@
 import json
 import os
 import pickle
-import resource
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
-from flatminima.config.checks import check_config
-from flatminima.errors import ConfigError, DamagedFile
+from flatminima.checkpoints import WEIGHTS_FILE, load_model, save_model
+from flatminima.errors import DamagedFile
 from flatminima.hub.weights import WeightsRefused, read_tensors
-from flatminima.model import WEIGHTS_FILE, build_model, load_model, save_model
 from flatminima.notebooks.results import open_results
+from flatminima.training.loop import build_model
 from tests.conftest import TINY, TINY_VOCABULARY
-from tests.test_config import CONFIG, SCHEMA, changed, plan_everything
 from tests.workflow import ROOT, copy_checkout, snakemake
 
 # Checkpoints
@@ -85,138 +81,6 @@ def test_code_that_comes_with_a_checkpoint_is_not_run(tmp_path, checkpoint, kind
         with pytest.raises(DamagedFile, match="wants code that came with it to be run, which is"):
             load_model(checkpoint)
     assert not marker.exists()
-
-
-# Names in the configuration
-
-HOSTILE = [
-    "../../outside", "/etc/passwd", "a b", "a\nb", "a\n", "a'b", 'a"b', "$(touch harm)",
-    "`touch harm`", "a;touch harm", "a|touch harm", "a&touch harm", "{wildcard}", "-rf", "~root",
-    "a\x00b", "a\u2028b", "%(name)s", "", " ", ".", "..", "<script>alert(1)</script>",
-]  # fmt: skip
-NAMES = ["suites", "quantizers", "suites.mini.fork.schedules"]
-IDENTIFIERS = [
-    "suites.pythia-160m.repo", "suites.pythia-160m.tokenizer.repo",
-    "suites.pythia-160m.tokenizer.revision", "suites.mini.probe.low_bit", "suite",
-    "suites.mini.training.schedule", "suites.mini.device", "suites.mini.text.source",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("hostile", HOSTILE, ids=ascii)
-@pytest.mark.parametrize("place", NAMES)
-def test_a_name_that_is_more_than_a_name_is_refused(place, hostile):
-    section = CONFIG
-    for part in place.split("."):
-        section = section[part]
-    config = changed(place, {**section, hostile: next(iter(section.values()))})
-    with pytest.raises(ConfigError) as error:
-        check_config(config, SCHEMA)
-    assert "\n" not in str(error.value) and place.split(".")[-1] in str(error.value)
-
-
-@pytest.mark.parametrize("hostile", HOSTILE, ids=ascii)
-@pytest.mark.parametrize("place", IDENTIFIERS)
-def test_an_identifier_that_is_more_than_one_is_refused(place, hostile):
-    with pytest.raises(ConfigError) as error:
-        check_config(changed(place, hostile), SCHEMA)
-    assert "\n" not in str(error.value) and place in str(error.value)
-
-
-FILES = [
-    ("text.validation", {"repo": "a/b", "file": "../../etc/passwd.jsonl"}, "leads out of"),
-    ("text.validation", {"repo": "a/b", "file": "/etc/passwd.jsonl"}, "leads out of"),
-    ("text.validation", {"repo": "../b", "file": "x.jsonl"}, "is no repository of the hub"),
-    ("text.validation", {"repo": "a/b/c", "file": "x.jsonl"}, "is no repository of the hub"),
-    ("text.validation", {"repo": "a b", "file": "x.jsonl"}, "is no repository of the hub"),
-    ("text.validation", {"repo": "a/b", "file": "x.jsonl", "revision": "a b"}, "is no branch"),
-    ("text.validation", {"repo": "a/b", "file": "x.jsonl", "revision": "../x"}, "is no branch"),
-    ("text.validation", {"repo": "a/b", "file": "x\n.jsonl"}, "cannot be printed"),
-    ("text.validation", {"path": "x\n.jsonl"}, "cannot be printed"),
-    ("label", "two\nlines", "cannot be printed"),
-    ("label", "<script>alert(1)</script>", "would be read as markup"),
-    ("label", "$\\input{/etc/passwd}$", "would be read as markup"),
-    ("revision", "(?P<step>[0-9]+", "is no regular expression"),
-]
-
-
-@pytest.mark.parametrize(("place", "value", "said"), FILES)
-def test_a_text_that_would_do_harm_is_refused(place, value, said):
-    value = [value] if isinstance(value, dict) else value
-    with pytest.raises(ConfigError) as error:
-        check_config(changed(f"suites.pythia-160m.{place}", value), SCHEMA)
-    assert said in str(error.value) and "\n" not in str(error.value)
-    assert f"suites.pythia-160m.{place}" in str(error.value)
-
-
-def test_names_of_the_hub_and_of_people_are_taken():
-    for place, value in (
-        ("repo", "EleutherAI/pythia-160m-deduped"), ("repo", "gpt2"), ("repo", "a.b/c_d-e.f"),
-        ("tokenizer.revision", "refs/pr/7"), ("tokenizer.revision", "step143000"),
-        ("label", "Pythia-160m (seed 3, 70 %), Émile's & co."),
-    ):  # fmt: skip
-        config = changed(f"suites.pythia-160m.{place}", value)
-        check_config(config, SCHEMA)
-        plan_everything(config)
-
-
-# Sizes
-
-
-def bomb(levels: int = 9) -> str:
-    """A few lines of YAML that stand for 9 ** levels values."""
-    lines = ["x0: &x0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
-    for level in range(1, levels):
-        lines.append(f"x{level}: &x{level} [{', '.join([f'*x{level - 1}'] * 9)}]")
-    return "\n".join(lines) + "\n"
-
-
-PLACES = ["suite", "suites", "suites.mini", "suites.mini.label", "suites.mini.fork.seeds",
-          "suites.mini.text.packages", "suites.mini.grid", "quantizers"]  # fmt: skip
-
-
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("kind", ["lists", "mappings"])
-def test_a_yaml_bomb_is_refused_at_once(place, kind):
-    """It is counted and never written out: that would take hours, or all of the memory."""
-    value: object = yaml.safe_load(bomb())["x8"]
-    if kind == "mappings":
-        value = {"k": 1}
-        for _ in range(40):
-            value = {"a": value, "b": value}
-    with pytest.raises(ConfigError) as error:
-        check_config(changed(place, value), SCHEMA)
-    assert f"config key {place}" in str(error.value) and "more than 200,000" in str(error.value)
-    assert len(str(error.value)) < 300
-
-
-def test_a_value_that_holds_itself_is_refused():
-    config = changed("suites.mini.fork.seeds", yaml.safe_load("&a [1, *a]"))
-    with pytest.raises(ConfigError, match="config key suites.mini.fork.seeds.1: refers to itself"):
-        check_config(config, SCHEMA)
-    deep: list = []
-    for _ in range(10**5):
-        deep = [deep]
-    with pytest.raises(ConfigError, match="nested too deep"):
-        check_config(changed("suites.mini.label", deep), SCHEMA)
-
-
-def test_what_stands_there_twice_is_not_a_bomb():
-    shared = yaml.safe_load("{a: &a {bits: 4, granularity: tensor, symmetric: true}, b: *a}")
-    check_config(changed("quantizers", {**CONFIG["quantizers"], **shared}), SCHEMA)
-
-
-@pytest.mark.workflow
-def test_snakemake_ends_with_one_line_on_a_bomb(tmp_path):
-    text = f"{bomb()}suites: {{mini: {{label: *x8}}}}\n"
-    (tmp_path / "bomb.yaml").write_text(text)
-    run = subprocess.run(
-        [sys.executable, "-m", "snakemake", "--dry-run", "--configfile", tmp_path / "bomb.yaml"],
-        cwd=ROOT, capture_output=True, text=True, timeout=300,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (2**31, 2**31)),
-    )  # fmt: skip
-    assert run.returncode != 0
-    said = [line for line in (run.stdout + run.stderr).splitlines() if line.startswith("Error")]
-    assert len(said) == 1 and "more than 200,000 values" in said[0]
 
 
 # Targets and what jobs are called

@@ -1,6 +1,7 @@
-"""Suites that extend others, defaults, and the suites that come with the workflow."""
+"""Suites that extend others, defaults, those that come with the workflow, and their grids."""
 
 import copy
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -8,15 +9,24 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatminima.config.checks import check_config
-from flatminima.config.suites import merge, read_library, resolve_suites
+from flatminima.config import check_config
 from flatminima.errors import ConfigError
 from flatminima.planning import SuitePlan
+from flatminima.suites import (
+    chunk_names,
+    even_steps,
+    merge,
+    nearest,
+    parse_range,
+    range_name,
+    read_library,
+    resolve_suites,
+    revision_steps,
+)
 from tests.workflow import ROOT
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
-SCHEMA = yaml.safe_load((ROOT / "rules/schemas/config.schema.yaml").read_text())
-LIBRARY = read_library(ROOT / "resources/suites")
+LIBRARY = read_library(ROOT / "resources")
 
 
 def whole(suites, library=LIBRARY) -> dict:
@@ -32,8 +42,6 @@ MAPPINGS = st.recursive(
     lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
     max_leaves=8,
 )
-
-
 SECTIONS = st.dictionaries(st.sampled_from("abc"), MAPPINGS)
 
 
@@ -43,38 +51,27 @@ def test_a_merge_keeps_what_is_not_said_again(base, change):
     merged = merge(base, change)
     assert (base, change) == before, "neither is altered"
     assert set(merged) == set(base) | set(change)
-    for key in set(base) - set(change):
-        assert merged[key] == base[key]
-    for key, value in change.items():
-        if not isinstance(value, dict):
-            assert merged[key] == value
+    assert all(merged[key] == base[key] for key in set(base) - set(change))
+    assert all(merged[k] == value for k, value in change.items() if not isinstance(value, dict))
     assert merge(merged, change) == merged
+    assert merge(base, change, whole="abc") == base | change
 
 
 def test_a_suite_takes_over_what_it_does_not_say():
-    suites = CONFIG["suites"] | {
-        "own": {"extends": "mini", "label": "mine", "training": {"lr_max": 0.02}, "threads": 2}
-    }
-    own, mini = whole(suites)["own"], CONFIG["suites"]["mini"]
+    own = {"extends": "mini", "label": "mine", "training": {"lr_max": 0.02}, "threads": 2,
+           "grid": {"steps": [0, 40]}, "fork": None}  # fmt: skip
+    suites = {"own": own} | CONFIG["suites"]
+    resolved, mini = whole(suites), CONFIG["suites"]["mini"]
+    own = resolved["own"]
     assert own["training"] == mini["training"] | {"lr_max": 0.02}
-    assert own["threads"] == 2 and own["label"] == "mine" and "extends" not in own
+    assert own["threads"] == 2 and own["label"] == "mine" and own["is_paper_model"] is False
+    assert own["grid"] == {"steps": [0, 40]}, "replaced whole"
+    assert "fork" not in own and "extends" not in own
     assert own["probe"] == mini["probe"] and own["probe"] is not mini["probe"]
+    assert list(resolved)[:3] == ["mini", "own", "pythia-160m"], "after the one that it extends"
 
 
-def test_a_label_is_a_suites_own():
-    suites = whole(CONFIG["suites"] | {"own": {"extends": "pythia-160m", "repo": "a/b"}})
-    assert "label" not in suites["own"] and suites["own"]["is_paper_model"] is False
-    with pytest.raises(ConfigError, match="suites.own lacks label"):
-        check_config(CONFIG | {"suites": suites}, SCHEMA)
-
-
-def test_a_grid_and_a_text_are_replaced_whole():
-    own = {"extends": "mini", "label": "x", "grid": {"steps": [0, 40]}, "text": {"source": "files"}}
-    section = whole(CONFIG["suites"] | {"own": own})["own"]
-    assert section["grid"] == {"steps": [0, 40]} and section["text"] == {"source": "files"}
-
-
-def test_a_key_set_to_nothing_is_left_out_and_can_be_said_again_below():
+def test_what_is_left_out_can_be_said_again_below():
     suites = {
         "a": {"label": "a", "source": "x", "fork": {"start": 1, "steps": 2}, "deep": {"one": 1}},
         "b": {"extends": "a", "label": "b", "fork": None, "deep": {"one": None, "two": 2}},
@@ -85,24 +82,26 @@ def test_a_key_set_to_nothing_is_left_out_and_can_be_said_again_below():
     assert found["c"]["fork"] == {"start": 3}
 
 
+def test_labels_and_places_are_a_suites_own():
+    suites = {
+        "seed": {"extends": "pythia-160m", "repo": "a/b"},
+        "own": {"extends": "pythia-160m", "label": "x", "source": "local", "pattern": "a/{step}"},
+    }
+    found = whole(CONFIG["suites"] | suites)
+    assert "label" not in found["seed"] and found["seed"]["is_paper_model"] is False
+    assert "repo" not in found["own"] and found["own"]["grid"] == "discover"
+    assert found["own"]["text"] == CONFIG["suites"]["pythia-160m"]["text"]
+
+
 def test_one_of_the_library_is_changed_under_its_own_name():
-    suites = CONFIG["suites"] | {"pythia-70m": {"threads": 3}}
-    changed = whole(suites)["pythia-70m"]
+    changed = whole(CONFIG["suites"] | {"pythia-70m": {"threads": 3}})["pythia-70m"]
     assert changed["threads"] == 3 and changed["repo"] == "EleutherAI/pythia-70m"
-
-
-def test_another_source_takes_over_no_places():
-    own = {"extends": "pythia-160m", "label": "x", "source": "local", "pattern": "a/{step}"}
-    section = whole(CONFIG["suites"] | {"own": own})["own"]
-    assert "repo" not in section and section["grid"] == "discover"
-    assert section["text"] == CONFIG["suites"]["pythia-160m"]["text"]
 
 
 @pytest.mark.parametrize(
     ("suites", "line"),
     [
-        ({"a": {"extends": "b"}}, "suites.a.extends: 'b' is not known; "),
-        ({"a": {"extends": "pythia-160"}, "pythia-160m": {}}, "did you mean pythia-160m?"),
+        ({"a": {"extends": "pythia-160"}, "pythia-160m": {}}, "suites.a.extends: 'pythia-160' is"),
         ({"a": {"extends": "a"}}, "'a' extends it in turn (a -> a)"),
         ({"a": {"extends": "b"}, "b": {"extends": "c"}, "c": {"extends": "b"}},
          "'b' extends it in turn (a -> b -> c -> b)"),
@@ -116,28 +115,22 @@ def test_extends_that_leads_nowhere_is_one_line(suites, line):
     assert line in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("suites", [None, 7, [], "mini"])
-def test_what_is_no_mapping_is_left_to_the_schema(suites):
-    assert resolve_suites(suites, LIBRARY) == suites
-    assert resolve_suites({"a": suites}, {}) == {"a": suites}
+@pytest.mark.parametrize("suites", [None, 7, [], "mini", {"mini": None}, {1: {}}])
+def test_what_is_no_suite_is_left_to_the_check(suites):
+    with pytest.raises(ConfigError, match="^config key suites"):
+        check_config(CONFIG | {"suites": resolve_suites(suites, {})})
 
 
 # The library
 
 
-def test_the_library_is_valid_beside_the_configuration():
-    config = CONFIG | {"suites": whole(CONFIG["suites"])}
-    check_config(config, SCHEMA)
-    assert list(config["suites"])[:2] == ["mini", "pythia-160m"], "what a line names first"
-    assert not set(LIBRARY) & set(CONFIG["suites"])
-
-
 def test_every_library_suite_says_what_is_its_own():
-    labels = [section["label"] for section in LIBRARY.values()]
-    repos = [section["repo"] for section in LIBRARY.values()]
-    assert len(set(labels)) == len(labels) and len(set(repos)) == len(repos)
-    for name, section in LIBRARY.items():
+    hub = {name: section for name, section in LIBRARY.items() if "repo" in section}
+    assert len(hub) == len({section["label"] for section in hub.values()}) > 60
+    assert len(hub) == len({section["repo"] for section in hub.values()})
+    for name, section in hub.items():
         assert section["repo"].split("/")[1].lower().startswith(name[:6]), name
+    assert not set(LIBRARY) & set(CONFIG["suites"])
 
 
 # Parameters as the Pythia repository's README gives them: non-embedding, from its table.
@@ -145,12 +138,13 @@ SIZES = {"70m": 18_915_328, "410m": 302_311_424, "1b": 805_736_448, "1.4b": 1_20
          "2.8b": 2_517_652_480, "6.9b": 6_444_163_072, "12b": 11_327_027_200}  # fmt: skip
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_shapes_give_the_published_number_of_weights(size):
+def test_shapes_give_the_published_number_of_weights():
     """12 d^2 of matrices, 9 d of biases and 4 d of norms a block; 2 d of the last norm."""
-    shape = whole(CONFIG["suites"])[f"pythia-{size}"]["architecture"]
-    d = shape["hidden_size"]
-    assert shape["num_layers"] * (12 * d * d + 13 * d) + 2 * d == SIZES[size]
+    suites = whole(CONFIG["suites"])
+    for size, weights in SIZES.items():
+        shape = suites[f"pythia-{size}"]["architecture"]
+        d = shape["hidden_size"]
+        assert shape["num_layers"] * (12 * d * d + 13 * d) + 2 * d == weights
 
 
 def test_suites_of_pythia_are_planned_without_a_network():
@@ -164,12 +158,11 @@ def test_suites_of_pythia_are_planned_without_a_network():
     assert "second epoch" in plan_of("pythia-70m-deduped").section["label"]
 
 
-@pytest.mark.parametrize("name", ["olmo-2-1b", "olmo-2-1b-early", "olmo-2-7b"])
-def test_a_suite_without_a_frozen_table_says_how_to_make_one(name, tmp_path):
-    plan = plan_of(name, tables=str(tmp_path))
-    with pytest.raises(ConfigError, match=f"make freeze SUITE={name} lists them"):
+def test_a_suite_without_a_frozen_table_says_how_to_make_one(tmp_path):
+    plan = plan_of("olmo-2-1b", tables=str(tmp_path))
+    with pytest.raises(ConfigError, match="make freeze SUITE=olmo-2-1b lists them"):
         plan.steps  # noqa: B018
-    assert plan.schedule is None and plan.tokens_per_step in (2_097_152, 4_194_304)
+    assert plan.schedule is None and plan.tokens_per_step == 2_097_152
 
 
 def test_a_frozen_table_is_the_grid(tmp_path):
@@ -181,3 +174,80 @@ def test_a_frozen_table_is_the_grid(tmp_path):
     assert plan.facts["last"] == 10000
     with pytest.raises(ConfigError, match="step 5 is not a revision of this suite"):
         plan.revision(5)
+
+
+# Grids and the names of their ranges
+
+PYTHIA = {"powers_of_two": 10, "spacing": 1_000, "last": 143_000}
+MINI = {"powers_of_two": 10, "spacing": 40, "last": 5_720}
+POWERS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+STEPS = revision_steps(**PYTHIA)
+
+
+@pytest.mark.parametrize("grid", [PYTHIA, MINI], ids=["pythia", "mini"])
+def test_the_grids_of_both_suites(grid):
+    steps = revision_steps(**grid)
+    evenly = even_steps(spacing=grid["spacing"], last=grid["last"])
+    assert steps == sorted({0, *POWERS, *evenly}) and len(steps) == 154
+    assert evenly[-1] == grid["last"] and len(evenly) == 143
+    assert {b - a for a, b in pairwise(evenly)} == {grid["spacing"]}
+
+
+def test_grids_that_do_not_fit_are_refused():
+    assert revision_steps(powers_of_two=4, spacing=4, last=12) == [0, 1, 2, 4, 8, 12]
+    with pytest.raises(ValueError, match="last 143001: .*multiple of spacing 1000"):
+        revision_steps(powers_of_two=10, spacing=1_000, last=143_001)
+    with pytest.raises(ValueError, match="powers_of_two 10: 2\\^9 is past 400"):
+        revision_steps(powers_of_two=10, spacing=40, last=400)
+
+
+@given(st.data(), st.sampled_from([PYTHIA, MINI]))
+def test_ranges_survive_printing_and_parsing(data, grid):
+    steps = revision_steps(**grid)
+    first = data.draw(st.integers(0, len(steps) - 1))
+    last = data.draw(st.integers(first, len(steps) - 1))
+    part = steps[first : last + 1]
+    name = range_name(part)
+    assert parse_range(name, steps) == part
+    assert range_name(parse_range(name, steps)) == name
+
+
+@given(st.integers(1, 200), st.sampled_from([PYTHIA, MINI]))
+def test_chunks_cover_the_grid_once_and_in_order(size, grid):
+    steps = revision_steps(**grid)
+    parts = [parse_range(name, steps) for name in chunk_names(steps, size)]
+    assert sum(parts, []) == steps
+    assert all(len(part) == size for part in parts[:-1])
+
+
+def test_names_of_ranges():
+    assert range_name([70_000]) == "step70000"
+    assert range_name([60_000, 61_000]) == "step60000-step61000"
+    assert parse_range("step256-step2000", STEPS) == [256, 512, 1_000, 2_000]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("step70001", "step 70001 is not a revision of this suite; nearest: 70000 and 71000"),
+        ("step143001", "step 143001 is not a revision of this suite; nearest: 143000"),
+        ("step0-step1500", "step 1500 is not a revision of this suite; nearest: 1000 and 2000"),
+        ("step2000-step1000", "'step2000-step1000' runs backwards; write step1000-step2000"),
+        # Each revision has one name, so that one file never stands beside its double.
+        *((name, f"{name!r} is no step or range; write step0 or step0-step143000")
+          for name in ("", "70000", "step-1", "step1\n", "step1-2", "step1-", "step1-step2-step4",
+                       "Step1", "step1e3", "step0001", "step１", "step1_000")),
+    ],
+)  # fmt: skip
+def test_mistaken_ranges_are_one_line(name, message):
+    with pytest.raises(ValueError) as error:
+        parse_range(name, STEPS)
+    assert str(error.value) == message
+
+
+@given(st.integers(-5, 150_000))
+def test_the_nearest_are_neighbours(step):
+    around = nearest(step, STEPS)
+    assert 1 <= len(around) <= 2
+    best = min(STEPS, key=lambda s: abs(s - step))
+    assert best in around or abs(best - step) in {abs(s - step) for s in around}

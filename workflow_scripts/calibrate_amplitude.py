@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+from flatminima.checkpoints import load_model, load_tensors
 from flatminima.files import write_json
 from flatminima.forks.calibration import calibrate
 from flatminima.jobs import logged
-from flatminima.model import choose_device, load_model, load_tensors, prepare_backend
+from flatminima.numerics import prepare_backend
+from flatminima.probing import choose_device
 from flatminima.text.tokens import read_tokens
 
 

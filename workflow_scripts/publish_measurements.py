@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from flatminima.config.files import read_plan
+from flatminima.planning import read_plan
 from flatminima.publishing import check_current, git, machine, publish
 
 

@@ -22,19 +22,26 @@ import torch
 from torch import Tensor, nn
 
 from flatminima.layers import matrices_of
-from flatminima.quantizer_specs import AffineQuantizer, read_spec
-from flatminima.quantizers import affine_scale, linear_weights, split_groups
+from flatminima.quantizers import QuantizerSpec, group_length, linear_weights
 from flatminima.training.gradients import batch_gradients
 from flatminima.training.loop import batch_rows
 
 
-def grid_steps(matrix: Tensor, spec: AffineQuantizer) -> Tensor:
+def grid_steps(matrix: Tensor, spec: QuantizerSpec) -> Tensor:
     """Distance between neighbouring codes in each group of an ``[out, in]`` matrix, flat."""
-    scales = [affine_scale(part, spec).squeeze(-1) for part in split_groups(matrix, spec)]
-    return torch.cat([scale.T.reshape(-1) for scale in scales])
+    if spec.granularity == "tensor":
+        groups = [matrix.reshape(1, -1)]
+    else:
+        groups = list(matrix.split(group_length(spec, matrix.shape[1]), dim=1))
+    if spec.symmetric:
+        top = 2 ** (spec.bits - 1) - 1
+        steps = [group.abs().amax(dim=1) / top for group in groups]
+    else:
+        steps = [(g.amax(dim=1) - g.amin(dim=1)) / (2**spec.bits - 1) for g in groups]
+    return torch.cat(steps)
 
 
-def mean_grid_step(model: nn.Module, spec: AffineQuantizer) -> float:
+def mean_grid_step(model: nn.Module, spec: QuantizerSpec) -> float:
     """Mean distance between neighbouring codes over all groups that ``spec`` quantizes."""
     steps = [grid_steps(m, spec) for m in matrices_of(model, spec.layers).values()]
     return torch.cat(steps).to(torch.float64).mean().item()
@@ -48,7 +55,7 @@ def _mean(tensors: list[Tensor]) -> float:
 def gradient_statistics(
     model: nn.Module,
     tokens: np.ndarray,
-    spec: AffineQuantizer,
+    spec: QuantizerSpec,
     *,
     start: int,
     batches: int,
@@ -115,7 +122,7 @@ def calibrate(
     ``tokens`` is the training stream; ``moments`` is a saved training state where the suite
     has one; ``settings`` is ``SuitePlan.calibration_settings``.
     """
-    spec, training = read_spec(settings["quantizer"]), settings["training"]
+    spec, training = QuantizerSpec(**settings["quantizer"]), settings["training"]
     found = gradient_statistics(
         model, tokens, spec, start=settings["start"], batches=settings["batches"],
         batch_size=settings["batch_size"], eps=training["eps"],

@@ -12,7 +12,7 @@ from flatminima.errors import suggest
 from flatminima.labels import role_labels
 from flatminima.revisions.missing import missing_steps, missing_words
 from flatminima.planning import SuitePlan
-from flatminima.config.suites import read_resources, resolve_suites
+from flatminima.suites import read_library, resolve_suites
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -76,7 +76,7 @@ def open_results(environment: Mapping[str, str]) -> Results:
     if "SUITE_SETTINGS" in environment:
         return Results(folder, json.loads(environment["SUITE_SETTINGS"]))
     config = yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))
-    suites = resolve_suites(config["suites"], read_resources(ROOT / "resources"))
+    suites = resolve_suites(config["suites"], read_library(ROOT / "resources"))
     if name not in suites:
         raise ValueError(f"SUITE {name} is not known; {suggest(name, list(suites))}")
     return Results(folder, SuitePlan(name, suites[name], config["quantizers"]).facts)

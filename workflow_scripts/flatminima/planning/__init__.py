@@ -6,18 +6,34 @@ that a change of another key reruns nothing. One module a stage; a new line goes
 the stage whose rules read it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from flatminima.config import ROOT, find_suite, read_config
 from flatminima.planning.mechanism import MECHANISM_TABLES, RANGED
 from flatminima.planning.pretraining import PretrainingJob
 from flatminima.planning.published import PublishedPlan
 
-__all__ = ["MECHANISM_TABLES", "RANGED", "PretrainingJob", "SuitePlan", "final_outputs"]
+__all__ = [
+    "MECHANISM_TABLES",
+    "RANGED",
+    "PretrainingJob",
+    "SuitePlan",
+    "final_outputs",
+    "read_plan",
+]
 
 
 class SuitePlan(PublishedPlan):
     """Everything that rules ask of one suite."""
+
+
+def read_plan(suite: str | None, files: Sequence[str | Path]) -> SuitePlan:
+    """The plan of a suite, or of the one that the configuration names, outside Snakemake."""
+    config = read_config(files)
+    name = suite or config["suite"]
+    tables = (ROOT / "resources/revisions").as_posix()
+    return SuitePlan(name, find_suite(config, name), config["quantizers"], tables)
 
 
 # What exists only of a suite that has forks; the ledger of claims reads them as well.

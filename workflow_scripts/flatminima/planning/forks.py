@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from flatminima.config.checks import find_schedule
-from flatminima.errors import ConfigError
+from flatminima.errors import ConfigError, suggest
 from flatminima.planning.pretraining import PretrainingPlan
 from flatminima.schedules import ScheduleKind
 
@@ -128,3 +127,12 @@ class ForkPlan(PretrainingPlan):
 def seeded(pattern: str, names: Iterable[str], seeds: Iterable[int]) -> list[str]:
     """``pattern`` for each name and seed."""
     return [pattern.format(name=name, seed=seed) for name in names for seed in seeds]
+
+
+def find_schedule(suite: Mapping, name: str) -> dict:
+    """The fork schedule ``name`` of a suite; one line if there is none."""
+    schedules = suite["fork"]["schedules"]
+    if name not in schedules:
+        hint = suggest(name, list(schedules))
+        raise ConfigError(f"config key fork.schedules: {name!r} is not known; {hint}")
+    return schedules[name]

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from flatminima.config.checks import suite_steps
 from flatminima.errors import ConfigError
 from flatminima.revisions.discovery import Found, LocalCheckpoint, find_checkpoints
 from flatminima.revisions.frozen import read_table
 from flatminima.revisions.names import DEFAULT_PATTERN, branch_of
+from flatminima.suites import suite_steps
 
 DISCOVER = "discover"
 
@@ -44,7 +44,7 @@ class GridPlan:
         grid = self.section["grid"]
         if self.is_local:
             return list(self.found.checkpoints)
-        return list(self._listed_branches()) if grid == DISCOVER else suite_steps(self.section)
+        return list(self._listed_branches()) if grid == DISCOVER else suite_steps(grid)
 
     @property
     def last(self) -> int:
@@ -65,7 +65,7 @@ class GridPlan:
             found = find_checkpoints(pattern)
         except ValueError as error:
             raise ConfigError(f"suite {self.name}: {error}") from error
-        wanted = list(found.checkpoints) if grid == DISCOVER else suite_steps(self.section)
+        wanted = list(found.checkpoints) if grid == DISCOVER else suite_steps(grid)
         lacking = [step for step in wanted if step not in found.checkpoints]
         if lacking or not wanted:
             raise ConfigError(f"suite {self.name}: {_nothing(pattern, lacking, found.skipped)}")

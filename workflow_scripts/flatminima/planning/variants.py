@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from flatminima.config.forks import cadences, pilot_batches
 from flatminima.errors import ConfigError, suggest
 from flatminima.forks.settings import ForkSettings
 from flatminima.planning.forks import ForkPlan, seeded
@@ -230,3 +229,26 @@ class VariantPlan(ForkPlan):
             figure = f"{self.root}/figures/fig8_rivals"
             names += [f"{figure}.{suffix}" for suffix in ("pdf", "svg", "png")]
         return names
+
+
+def cadences(fork: Mapping) -> dict[int, dict[str, int]]:
+    """Cycles of OLI by their period: its own, and the period of each SGDR at the same share.
+
+    The share of a cycle that is a bump is that of the first OLI schedule; empty without one.
+    """
+    definitions = list(fork["schedules"].values())
+    oli = next((d for d in definitions if d["kind"] == "oli"), None)
+    if oli is None:
+        return {}
+    own = oli["bump_steps"] + oli["cool_steps"]
+    periods = [own, *(d["period"] for d in definitions if d["kind"] == "sgdr")]
+    found = {}
+    for period in periods:
+        bump = max(1, round(period * oli["bump_steps"] / own))
+        found[period] = {"bump_steps": bump, "cool_steps": max(1, period - bump)}
+    return found
+
+
+def pilot_batches(fork: Mapping, length: int, train_length: int) -> tuple[int, int]:
+    """Sequences per update: the fork's own, and as many of ``length`` as have the same tokens."""
+    return fork["batch_size"], fork["batch_size"] * train_length // length

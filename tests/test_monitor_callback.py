@@ -1,0 +1,257 @@
+"""The monitor as a callback of the Trainer: actions, logs, resume, several processes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+from flatminima.evaluation import score
+from flatminima.live_probe import DEFAULT_PROBE, fit_groups, loader_tokens
+from flatminima.monitor import ConvergenceMonitor, MonitorError
+from flatminima.monitor_callback import ConvergenceCallback
+from flatminima.quantizers import quantized_weights, read_specs
+from tests.conftest import TINY_VOCABULARY
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SETTINGS = {"window": 3, "patience": 2}
+
+
+def rows(seed, count=16):
+    ids = np.random.default_rng(seed).integers(0, TINY_VOCABULARY, (count, 16))
+    return [{"input_ids": row, "labels": row} for row in ids]
+
+
+def trainer_of(model, folder, callback, *, lr=0.0, steps=8, **arguments):
+    """A Trainer that evaluates after every update, with ``callback`` attached."""
+    defaults = {
+        "max_steps": steps, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "no",
+        "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4, "use_cpu": True,
+        "learning_rate": lr, "report_to": "none", "disable_tqdm": True, "logging_strategy": "no",
+        "seed": 3, 
+    }  # fmt: skip
+    trainer = Trainer(
+        model, TrainingArguments(folder, **(defaults | arguments)),
+        # All rows alike: the Trainer shuffles anew after a resume, which is not at issue here.
+        train_dataset=16 * rows(0, 1), eval_dataset=rows(1),
+    )  # fmt: skip
+    callback.attach(trainer)
+    return trainer
+
+
+def checkpoints(folder):
+    return sorted(path.name for path in folder.glob("checkpoint-*"))
+
+
+def test_save_probe_and_stop_at_the_step_of_convergence(tiny_model, tmp_path, capsys):
+    callback = ConvergenceCallback(
+        ConvergenceMonitor(**SETTINGS), actions=("save", "probe", "stop")
+    )
+    trainer = trainer_of(
+        tiny_model, tmp_path, callback, report_to="tensorboard",
+        save_total_limit=2,
+    )  # fmt: skip
+    before = {name: p.detach().clone() for name, p in tiny_model.named_parameters()}
+    trainer.train()
+    # With a rate of zero the loss never moves: three evaluations fill the window.
+    assert trainer.state.global_step == 4
+    assert checkpoints(tmp_path) == ["checkpoint-4"]
+    [event] = callback.events
+    assert event["step"] == 4 and event["slope"] == 0.0
+    assert all(torch.equal(p, before[name]) for name, p in tiny_model.named_parameters())
+    specs = read_specs(fit_groups(DEFAULT_PROBE["quantizers"], tiny_model))
+    variants = {name: quantized_weights(tiny_model, spec) for name, spec in specs.items()}
+    tokens = np.stack([row["input_ids"] for row in rows(1)]).astype(np.int32)
+    scores = score(tiny_model, tokens, variants, batch_size=8)
+    for name in ("int4", "int8"):
+        gap = 100 * np.expm1(scores[name].mean_nll() - scores["fp32"].mean_nll())
+        assert event[f"{name}_gap_pct"] == pytest.approx(gap, rel=1e-12)
+    said = capsys.readouterr().err.splitlines()
+    [line] = [line for line in said if "has converged" in line]
+    assert line.startswith("monitor: eval_loss has converged at step 4 (no fall in 2 evaluations")
+    assert "int4 gap pct" in line and line.endswith("save, stop")
+    assert any("save_total_limit 2 may delete" in line for line in said)
+    saved = json.loads((tmp_path / "checkpoint-4/trainer_state.json").read_text())
+    kept = saved["stateful_callbacks"]["ConvergenceCallback"]["attributes"]["saved"]
+    assert kept == json.loads(json.dumps(callback.saved))
+
+
+def scalars(folder):
+    """Tags of the event file that was written below ``folder``, each with its (step, value)."""
+    [file] = list(folder.rglob("events.out.tfevents*"))
+    events = EventAccumulator(str(file)).Reload()
+    return {
+        tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_has_what_the_monitor_says(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
+    callback = ConvergenceCallback(SETTINGS, actions=("probe",))
+    trainer_of(tiny_model, tmp_path / "run", callback, report_to="tensorboard", steps=6).train()
+    found = scalars(tmp_path / "events")
+    assert found["eval/converged"] == [(1, 0), (2, 0), (3, 0), (4, 1), (5, 1), (6, 1)]
+    assert found["eval/evaluations_without_fall"][-1] == (6, 4)
+    assert found["eval/loss_slope_per_1000_steps"] == [(3, 0), (4, 0), (5, 0), (6, 0)]
+    assert [step for step, _ in found["eval/loss_slope_error_per_1000_steps"]] == [3, 4, 5, 6]
+    [(step, gap)] = found["eval/int4_gap_pct"]
+    assert step == 4 and gap == pytest.approx(callback.events[0]["int4_gap_pct"], rel=1e-6)
+    assert len(found["eval/loss"]) == 6
+
+
+def test_a_probe_leaves_training_as_it_was(tmp_path):
+    from flatminima.training.loop import build_model
+    from tests.conftest import TINY
+
+    ends = []
+    for actions in (("warn",), ("probe",)):
+        model = build_model(TINY, TINY_VOCABULARY, seed=0)
+        callback = ConvergenceCallback({**SETTINGS, "noise": 1e9}, actions=actions)
+        trainer_of(model, tmp_path / actions[0], callback, lr=0.01, steps=7).train()
+        assert [event["step"] for event in callback.events] == [4]
+        ends.append(model.state_dict())
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def tiny_llama():
+    """Not a GPT-NeoX: of that, transformers 5.24's Trainer does not load the head on resume."""
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=TINY_VOCABULARY,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=16,
+        )  # fmt: skip
+    )
+
+
+@pytest.mark.parametrize("restore", [False, True])
+def test_a_resumed_run_ends_with_the_same_monitor(tmp_path, restore):
+    def run(folder, checkpoint=None, steps=8):
+        callback = ConvergenceCallback({**SETTINGS, "noise": 3.0})
+        trainer = trainer_of(
+            tiny_llama(), folder, callback, lr=0.003, steps=steps,
+            save_strategy="steps", save_steps=6, restore_callback_states_from_checkpoint=restore,
+        )  # fmt: skip
+        trainer.train(resume_from_checkpoint=checkpoint)
+        [mine] = [
+            c for c in trainer.callback_handler.callbacks if isinstance(c, ConvergenceCallback)
+        ]
+        return mine.saved
+
+    whole = run(tmp_path / "whole")
+    resumed = run(tmp_path / "resumed", str(tmp_path / "whole/checkpoint-6"))
+    assert resumed == whole
+    assert whole["monitor"]["state"]["step"] == 8 and len(whole["monitor"]["recent"]) == 3
+
+
+def test_a_run_resumed_with_other_settings_is_one_line(tiny_model, tmp_path):
+    first = ConvergenceCallback(SETTINGS)
+    trainer_of(tiny_model, tmp_path, first, steps=2, save_strategy="steps", save_steps=2).train()
+    other = ConvergenceCallback({"window": 4, "patience": 2})
+    trainer = trainer_of(tiny_model, tmp_path, other, steps=4)
+    with pytest.raises(MonitorError, match="window is 4, but was 3 when this run") as caught:
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_without_a_monitor_starts_a_new_one(tiny_model, tmp_path, capsys):
+    plain = trainer_of(
+        tiny_model, tmp_path, ConvergenceCallback(), steps=2, save_strategy="steps", save_steps=2
+    )
+    plain.remove_callback(ConvergenceCallback)
+    plain.train()
+    callback = ConvergenceCallback(SETTINGS)
+    trainer = trainer_of(tiny_model, tmp_path, callback, steps=4)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert "the checkpoint of step 2 has no state; starting anew" in capsys.readouterr().err
+    assert callback.monitor.state.step == 4
+
+
+def test_bad_losses_are_said_and_training_goes_on(tiny_model, tmp_path, capsys):
+    callback = ConvergenceCallback(SETTINGS)
+    trainer = trainer_of(tiny_model, tmp_path, callback)
+    state, control = trainer.state, trainer.control
+    for step, loss in [(1, 3.0), (2, float("nan")), (3, 2.9), (2, 2.8), (4, 2.7)]:
+        state.global_step = step
+        callback.on_evaluate(trainer.args, state, control, metrics={"eval_loss": loss})
+    callback.on_evaluate(trainer.args, state, control, metrics={"eval_other_loss": 9.0})
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "monitor: the loss at step 2 is nan; left out",
+        "monitor: step 2 comes after step 3; steps must rise; left out",
+    ]
+    assert [step for step, _, _ in callback.monitor.state_dict()["recent"]] == [1, 3, 4]
+    assert not control.should_training_stop
+
+
+def test_standard_errors_come_from_the_metrics(tiny_model, tmp_path):
+    callback = ConvergenceCallback(SETTINGS)
+    trainer = trainer_of(tiny_model, tmp_path, callback)
+    for step in (1, 2, 3):
+        trainer.state.global_step = step
+        metrics = {"eval_loss": 3.0 - step, "eval_loss_stderr": 5.0}
+        callback.on_evaluate(trainer.args, trainer.state, trainer.control, metrics=metrics)
+    assert callback.monitor.state.slope_error == pytest.approx(5.0 / np.sqrt(2.0))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "line"),
+    [
+        (None, "the trainer has no evaluation set"),
+        ([{"input_ids": [1, 2, 3]}, {"input_ids": [1, 2]}], r"sequences of \[2, 3\] tokens"),
+        ([{"input_ids": [1, 2], "attention_mask": [1, 0]}], "sequence 0 is padded"),
+    ],
+)
+def test_what_cannot_be_probed_is_one_line(dataset, line):
+    loader = dataset and torch.utils.data.DataLoader(dataset)
+    with pytest.raises(ValueError, match=line):
+        loader_tokens(loader, 8)
+
+
+def test_a_probe_that_fails_does_not_end_training(tiny_model, tmp_path, capsys):
+    callback = ConvergenceCallback(
+        SETTINGS, actions=("probe",), probe={"quantizers": {"int4": {"bits": 99}}}
+    )
+    trainer_of(tiny_model, tmp_path, callback, steps=5).train()
+    assert "monitor: no probe: " in capsys.readouterr().err
+    assert callback.events[0].keys() == {"step", "loss", "slope"}
+
+
+def test_an_unknown_action_is_one_line():
+    with pytest.raises(MonitorError, match="action 'halt'; valid: warn, save, probe, stop"):
+        ConvergenceCallback(actions=("halt",))
+
+
+def test_two_processes_agree(tmp_path):
+    """Rank 1 sees other losses and a NaN; both decide by rank 0, then both stop training."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
+    environment |= {
+        "PYTHONPATH": f"{ROOT}/workflow_scripts",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    run = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         os.path.join(ROOT, "tests", "two_processes.py"), str(tmp_path)],
+        cwd=ROOT, env=environment, text=True, capture_output=True, timeout=300,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    found = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    assert found[0]["fed"] == found[1]["fed"]
+    assert found[0]["fed"]["monitor"]["state"]["converged"]
+    assert found[0]["trained"] == found[1]["trained"]
+    assert [event["step"] for event in found[0]["trained"]["events"]] == [4]
+    assert "int4_gap_pct" in found[1]["trained"]["events"][0]
+    assert found[0]["stopped_at"] == found[1]["stopped_at"] == 4
+    assert checkpoints(tmp_path / "run") == ["checkpoint-4"]
+    assert run.stderr.count("monitor: eval_loss has converged at step 4") == 2  # fed, trained

@@ -1,1 +1,0 @@
-"""The configuration: read, inherited, and checked before any job starts, one line per mistake."""

@@ -1,0 +1,1 @@
+"""What a suite costs before it is run."""

@@ -1,0 +1,253 @@
+"""Suites: how one takes over another, where they are defined, and the steps they have.
+
+A *suite* is one training run of which many checkpoints exist. One that ``extends`` another
+takes over every key that it does not set itself; mappings are merged, anything else replaced.
+``label`` and ``is_paper_model`` are a suite's own. A key set to nothing (``fork:``) is left
+out, with whatever it would inherit.
+
+Its grid follows Pythia's: step 0, the first powers of two, then evenly spaced steps to the
+end (section 4.1; 1 + 10 + 143 = 154 revisions for Pythia).
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+
+import yaml
+
+from flatminima.errors import ConfigError, suggest
+
+# A checkpoint in Hugging Face format, as this project writes and reads it.
+CHECKPOINT_FILES = ("model.safetensors", "config.json")
+
+# Replaced whole, since half of one and half of another would mean nothing.
+WHOLE = ("grid", "text", "tokenizer", "schedules")
+OWN = ("label", "is_paper_model", "extends")
+# Not taken over from a suite whose checkpoints come from elsewhere.
+OF_SOURCE = ("repo", "revision", "pattern", "grid", "keep_checkpoints", "max_on_disk", "integrity")
+# What a suite need not say, by its source.
+DEFAULTS = {
+    "local": {
+        "is_paper_model": False,
+        "device": "auto",
+        "threads": 1,
+        "grid": "discover",
+        "tokenizer": {},
+        "probe": {
+            "low_bit": "int4_g128",
+            "high_bit": "int8_channel",
+            "batch_size": 4,
+            "steps_per_job": 22,
+            "resamples": 1000,
+        },
+        "kurtosis": {"layers": "blocks"},
+        "phases": {"resamples": 200},
+    },
+    "hub": {"is_paper_model": False},
+    "pretrain": {"is_paper_model": False},
+}
+
+
+def merge(base: Mapping, change: Mapping, whole: Sequence[str] = ()) -> dict:
+    """``base`` with what ``change`` says, mappings merged but for the keys ``whole``.
+
+    Neither is altered.
+    """
+    merged = deepcopy(dict(base))
+    for key, value in change.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        deeper = both and key not in whole
+        merged[key] = merge(merged[key], value, whole) if deeper else deepcopy(value)
+    return merged
+
+
+# Files.
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    """Refuses a key that stands twice in one mapping, of which YAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := [key for number, key in enumerate(keys) if key in keys[:number]]:
+            line = node.start_mark.line + 1
+            raise ConfigError(f"key {twice[0]!r} stands twice in the mapping at line {line}")
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> dict:
+    """The mapping of a YAML file. Raises ``ConfigError``, one line that names the file."""
+    try:
+        read = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader) or {}
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such file") from error
+    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
+    if not isinstance(read, dict):
+        raise ConfigError(f"{path}: not a mapping of keys to values")
+    return read
+
+
+def as_in_a_file(value: object) -> object:
+    """What a file would hold where ``--config`` gives a mapping, whose values arrive as text.
+
+    Snakemake reads ``--config 'suites={mini: {threads: 2}}'`` without telling numbers from
+    text. Text stays as it is where YAML does not take it for a number, true, false or nothing.
+    """
+    if isinstance(value, Mapping):
+        return {key: as_in_a_file(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [as_in_a_file(inner) for inner in value]
+    if not isinstance(value, str):
+        return value
+    try:
+        read = yaml.safe_load(value)
+    except (yaml.YAMLError, ValueError):  # a date that does not exist is no YAMLError
+        return value
+    return read if isinstance(read, bool | int | float | None) else value
+
+
+def read_library(resources: Path) -> dict[str, dict]:
+    """Suites that come with the workflow: ``suites/*.yaml`` and ``published/*/suite.yaml``."""
+    library = {}
+    for pattern in ("suites/*.yaml", "published/*/suite.yaml"):
+        for path in sorted(resources.glob(pattern)):
+            library |= read_yaml(path)
+    return library
+
+
+# Inheritance.
+
+
+def _without_nothing(section: Mapping) -> dict:
+    return {
+        key: _without_nothing(value) if isinstance(value, Mapping) else value
+        for key, value in section.items()
+        if value is not None
+    }
+
+
+def resolve_suites(suites: object, library: Mapping[str, Mapping]) -> object:
+    """Suites of the configuration, those of ``library`` after them, whole.
+
+    A suite stands after the one that it extends, so that the first mistake is that of the
+    suite it was made in. A suite of the library may be changed in the configuration under
+    its own name. What is no mapping is handed on as it is, for the check to complain about.
+    Raises ``ConfigError`` for ``extends`` that leads nowhere or in a circle.
+    """
+    if not isinstance(suites, Mapping):
+        return suites
+    known = {
+        name: merge(library.get(name, {}), section, WHOLE)
+        if isinstance(section, Mapping)
+        else section
+        for name, section in suites.items()
+    }
+    known |= {name: section for name, section in library.items() if name not in known}
+    inherited: dict[str, Mapping] = {}
+
+    def inherit(name: str, below: tuple[str, ...] = ()) -> None:
+        if name in inherited:
+            return
+        section = known[name]
+        own = {key: value for key, value in section.items() if key != "extends"}
+        if (parent := section.get("extends")) is None:
+            inherited[name] = own
+            return
+        key = f"config key suites.{name}.extends"
+        if not isinstance(parent, str) or not isinstance(known.get(parent), Mapping):
+            hint = suggest(str(parent), [other for other in known if isinstance(other, str)])
+            raise ConfigError(f"{key}: {parent!r} is not known; {hint}")
+        if parent in (*below, name):
+            chain = " -> ".join((*below, name, parent))
+            raise ConfigError(f"{key}: {parent!r} extends it in turn ({chain})")
+        inherit(parent, (*below, name))
+        taken = inherited[parent]
+        elsewhere = own.get("source", taken.get("source")) != taken.get("source")
+        dropped = (*OWN, *OF_SOURCE) if elsewhere else OWN
+        taken = {key: value for key, value in taken.items() if key not in dropped}
+        inherited[name] = merge(taken, own, WHOLE)
+
+    for name, section in known.items():
+        if isinstance(section, Mapping):
+            inherit(name)
+        else:
+            inherited[name] = section
+    return {name: _with_defaults(section) for name, section in inherited.items()}
+
+
+def _with_defaults(section: object) -> object:
+    if not isinstance(section, Mapping):
+        return section
+    source = section.get("source")
+    defaults = DEFAULTS.get(source, {}) if isinstance(source, str) else {}
+    return _without_nothing(merge(defaults, section, WHOLE))
+
+
+# Steps, and how ranges of them are named. No leading zeros: one name for one revision.
+_RANGE = re.compile(r"step(0|[1-9][0-9]*)(?:-step(0|[1-9][0-9]*))?")
+
+
+def revision_steps(*, powers_of_two: int, spacing: int, last: int) -> list[int]:
+    """Steps of a suite in order: 0, 2^0 … 2^(n-1), then every ``spacing`` to ``last``.
+
+    Raises ``ValueError`` where ``last`` is no multiple of ``spacing`` or the
+    powers run past the end.
+    """
+    if last % spacing:
+        raise ValueError(f"last {last}: must be a multiple of spacing {spacing}")
+    if powers_of_two > last.bit_length():
+        raise ValueError(f"powers_of_two {powers_of_two}: 2^{powers_of_two - 1} is past {last}")
+    powers = [2**i for i in range(powers_of_two)]
+    return sorted({0, *powers, *range(spacing, last + 1, spacing)})
+
+
+def even_steps(*, spacing: int, last: int) -> list[int]:
+    """The evenly spaced part of the grid, on which slopes and changepoints are taken."""
+    return list(range(spacing, last + 1, spacing))
+
+
+def suite_steps(grid: Mapping) -> list[int]:
+    """Steps of a section ``grid`` that is a formula or a list, in order."""
+    return sorted(grid["steps"]) if "steps" in grid else revision_steps(**grid)
+
+
+def nearest(step: int, steps: Sequence[int], count: int = 2) -> list[int]:
+    """The ``count`` members of the sorted ``steps`` around ``step``, for error messages."""
+    at = bisect_left(steps, step)
+    return list(steps[max(0, at - 1) : max(0, at - 1) + count]) or list(steps[-count:])
+
+
+def parse_range(name: str, steps: Sequence[int]) -> list[int]:
+    """Steps meant by ``step70000`` or ``step60000-step75000`` on the grid ``steps``.
+
+    Both ends of a range are on the grid and included. Raises ``ValueError`` with
+    one line that says what would be valid.
+    """
+    match = _RANGE.fullmatch(name)
+    if not match:
+        example = f"step{steps[0]} or step{steps[0]}-step{steps[-1]}"
+        raise ValueError(f"{name!r} is no step or range; write {example}")
+    first = int(match[1])
+    last = first if match[2] is None else int(match[2])
+    for step in (first, last):
+        if step not in steps:
+            around = " and ".join(str(s) for s in nearest(step, steps))
+            raise ValueError(f"step {step} is not a revision of this suite; nearest: {around}")
+    if last < first:
+        raise ValueError(f"'{name}' runs backwards; write step{last}-step{first}")
+    return [step for step in steps if first <= step <= last]
+
+
+def range_name(steps: Sequence[int]) -> str:
+    """Inverse of ``parse_range`` for consecutive revisions."""
+    if len(steps) == 1:
+        return f"step{steps[0]}"
+    return f"step{steps[0]}-step{steps[-1]}"
+
+
+def chunk_names(steps: Sequence[int], size: int) -> list[str]:
+    """Names of the ranges of at most ``size`` revisions that one job each works on."""
+    return [range_name(steps[i : i + size]) for i in range(0, len(steps), size)]
