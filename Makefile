@@ -64,10 +64,10 @@ report: $(READY)
 	$(BIN)/snakemake --report report.html $(CONFIGURED)
 
 plan: $(READY)
-	@$(BIN)/python -m workflow_scripts.plan_suite $(NAMED)
+	@$(BIN)/python -m flatminima plan $(NAMED)
 
 freeze: $(READY)
-	@$(BIN)/python -m workflow_scripts.freeze_revisions $(NAMED)
+	@$(BIN)/python -m flatminima freeze $(NAMED)
 
 rulegraph: $(READY)
 	@$(BIN)/python -m workflow_scripts.draw_rulegraph

@@ -25,6 +25,16 @@ TINY = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_length": 16}
 TINY_VOCABULARY = 64
 
 
+def affine(bits, granularity, symmetric, group_size=None, layers="blocks"):
+    """An affine quantizer, in few words."""
+    from flatminima.quantizer_specs import AffineQuantizer
+
+    return AffineQuantizer(
+        bits=bits, granularity=granularity, symmetric=symmetric, group_size=group_size,
+        layers=layers,
+    )  # fmt: skip
+
+
 @pytest.fixture(autouse=True)
 def _subnormal_numbers_are_kept():
     """What measures sets torch to flush them to zero; the next test starts without that."""
@@ -36,7 +46,7 @@ def _subnormal_numbers_are_kept():
 @pytest.fixture
 def tiny_model():
     """A GPT-NeoX of 2 layers, hidden size 16 and 64 tokens, with fresh weights."""
-    from flatminima.training.loop import build_model
+    from flatminima.model import build_model
 
     return build_model(TINY, TINY_VOCABULARY, seed=0)
 

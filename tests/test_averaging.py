@@ -5,10 +5,9 @@ import pandas as pd
 import pytest
 import torch
 
-from flatminima.checkpoints import load_model, save_model
 from flatminima.forks.averaging import average_model
+from flatminima.model import build_model, load_model, save_model
 from flatminima.text.tokens import write_tokens
-from flatminima.training.loop import build_model
 from tests.conftest import TINY, TINY_VOCABULARY
 from tests.test_workspace import PROBE
 from workflow_scripts import average_checkpoints

@@ -6,33 +6,32 @@ import numpy as np
 import pytest
 import torch
 
-from flatminima.checkpoints import load_tensors, save_model
 from flatminima.files import read_json
 from flatminima.forks import calibration
-from flatminima.quantizers import QuantizerSpec, linear_weights, quantized_weights
+from flatminima.model import build_model, load_tensors, save_model
+from flatminima.quantizers import linear_weights, quantized_weights
 from flatminima.schedules import Cosine
 from flatminima.text.tokens import write_tokens
 from flatminima.training.loop import (
     Recipe,
-    build_model,
     build_optimizer,
     save_state,
     train,
 )
-from tests.conftest import TINY, TINY_VOCABULARY
+from tests.conftest import TINY, TINY_VOCABULARY, affine
 from workflow_scripts import calibrate_amplitude
 
-INT4 = QuantizerSpec(4, "group", False, group_size=8)
+INT4 = affine(4, "group", False, group_size=8)
 
 
 def test_steps_of_the_grid_by_hand():
     row = torch.arange(32.0).reshape(2, 16)
     assert calibration.grid_steps(row, INT4).tolist() == pytest.approx([7 / 15] * 4)
-    per_channel = QuantizerSpec(4, "channel", False)
+    per_channel = affine(4, "channel", False)
     assert calibration.grid_steps(row, per_channel).tolist() == pytest.approx([1.0, 1.0])
-    tensor = QuantizerSpec(8, "tensor", True)
+    tensor = affine(8, "tensor", True)
     assert calibration.grid_steps(row, tensor).tolist() == pytest.approx([31 / 127])
-    remainder = QuantizerSpec(4, "group", False, group_size=12)
+    remainder = affine(4, "group", False, group_size=12)
     assert len(calibration.grid_steps(row, remainder)) == 4
 
 

@@ -11,9 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flatminima.checkpoints import (
+from flatminima.files import atomic_path
+from flatminima.model import (
     WEIGHTS_FILE,
-    atomic_path,
+    assert_float32,
+    build_model,
     is_legacy_buffer,
     load_model,
     load_tensors,
@@ -24,9 +26,7 @@ from flatminima.checkpoints import (
     weights_digest,
     weights_dtypes,
 )
-from flatminima.numerics import assert_float32
 from flatminima.quantizers import linear_weights
-from flatminima.training.loop import build_model
 from tests.conftest import TINY, TINY_VOCABULARY
 
 LEGACY = {

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from flatminima.__main__ import main
+from tests.conftest import TINY
 from tests.hub.repos import config_bytes
 from tests.hub.server import TinyHub
 from tests.workflow import copy_checkout, planned, snakemake
@@ -21,6 +23,16 @@ suites:
     revision: 'stage1-step(?P<step>\\d+)-tokens(?P<billions>\\d+)B'
     grid: discover
     training:
+"""
+LACKS = """
+suite: mine
+suites:
+  mine:
+    label: a run whose text is missing
+    source: local
+    pattern: runs/mine/checkpoint-{step}
+    text: {source: files, validation: [{path: nowhere.txt}]}
+    batches: {validation: {sequences: 8, length: 16}}
 """
 STEPS = {0: 0, 300: 1, 10000: 21, 20000: 42}
 
@@ -42,8 +54,9 @@ def hub():
 
 
 def command(name, *arguments, folder, **environment):
+    environment = {"PYTHONPATH": f"{folder}/workflow_scripts", **environment}
     return subprocess.run(
-        [sys.executable, "-m", f"workflow_scripts.{name}", *arguments],
+        [sys.executable, "-m", "flatminima", name, *arguments],
         cwd=folder, env=os.environ | environment, text=True, capture_output=True, timeout=300,
     )  # fmt: skip
 
@@ -55,7 +68,7 @@ def test_a_suite_is_frozen_once_and_then_planned_without_the_hub(checkout, hub, 
     assert "make freeze SUITE=named lists them from the hub" in before.stdout
 
     environment = hub.environment(tmp_path)
-    run = command("freeze_revisions", "--suite", "named", *files, folder=checkout, **environment)
+    run = command("freeze", "--suite", "named", *files, folder=checkout, **environment)
     assert run.returncode == 0, run.stderr
     assert "4 revisions of tiny/olmo, step 0 to 20,000" in run.stdout
     lines = (checkout / "resources/revisions/named.csv").read_text().splitlines()
@@ -78,14 +91,14 @@ def test_a_suite_is_frozen_once_and_then_planned_without_the_hub(checkout, hub, 
 )
 def test_a_mistake_of_freezing_is_one_line(arguments, line, checkout, hub, tmp_path):
     environment = hub.environment(tmp_path)
-    run = command("freeze_revisions", *arguments, folder=checkout, **environment)
+    run = command("freeze", *arguments, folder=checkout, **environment)
     assert run.returncode == 1 and line in run.stderr
     assert "Traceback" not in run.stderr and run.stderr.count("\n") == 1, run.stderr
     assert not (checkout / "resources/revisions/pythia-70m.csv").exists()
 
 
 def test_the_plan_of_a_suite_is_printed(checkout):
-    run = command("plan_suite", "--suite", "pythia-160m", "--seconds", "0",
+    run = command("plan", "--suite", "pythia-160m", "--seconds", "0",
                   folder=checkout, COLUMNS="160")  # fmt: skip
     assert run.returncode == 0, run.stderr
     for text in (
@@ -100,8 +113,34 @@ def test_the_plan_of_a_suite_is_printed(checkout):
     assert "measured" not in run.stdout.replace("is not measured", ""), "nothing was timed"
 
 
+def test_a_missing_text_is_said_and_nothing_called_done(checkout):
+    run_of_ones_own(checkout)
+    run = command("plan", "--configfile", "lacks.yaml", "--seconds", "0", folder=checkout)
+    assert run.returncode == 1
+    assert "no such file" in run.stderr and "nowhere.txt" in run.stderr
+    assert "not known" in run.stdout and "everything is done" not in run.stdout
+
+
+def run_of_ones_own(folder):
+    from flatminima.model import build_model, save_model
+
+    for step in (1, 2):
+        save_model(build_model(TINY, 64, seed=step), folder / f"runs/mine/checkpoint-{step}")
+    (folder / "runs/mine/tokenizer.json").write_text("{}")
+    (folder / "lacks.yaml").write_text(LACKS)
+
+
+def test_help_fits_a_screen_and_shows_an_example(capsys):
+    for arguments in (["--help"], *([name, "--help"] for name in ("audit", "plan", "freeze"))):
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        text = capsys.readouterr().out
+        assert end.value.code == 0 and "example: flatminima" in text
+        assert len(text.splitlines()) <= 50
+
+
 def test_hours_follow_from_a_measurement(checkout):
-    run = command("plan_suite", "--seconds", "0.1", folder=checkout, COLUMNS="160")
+    run = command("plan", "--seconds", "0.1", folder=checkout, COLUMNS="160")
     assert run.returncode == 0, run.stderr
     assert "mini (embedded suite, not Pythia) on cpu" in run.stdout
     assert "measured: 16 x 64 tokens" in run.stdout and "time, all" in run.stdout

@@ -4,22 +4,23 @@ import pytest
 import torch
 import yaml
 
-from flatminima.costs.report import duration, report, size
-from flatminima.costs.shapes import describe_shape, read_config
-from flatminima.costs.throughput import (
-    available_cores,
-    layers_to_time,
-    measure,
-    timed_batch,
-)
-from flatminima.costs.totals import (
-    batch_shapes,
-    forward_flop,
-    suite_costs,
-    training_flop,
-)
 from flatminima.planning import SuitePlan
 from flatminima.suites import read_library, resolve_suites
+from flatminima.tools.costs import (
+    available_cores,
+    batch_shapes,
+    describe_shape,
+    duration,
+    forward_flop,
+    layers_to_time,
+    measure,
+    read_config,
+    report,
+    size,
+    suite_costs,
+    timed_batch,
+    training_flop,
+)
 from tests.workflow import ROOT
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())

@@ -17,14 +17,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flatminima.checkpoints import WEIGHTS_FILE, load_model, save_model
 from flatminima.errors import DamagedFile, UserError
 from flatminima.files import DIGESTS_FILE, atomic_path, check_digest, write_digests
 from flatminima.intervals import summarise
 from flatminima.jobs import logged
 from flatminima.kurtosis import kurtosis_table
+from flatminima.model import WEIGHTS_FILE, build_model, load_model, save_model
 from flatminima.text.tokens import check_ids, read_tokens, write_tokens
-from flatminima.training.loop import build_model
 from tests.test_scripts import PROBE, SHAPE, checkpoints, data, run_script  # noqa: F401
 from tests.test_workspace import run_fork, start, train_until  # noqa: F401
 from tests.workflow import ROOT, TINY, copy_checkout, snakemake, tiny_checkout
@@ -306,7 +305,7 @@ WRITERS = {
     "table": "files.write_table('t.csv', pandas.DataFrame({'a': range(100000)}))",
     "parquet": "files.write_table('t.parquet', pandas.DataFrame({'a': range(100000)}))",
     "tokens": "tokens.write_tokens('t.safetensors', numpy.zeros((100, 1000), dtype='int32'))",
-    "checkpoint": "checkpoints.save_model(training.build_model("
+    "checkpoint": "model.save_model(model.build_model("
                   "dict(hidden_size=64, num_layers=2, num_heads=2, max_length=16), 300, 0),"
                   " pathlib.Path('step7'))",
 }  # fmt: skip
@@ -316,10 +315,9 @@ WRITERS = {
 def test_a_quota_leaves_nothing_that_looks_finished(tmp_path, writer):
     code = (
         "import numpy, pandas, pathlib\n"
-        "from flatminima import checkpoints, files\n"
+        "from flatminima import files, model\n"
         "from flatminima import jobs as logs\n"
         "from flatminima.text import tokens\n"
-        "from flatminima.training import loop as training\n"
         f"with logs.logged('job.log'):\n    {WRITERS[writer]}\n"
     )
     run = limited(20_000, tmp_path, code)

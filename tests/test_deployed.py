@@ -10,15 +10,20 @@ import pytest
 import torch
 from torch import nn
 
-from flatminima import deployed
-from flatminima.checkpoints import save_model
-from flatminima.deployed import FORMATS, Format, probe_deployed, probe_format
-from flatminima.deployed_formats import NotHere, gguf_model
 from flatminima.intervals import summarise
-from flatminima.probing import Prober
+from flatminima.model import build_model, save_model
 from flatminima.quantizers import linear_weights
+from flatminima.scoring import Prober
 from flatminima.text.tokens import write_tokens
-from flatminima.training.loop import build_model
+from flatminima.tools import deployed
+from flatminima.tools.deployed import (
+    FORMATS,
+    Format,
+    NotHere,
+    gguf_model,
+    probe_deployed,
+    probe_format,
+)
 
 SHAPE = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "max_length": 16}
 SETTINGS = {
@@ -164,7 +169,7 @@ def test_a_back_end_that_fails_says_why_in_one_line(prober, monkeypatch, capsys)
 def test_layers_that_are_no_linear_are_skipped_by_name():
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from flatminima.deployed_formats import _only_linear
+    from flatminima.tools.deployed import _only_linear
 
     model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2))
     with pytest.raises(NotHere, match=r"c_attn.weight belongs to a layer that is no nn.Linear"):

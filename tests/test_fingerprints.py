@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from flatminima.checkpoints import tensor_digests
+from flatminima.model import tensor_digests
 from flatminima.revisions.fingerprints import (
     BUCKETS,
     TENSOR_BUCKETS,

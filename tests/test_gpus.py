@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from flatminima import probing
+from flatminima import scoring
 from flatminima.jobs import own_gpu, take_slot
 from flatminima.text.tokens import write_tokens
 from tests.test_workspace import PROCESSES
@@ -142,8 +142,8 @@ def test_a_probe_takes_its_gpu_before_it_looks_for_devices(tmp_path, monkeypatch
     monkeypatch.setattr(torch.cuda, "device_count", lambda: GPUS)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: order.append(os.environ.get(
         "CUDA_VISIBLE_DEVICES")) or False)  # fmt: skip
-    monkeypatch.setattr(probing, "slots_folder", lambda: tmp_path / "slots")
+    monkeypatch.setattr(scoring, "slots_folder", lambda: tmp_path / "slots")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # as it was, after the test
     settings = {"quantizers": {}, "roles": {}, "batch_size": 1, "device": "auto"}
-    assert probing.Prober(str(tmp_path / "v.safetensors"), settings, 1).device == "cpu"
+    assert scoring.Prober(str(tmp_path / "v.safetensors"), settings, 1).device == "cpu"
     assert order[0] == "0"

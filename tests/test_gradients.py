@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from flatminima.model import build_model
 from flatminima.schedules import Cosine
 from flatminima.training import distributed
 from flatminima.training.gradients import (
@@ -21,7 +22,7 @@ from flatminima.training.gradients import (
     set_attention,
     sharpness_aware_gradients,
 )
-from flatminima.training.loop import Recipe, build_model, build_optimizer, train
+from flatminima.training.loop import Recipe, build_optimizer, train
 from tests.conftest import TINY, TINY_VOCABULARY
 
 RECIPE = Recipe(
@@ -116,11 +117,11 @@ def test_what_bfloat16_does_to_a_training_run(record_property):
 
 
 def test_measuring_stays_float32_after_training_in_bfloat16(tiny_model, tiny_tokens, ids):
-    from flatminima.evaluation import score
+    from flatminima.scoring import score_variants
 
-    before = score(tiny_model, tiny_tokens, {}, batch_size=4)["fp32"].nll_nats
+    before = score_variants(tiny_model, tiny_tokens, {}, batch_size=4)["fp32"].nll_nats
     gradients(tiny_model, ids, Compute(precision="bf16"))
-    assert score(tiny_model, tiny_tokens, {}, batch_size=4)["fp32"].nll_nats == before
+    assert score_variants(tiny_model, tiny_tokens, {}, batch_size=4)["fp32"].nll_nats == before
 
 
 def test_tf32_is_allowed_while_gradients_are_computed_and_no_longer(tiny_model, ids, monkeypatch):
@@ -289,7 +290,7 @@ def test_a_job_that_fails_in_its_processes_fails(tmp_path, capsys):
 
 def test_a_large_head_is_differentiated_in_pieces(tiny_model, ids, monkeypatch):
     """Logits that are too large to be made at once give the same loss and gradients."""
-    from flatminima import logits
+    from flatminima import model as model_module
     from flatminima.training import gradients as module
 
     loss, whole = gradients(tiny_model, ids)
@@ -301,7 +302,7 @@ def test_a_large_head_is_differentiated_in_pieces(tiny_model, ids, monkeypatch):
         return pieces(states, weight, targets, **options)
 
     monkeypatch.setattr(torch.nn.functional, "linear_cross_entropy", watched)
-    monkeypatch.setattr(logits.head_in_pieces, "__defaults__", (100,))
+    monkeypatch.setattr(model_module.head_in_pieces, "__defaults__", (100,))
     for size in (1, 7, 10**6):
         monkeypatch.setattr(module, "PIECE", size * tiny_model.config.vocab_size)
         in_pieces_loss, in_pieces = gradients(tiny_model, ids)

@@ -11,11 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flatminima.checkpoints import WEIGHTS_FILE, load_model, save_model
 from flatminima.errors import DamagedFile
 from flatminima.hub.weights import WeightsRefused, read_tensors
+from flatminima.model import WEIGHTS_FILE, build_model, load_model, save_model
 from flatminima.notebooks.results import open_results
-from flatminima.training.loop import build_model
 from tests.conftest import TINY, TINY_VOCABULARY
 from tests.workflow import ROOT, copy_checkout, snakemake
 

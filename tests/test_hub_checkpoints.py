@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 from snakemake.iocontainers import Namedlist
 
-from flatminima.checkpoints import is_legacy_buffer, load_model
 from flatminima.hub.checkpoints import download_checkpoint
 from flatminima.hub.errors import RevisionMissing
 from flatminima.hub.revisions import resolve
+from flatminima.model import is_legacy_buffer, load_model
 from tests.hub.libraries import point_at
 from tests.hub.repos import (
     FORMS,

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from flatminima.checkpoints import load_model, save_model
 from flatminima.files import atomic_path
+from flatminima.model import build_model, load_model, save_model
 from flatminima.text.tokens import write_tokens
-from flatminima.training.loop import build_model
 from tests.conftest import TINY as TINY_SHAPE
 from tests.conftest import TINY_VOCABULARY
 from tests.test_workspace import PROCESSES, outputs, tokens, train_until, wait_for

@@ -9,27 +9,27 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from flatminima.checkpoints import is_legacy_buffer, load_model
 from flatminima.layers import (
     count_weights,
     linear_layers,
     matrices_of,
     not_selected,
 )
+from flatminima.model import is_legacy_buffer, load_model
 from flatminima.quantizers import (
-    QuantizerSpec,
     coverage,
     coverage_line,
     quantized_weights,
 )
 from tests.architectures import CONFIGS, build, logits
+from tests.conftest import affine
 from tests.oracles import quantize_matrix
 
 SPECS = [
-    QuantizerSpec(4, "group", False, 16),
-    QuantizerSpec(3, "group", True, 20),  # a remainder in every row
-    QuantizerSpec(8, "channel", True),
-    QuantizerSpec(4, "tensor", False),
+    affine(4, "group", False, 16),
+    affine(3, "group", True, 20),  # a remainder in every row
+    affine(8, "channel", True),
+    affine(4, "tensor", False),
 ]
 FAMILIES = sorted(set(CONFIGS) - {"jetmoe"})
 BLOCK = 32 * (32 + 16 + 16 + 32)  # query, key, value and output of two heads that share one key
@@ -141,14 +141,14 @@ def test_quantized_weights_are_those_that_compute(family, models):
     """Every replaced weight moves the logits: none is a copy that nothing reads."""
     model = models[family]
     before = logits(model)
-    for name, weight in quantized_weights(model, QuantizerSpec(2, "tensor", False)).items():
+    for name, weight in quantized_weights(model, affine(2, "tensor", False)).items():
         assert not torch.equal(logits(model, {name: weight}), before), name
 
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen3"])
 def test_a_tied_head_is_refused_by_what_it_is(family, models):
     with pytest.raises(ValueError, match="layers blocks\\+head: .* tied to its input embedding"):
-        quantized_weights(models[family], QuantizerSpec(4, "channel", False, layers="blocks+head"))
+        quantized_weights(models[family], affine(4, "channel", False, layers="blocks+head"))
 
 
 def test_an_untied_head_is_one_matrix_more(models):

@@ -8,13 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatminima.lr_schedulers import (
+from flatminima.schedules import fork_schedule, pretraining_schedule
+from flatminima.tools.lr_schedulers import (
     get_cosine_neox_schedule,
     get_cosine_schedule,
     get_oli_schedule,
     get_sgdr_schedule,
 )
-from flatminima.schedules import fork_schedule, pretraining_schedule
 
 
 def optimizer_of(*rates):

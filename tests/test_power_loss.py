@@ -14,9 +14,9 @@ import pandas as pd
 import pytest
 import torch
 
-from flatminima.checkpoints import save_model
 from flatminima.files import atomic_path, write_digests, write_table
 from flatminima.hub.checkpoints import download_checkpoint
+from flatminima.model import save_model
 from flatminima.revisions.finished_parts import FinishedParts
 from flatminima.text.tokens import write_tokens
 from flatminima.training.loop import save_state

@@ -150,8 +150,8 @@ def test_what_is_not_frozen_is_refused_in_one_line(name, checkout):
         ("figures", "snakemake --cores 2 all --configfile mine.yaml"),
         ("report", "snakemake --report report.html --configfile mine.yaml"),
         ("status", "show_status all --configfile mine.yaml"),
-        ("plan", "plan_suite --configfile mine.yaml"),
-        ("freeze", "freeze_revisions --configfile mine.yaml"),
+        ("plan", "flatminima plan --configfile mine.yaml"),
+        ("freeze", "flatminima freeze --configfile mine.yaml"),
     ],
 )
 def test_the_makefile_takes_a_configuration_of_ones_own(target, command):

@@ -9,9 +9,8 @@ import pandas as pd
 import torch
 from snakemake.iocontainers import Namedlist
 
-from flatminima.checkpoints import save_model
+from flatminima.model import build_model, save_model
 from flatminima.text.tokens import write_tokens
-from flatminima.training.loop import build_model
 from tests.workflow import ROOT
 
 PROBE = {

@@ -12,9 +12,8 @@ import torch
 import yaml
 from transformers import TrainingArguments
 
-from flatminima.checkpoints import save_model
+from flatminima.model import build_model, save_model
 from flatminima.text.tokens import train_tokenizer
-from flatminima.training.loop import build_model
 from tests.conftest import TINY
 from tests.workflow import ROOT, copy_checkout, planned
 
@@ -78,7 +77,7 @@ def save_run(folder, **size):
 
 
 def test_the_audit_command(tmp_path):
-    [command] = [line for line in commands() if "workflow_scripts.audit" in line]
+    [command] = [line for line in commands() if "flatminima audit" in line]
     save_run(tmp_path)
     (tmp_path / "validation.txt").write_text(TEXT)
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "workflow_scripts")}

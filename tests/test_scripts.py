@@ -17,10 +17,9 @@ from safetensors.torch import load_file, save_file
 from scipy import stats
 from snakemake.iocontainers import Namedlist
 
-from flatminima.checkpoints import save_model
 from flatminima.jobs import log, logged, progress
+from flatminima.model import build_model, save_model
 from flatminima.text.documents import write_documents
-from flatminima.training.loop import build_model
 from tests.workflow import ROOT
 
 STEPS = (0, 1, 2)

@@ -9,13 +9,12 @@ import pandas as pd
 import pytest
 from filelock import FileLock
 
-from flatminima.checkpoints import save_model
-from flatminima.probing import Prober
+from flatminima.model import build_model, save_model
 from flatminima.revisions.finished_parts import FinishedParts
 from flatminima.revisions.origins import stand_in
 from flatminima.revisions.surveying import LOCK, Survey
+from flatminima.scoring import Prober
 from flatminima.text.tokens import write_tokens
-from flatminima.training.loop import build_model
 from tests.test_scripts import PROBE, SHAPE, run_script
 
 STEPS = [0, 1, 2, 4, 8]
@@ -194,7 +193,7 @@ def test_a_range_of_nothing_but_holes_is_written_and_gathered(validation, hub, s
 
 
 def test_a_stand_in_loads_as_no_model(tmp_path):
-    from flatminima.checkpoints import load_model
+    from flatminima.model import load_model
 
     stand_in(tmp_path / "step4", "the hub has no such revision")
     with pytest.raises(ValueError, match="no such checkpoint .the hub has no such revision"):

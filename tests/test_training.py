@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from flatminima.evaluation import score
+from flatminima.model import build_model
 from flatminima.schedules import Cosine
+from flatminima.scoring import score_variants
 from flatminima.training.loop import (
     Recipe,
     Update,
     batch_rows,
-    build_model,
     build_optimizer,
     load_state,
     next_token_loss,
@@ -225,7 +225,7 @@ def test_epochs_and_seeds_have_orders_of_their_own():
 
 def test_loss_is_the_mean_over_t_minus_one_tokens(tiny_model, tiny_tokens):
     ids = torch.from_numpy(tiny_tokens.astype(np.int64))
-    record = score(tiny_model, tiny_tokens, {}, batch_size=3)["fp32"]
+    record = score_variants(tiny_model, tiny_tokens, {}, batch_size=3)["fp32"]
     assert next_token_loss(tiny_model, ids).item() == pytest.approx(record.mean_nll(), rel=1e-6)
 
 
@@ -425,7 +425,7 @@ def test_probing_between_updates_changes_nothing(tiny_tokens):
     for _ in train(
         probed, its_optimizer, tiny_tokens, WARMED, RECIPE, start=0, stop=6, seed=5
     ):  # fmt: skip
-        score(probed, tiny_tokens, {}, batch_size=4)
+        score_variants(probed, tiny_tokens, {}, batch_size=4)
     assert_equal(weights(probed), weights(model))
 
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.workflow
 
 # Scripts that are commands of their own and belong to no rule.
 COMMANDS = {
-    *("audit", "draw_rulegraph", "freeze_revisions", "plan_suite", "publish_measurements"),
+    *("draw_rulegraph", "publish_measurements"),
     "show_status",
 }
 RULE_FILES = sorted((ROOT / "rules").glob("*.smk"))

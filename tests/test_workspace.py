@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from flatminima.checkpoints import save_tensors
+from flatminima.model import save_tensors
 from flatminima.text.tokens import write_tokens
 from flatminima.training.pretraining import pretrain
 from flatminima.training.workspace import Workspace, fingerprint

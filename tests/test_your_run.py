@@ -103,7 +103,7 @@ def test_the_notebook_is_committed_bare_and_trains_nothing():
     assert "**This is not Pythia.**" in notebook.cells[0].source
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
     imported = set(re.findall(r"^ *(?:from|import) (\w+)", code, flags=re.M))
-    assert imported <= {"IPython", "json", "os", "pandas", "pathlib", "sys", "workflow_scripts"}
+    assert imported <= {"IPython", "json", "os", "pandas", "pathlib", "sys", "flatminima"}
     assert not re.search(r"/home/|/root/|/tmp/|https?://|\.train\(\)", code)
     for rule in re.findall(r"\| `([a-z_]+)` \|$", notebook.cells[-1].source, flags=re.M):
         assert (ROOT / f"workflow_scripts/{rule}.py").is_file()

@@ -1,4 +1,4 @@
-"""Run under torch.distributed.run by test_monitor_callback: one monitor on every rank."""
+"""Run under torch.distributed.run by test_callback: one monitor on every rank."""
 
 import json
 import sys
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from flatminima.monitor_callback import ConvergenceCallback
-from flatminima.training.loop import build_model
+from flatminima.model import build_model
+from flatminima.tools.callback import ConvergenceCallback
 from tests.conftest import TINY, TINY_VOCABULARY
-from tests.test_monitor_callback import SETTINGS, trainer_of
+from tests.test_callback import SETTINGS, trainer_of
 
 
 def main(folder: Path) -> None:

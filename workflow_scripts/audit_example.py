@@ -1,4 +1,4 @@
-"""Audit the example run as the command `python -m workflow_scripts.audit` audits any run."""
+"""Audit the example run as the command ``flatminima audit`` audits any run."""
 
 import sys
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from flatminima.audit_command.options import AuditOptions
-from flatminima.audit_command.run import BAD_INPUT, audit
 from flatminima.errors import UserError
-from flatminima.jobs import logged
+from flatminima.jobs import run as run_job
+from flatminima.tools.audit import BAD_INPUT, audit
+from flatminima.tools.options import AuditOptions
 
 
-def main(*, run: str, validation: str, table: str, options: dict) -> None:
+def main(run: str, validation: str, table: str, options: dict) -> None:
     """Write the audit beside ``table``; a run that left its plateau is a result as well."""
     torch.set_num_threads(1)
     asked = AuditOptions(run, data=validation, out=str(Path(table).parent), **options)
@@ -21,10 +21,4 @@ def main(*, run: str, validation: str, table: str, options: dict) -> None:
 
 
 if __name__ == "__main__":
-    with logged(snakemake.log[0]):
-        main(
-            run=snakemake.input.run,
-            validation=snakemake.input.validation,
-            table=snakemake.output.table,
-            options=snakemake.params.options,
-        )
+    run_job(main, snakemake)

@@ -6,8 +6,8 @@ from flatminima.files import write_json, write_table
 from flatminima.forks.averaging import average_model
 from flatminima.intervals import summarise
 from flatminima.jobs import logged
-from flatminima.probing import Prober
 from flatminima.schedules import read_kind
+from flatminima.scoring import Prober
 
 
 def main(*, suite: str, name: str, definition: dict, folders: list[str], steps: list[int],

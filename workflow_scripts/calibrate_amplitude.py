@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-from flatminima.checkpoints import load_model, load_tensors
 from flatminima.files import write_json
 from flatminima.forks.calibration import calibrate
 from flatminima.jobs import logged
-from flatminima.numerics import prepare_backend
-from flatminima.probing import choose_device
+from flatminima.model import choose_device, load_model, load_tensors, prepare_backend
 from flatminima.text.tokens import read_tokens
 
 

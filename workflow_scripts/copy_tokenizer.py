@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from flatminima.checkpoints import atomic_path
+from flatminima.files import atomic_path
 from flatminima.jobs import log, logged
 
 

@@ -1,8 +1,8 @@
 """Gather the probes of all revisions of a suite."""
 
-from flatminima.auditing import gather_audit
 from flatminima.files import read_rows
 from flatminima.jobs import log, logged
+from flatminima.scoring import gather_audit
 from flatminima.training.pretraining import read_schedule
 
 

@@ -7,13 +7,13 @@ from flatminima.jobs import logged
 from flatminima.mechanism.activations import hidden_kurtosis, weights_and_activations
 from flatminima.mechanism.anisotropy import anisotropy
 from flatminima.mechanism.jobs import visits
-from flatminima.quantizers import QuantizerSpec
+from flatminima.quantizer_specs import read_spec
 
 
 def main(*, folders: dict, validation: str, settings: dict, quantizer: dict, threads: int,
          table: str) -> None:  # fmt: skip
     """Write a row per step, measure and name."""
-    spec, tables = QuantizerSpec(**quantizer), []
+    spec, tables = read_spec(quantizer), []
     for visit in visits(folders, validation, settings, name="activations", threads=threads):
         how = {"batch_size": settings["batch_size"], "resamples": settings["resamples"],
                "device": visit.device}  # fmt: skip

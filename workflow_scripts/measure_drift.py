@@ -6,7 +6,7 @@ from flatminima.files import write_table
 from flatminima.jobs import logged, progress
 from flatminima.mechanism.displacement import COLUMNS
 from flatminima.mechanism.drift import drift_rows
-from flatminima.quantizers import QuantizerSpec
+from flatminima.quantizer_specs import read_spec
 
 
 def main(*, weights: dict, quantizer: dict, layers: str, spacing: int, drift: str,
@@ -16,9 +16,7 @@ def main(*, weights: dict, quantizer: dict, layers: str, spacing: int, drift: st
     ``weights`` maps steps to files; ``layers`` are those whose weights are followed.
     """
     states = progress(weights.items(), "drift", total=len(weights))
-    positions, distances = drift_rows(
-        states, QuantizerSpec(**quantizer), layers=layers, spacing=spacing
-    )
+    positions, distances = drift_rows(states, read_spec(quantizer), layers=layers, spacing=spacing)
     write_table(drift, pd.DataFrame(positions))
     write_table(displacement, pd.DataFrame(distances, columns=COLUMNS))
 

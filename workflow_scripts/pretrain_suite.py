@@ -4,7 +4,7 @@ import torch
 
 from flatminima.files import describe_run, file_sha256, write_table
 from flatminima.jobs import logged
-from flatminima.numerics import prepare_backend
+from flatminima.model import prepare_backend
 from flatminima.text.tokens import read_tokens
 from flatminima.training.pretraining import pretrain
 from flatminima.training.workspace import Workspace, fingerprint

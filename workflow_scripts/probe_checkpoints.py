@@ -1,11 +1,10 @@
 """Probe a range of revisions at full precision, low bit and high bit."""
 
-from flatminima.checkpoints import WEIGHTS_FILE
 from flatminima.files import write_json
 from flatminima.jobs import logged, progress
-from flatminima.probe_tables import write_probes
-from flatminima.probing import Prober
+from flatminima.model import WEIGHTS_FILE, load_model
 from flatminima.revisions.absent import absence
+from flatminima.scoring import Prober, write_probes
 
 
 def main(*, folders: dict, validation: str, probe: dict, threads: int, code: str,
@@ -17,7 +16,7 @@ def main(*, folders: dict, validation: str, probe: dict, threads: int, code: str
     prober = Prober(validation, probe, threads)
     there = {s: path for s, path in folders.items() if absence(f"{path}/{WEIGHTS_FILE}") is None}
     scores = [
-        prober(prober.open(folder), step)
+        prober(load_model(folder, prober.device), step)
         for step, folder in progress(there.items(), "probing", total=len(there))
     ]
     write_probes(scores, resamples=probe["resamples"], table=table, sequences=sequences)

@@ -6,13 +6,13 @@ from flatminima.files import write_table
 from flatminima.jobs import logged
 from flatminima.mechanism.jobs import visits
 from flatminima.mechanism.layerwise import probe_layers
-from flatminima.quantizers import QuantizerSpec
+from flatminima.quantizer_specs import read_spec
 
 
 def main(*, folders: dict, validation: str, settings: dict, quantizer: dict, threads: int,
          table: str) -> None:  # fmt: skip
     """Write a row per step, matrix and probe (in, out, all)."""
-    spec = QuantizerSpec(**quantizer)
+    spec = read_spec(quantizer)
     tables = [
         probe_layers(
             visit.model, visit.tokens, spec, step=visit.step, batch_size=settings["batch_size"],

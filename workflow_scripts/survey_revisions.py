@@ -2,10 +2,10 @@
 
 from flatminima.files import write_json
 from flatminima.jobs import log, logged
-from flatminima.probing import Prober
 from flatminima.revisions.finished_parts import FinishedParts, fingerprint
 from flatminima.revisions.origins import fetch_revision
 from flatminima.revisions.surveying import Survey
+from flatminima.scoring import Prober
 
 
 def main(*, repo: str, revisions: dict, validation: str, probe: dict, layers: str,

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from flatminima.checkpoints import load_model
 from flatminima.files import write_table
 from flatminima.jobs import logged
 from flatminima.mechanism.jobs import prepare
 from flatminima.mechanism.phase_flips import trace_phases
-from flatminima.quantizers import QuantizerSpec
+from flatminima.model import load_model
+from flatminima.quantizer_specs import read_spec
 from flatminima.text.tokens import read_tokens
 
 
@@ -17,7 +17,7 @@ def main(*, weights: str, train: str, settings: dict, quantizer: dict, threads: 
     device = prepare(settings, threads)
     found = trace_phases(
         lambda: load_model(Path(weights).parent, device), read_tokens(train),
-        QuantizerSpec(**quantizer), settings=settings,
+        read_spec(quantizer), settings=settings,
         cycles=settings["cycles"], seeds=settings["seeds"], device=device,
     )  # fmt: skip
     write_table(table, found)

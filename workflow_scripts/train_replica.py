@@ -4,7 +4,7 @@ from flatminima.files import write_table
 from flatminima.intervals import summarise
 from flatminima.jobs import logged
 from flatminima.mechanism.replication import run_scores
-from flatminima.probing import Prober
+from flatminima.scoring import Prober
 from flatminima.text.tokens import read_tokens
 
 

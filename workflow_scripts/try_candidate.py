@@ -3,7 +3,7 @@
 import torch
 
 from flatminima.jobs import logged
-from flatminima.numerics import prepare_backend
+from flatminima.model import prepare_backend
 from flatminima.text.tokens import read_tokens
 from flatminima.training.search import perplexity_curve
 

@@ -11,8 +11,8 @@ import zstandard
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from flatminima.model import build_model
 from flatminima.text.tokens import train_tokenizer
-from flatminima.training.loop import build_model
 from tests.hub.repos import as_safetensors, branch_name
 
 REPO, PILE = "EleutherAI/pythia-160m", "monology/pile-uncopyrighted"

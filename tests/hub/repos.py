@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from flatminima.training.loop import build_model
+from flatminima.model import build_model
 
 SHAPE = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_length": 16}
 VOCABULARY = 64

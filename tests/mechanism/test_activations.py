@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import nn
 
-from flatminima.evaluation import score
 from flatminima.mechanism.activations import (
     hidden_kurtosis,
     rounded_inputs,
@@ -13,9 +12,11 @@ from flatminima.mechanism.activations import (
     weights_and_activations,
 )
 from flatminima.mechanism.anisotropy import anisotropy, mean_cosine, singular_entropy
-from flatminima.quantizers import QuantizerSpec, fake_quantize
+from flatminima.quantizers import fake_quantize
+from flatminima.scoring import score_variants
+from tests.conftest import affine
 
-INT4 = QuantizerSpec(4, "group", False, 8)
+INT4 = affine(4, "group", False, 8)
 
 
 def test_kurtosis_of_an_outlier_and_of_signs():
@@ -41,7 +42,7 @@ def test_rounded_inputs_round_what_goes_into_linear_layers_and_only_while_it_las
     model.layer, model.get_output_embeddings = linear, lambda: None
     x = torch.randn(2, 3, 16)
     plain = linear(x)
-    spec = QuantizerSpec(4, "channel", True)
+    spec = affine(4, "channel", True)
     wanted = linear(fake_quantize(x.reshape(6, 16), spec).reshape(x.shape))
     with rounded_inputs(model, 4):
         assert torch.equal(linear(x), wanted)
@@ -53,8 +54,8 @@ def test_rounding_both_costs_what_the_parts_are_made_of(tiny_model, tiny_tokens)
                                    resamples=20)  # fmt: skip
     assert [row["name"] for row in rows] == ["W", "A", "W+A"]
     assert all(row["low"] <= row["value"] <= row["high"] for row in rows)
-    before = score(tiny_model, tiny_tokens, {}, batch_size=4)["fp32"].mean_nll()
-    assert score(tiny_model, tiny_tokens, {}, batch_size=4)["fp32"].mean_nll() == before
+    before = score_variants(tiny_model, tiny_tokens, {}, batch_size=4)["fp32"].mean_nll()
+    assert score_variants(tiny_model, tiny_tokens, {}, batch_size=4)["fp32"].mean_nll() == before
 
 
 def test_there_is_a_kurtosis_for_each_hidden_state(tiny_model, tiny_tokens):

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from flatminima.checkpoints import save_model
 from flatminima.mechanism.drift import block_weights, drift_rows
 from flatminima.mechanism.grid import steps
-from flatminima.quantizers import QuantizerSpec, linear_weights
+from flatminima.model import save_model
+from flatminima.quantizers import linear_weights
+from tests.conftest import affine
 
-INT4 = QuantizerSpec(4, "group", False, 16)
+INT4 = affine(4, "group", False, 16)
 SPACING, STEPS = 10, (10, 20, 30)
 
 

@@ -9,14 +9,15 @@ from flatminima.mechanism.code_flips import code_flips
 from flatminima.mechanism.displacement import COLUMNS, LAGS, displacements, exponents
 from flatminima.mechanism.grid import levels, quantization_error, step_variance, steps
 from flatminima.mechanism.misalignment import group_index, misalignment, residuals
-from flatminima.quantizers import QuantizerSpec, fake_quantize
+from flatminima.quantizers import fake_quantize
+from tests.conftest import affine
 
-INT4 = QuantizerSpec(4, "group", False, 64)
+INT4 = affine(4, "group", False, 64)
 SPECS = [
     INT4,
-    QuantizerSpec(8, "channel", True),
-    QuantizerSpec(3, "tensor", False),
-    QuantizerSpec(2, "group", True, 48),
+    affine(8, "channel", True),
+    affine(3, "tensor", False),
+    affine(2, "group", True, 48),
 ]
 
 

@@ -17,9 +17,10 @@ from flatminima.mechanism.layers import (
     short_name,
 )
 from flatminima.mechanism.layerwise import additivity, probe_layers
-from flatminima.quantizers import QuantizerSpec, fake_quantize, linear_weights
+from flatminima.quantizers import fake_quantize, linear_weights
+from tests.conftest import affine
 
-INT3 = QuantizerSpec(3, "group", False, 8)
+INT3 = affine(3, "group", False, 8)
 
 
 class OneLayer(nn.Module):
@@ -106,9 +107,9 @@ def test_cells_are_the_whole_crossing_and_each_layer_set():
 def test_a_cell_quantizes_as_the_quantizer_it_stands_for():
     w = torch.randn(4, 32)
     cell = Cell("blocks", "int", 4, False, "g8")
-    assert cell_spec(cell) == QuantizerSpec(4, "group", False, 8)
+    assert cell_spec(cell) == affine(4, "group", False, 8)
     assert torch.equal(quantize(w, cell), fake_quantize(w, cell_spec(cell)))
-    assert cell_spec(Cell("blocks", "nf4")) is None
+    assert cell_spec(Cell("blocks", "nf4")).label == "NF4"
 
 
 def test_a_factorial_probe_says_what_each_cell_did(tiny_model, tiny_tokens):

@@ -15,9 +15,9 @@ from flatminima.mechanism.estimates import (
 from flatminima.mechanism.findings import COLUMNS, findings
 from flatminima.mechanism.phase_flips import phase_ends, trace_phases
 from flatminima.mechanism.replication_phases import growth_slopes, run_phases
-from flatminima.quantizers import QuantizerSpec
+from flatminima.model import build_model
 from flatminima.schedules import Cosine, fork_schedule
-from flatminima.training.loop import build_model
+from tests.conftest import affine
 
 TRAINING = {"schedule": "cosine_neox_v1", "lr_max": 0.01, "lr_min": 0.001, "warmup_steps": 2,
             "batch_size": 4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.0,
@@ -47,7 +47,7 @@ def settings(amplitude: float) -> dict:
 def trace(amplitude: float) -> pd.DataFrame:
     tokens = np.random.default_rng(0).integers(0, 64, (32, 16)).astype(np.int32)
     return trace_phases(
-        lambda: build_model(TINY, 64, seed=0), tokens, QuantizerSpec(4, "group", False, 8),
+        lambda: build_model(TINY, 64, seed=0), tokens, affine(4, "group", False, 8),
         settings=settings(amplitude), cycles=2, seeds=[0, 1], device="cpu",
     )  # fmt: skip
 

@@ -12,10 +12,11 @@ from flatminima.mechanism.sensitivity import (
     uniform_in_cell,
 )
 from flatminima.mechanism.surface import LossSurface, inner
-from flatminima.quantizers import QuantizerSpec, linear_weights
+from flatminima.quantizers import linear_weights
+from tests.conftest import affine
 
-INT4 = QuantizerSpec(4, "group", False, 8)
-INT8 = QuantizerSpec(8, "channel", True)
+INT4 = affine(4, "group", False, 8)
+INT8 = affine(8, "channel", True)
 SIZE = 24
 
 

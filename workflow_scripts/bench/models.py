@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from flatminima.training.loop import build_model
+from flatminima.model import build_model
 
 VOCABULARY = 50304
 # Hidden size, layers, heads.

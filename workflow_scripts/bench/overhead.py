@@ -49,8 +49,7 @@ def run(settings: Settings) -> list[Result]:
 
 def _prepare(checkout: Path, revisions: int) -> None:
     """A checkout with the checkpoints of a run on disk; their weights do not matter here."""
-    from flatminima.checkpoints import save_model
-    from flatminima.training.loop import build_model
+    from flatminima.model import build_model, save_model
 
     copy_workflow(checkout)
     mini = yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))["suites"]["mini"]
@@ -101,8 +100,8 @@ def _probe_settings(checkout: Path) -> dict:
 
 def _pure(checkout: Path, revisions: int) -> float:
     """Seconds of one probe, model in memory, one thread; median over a few."""
-    from flatminima.checkpoints import load_model
-    from flatminima.probing import Prober
+    from flatminima.model import load_model
+    from flatminima.scoring import Prober
 
     tokens = checkout / "results/many/data/validation.safetensors"
     prober = Prober(str(tokens), _probe_settings(checkout), threads=1)
@@ -117,8 +116,8 @@ def _pure(checkout: Path, revisions: int) -> float:
 
 _ONE = """
 import json, sys
-from flatminima.checkpoints import load_model
-from flatminima.probing import Prober
+from flatminima.model import load_model
+from flatminima.scoring import Prober
 Prober(sys.argv[1], json.loads(sys.argv[2]), threads=1)(load_model(sys.argv[3]), 0)
 """
 

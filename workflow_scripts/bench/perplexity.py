@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flatminima.costs.shapes import describe_shape
-from flatminima.costs.totals import forward_flop
-from flatminima.evaluation import score
-from flatminima.roles import FP32
+from flatminima.quantizer_specs import FP32
+from flatminima.scoring import ModelForward, score
+from flatminima.tools.costs import describe_shape, forward_flop
 from workflow_scripts.bench.models import VOCABULARY, fresh_model, random_tokens
 from workflow_scripts.bench.results import Result, Target, judged
 from workflow_scripts.bench.timing import Settings, median, ratio, side_by_side
@@ -86,7 +85,7 @@ def run(settings: Settings) -> list[Result]:
 
     def ours() -> float:
         given = {"batch_size": sequences, "device": settings.device}
-        return score(model, tokens, {}, **given)[FP32].mean_nll()
+        return score(tokens, {FP32: ModelForward(model)}, **given)[FP32].mean_nll()
 
     actions = {
         OURS: ours,

@@ -9,20 +9,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from flatminima.quantizers import (
-    QuantizerSpec,
-    fake_quantize,
-    fake_quantize_plainly,
-    linear_weights,
-)
+from flatminima.quantizer_specs import AffineQuantizer
+from flatminima.quantizers import fake_quantize, linear_weights
 from workflow_scripts.bench.models import published_checkpoint, random_tokens
 from workflow_scripts.bench.results import Result, Target, judged
 from workflow_scripts.bench.timing import MIB, Settings, child, median, peak, ratio, reset_peak
 
 ROW = "probe"
 SPECS = {
-    "int4_g128": QuantizerSpec(4, "group", symmetric=False, group_size=128),
-    "int8_channel": QuantizerSpec(8, "channel", symmetric=True),
+    "int4_g128": AffineQuantizer(bits=4, granularity="group", symmetric=False, group_size=128),
+    "int8_channel": AffineQuantizer(bits=8, granularity="channel", symmetric=True),
 }
 OURS, COPIES, ALONE = "ours", "copies", "alone"
 SCRIPT = "a script that copies the model for each precision"
@@ -68,7 +64,7 @@ def run(settings: Settings) -> list[Result]:
 
 def checkpoint_bytes(shape: str) -> int:
     """Bytes of a shape's weights in float32."""
-    from flatminima.costs.shapes import describe_shape, read_config
+    from flatminima.tools.costs import describe_shape, read_config
     from workflow_scripts.bench.models import architecture
 
     return 4 * describe_shape(read_config(architecture(shape))).parameters
@@ -83,13 +79,13 @@ def _child(kind: str, folder: Path, sequences: int, length: int, settings: Setti
 
 def probe(folder: Path, tokens: np.ndarray, device: str) -> list[float]:
     """Our probe, as rules run it; mean NLL of each precision."""
-    from flatminima.checkpoints import load_model
-    from flatminima.evaluation import score
-    from flatminima.quantizers import probe_weights
+    from flatminima.model import load_model
+    from flatminima.quantizers import Quantized
+    from flatminima.scoring import score_variants
 
     model = load_model(folder, device)
-    variants = {name: probe_weights(model, spec) for name, spec in SPECS.items()}
-    scores = score(model, tokens, variants, batch_size=len(tokens), device=device)
+    variants = {name: Quantized(model, spec) for name, spec in SPECS.items()}
+    scores = score_variants(model, tokens, variants, batch_size=len(tokens), device=device)
     return [record.mean_nll() for record in scores.values()]
 
 
@@ -106,7 +102,7 @@ def script(folder: Path, tokens: np.ndarray, device: str, specs: dict) -> list[f
     for spec in specs.values():
         model = copy.deepcopy(original)
         for weight in linear_weights(model).values():
-            weight.copy_(fake_quantize_plainly(weight, spec))
+            weight.copy_(fake_quantize(weight, spec))
         found.append(plain(model, ids))
     return found
 
@@ -137,8 +133,8 @@ def warm_up() -> None:
     """Import what every way imports, so that none is charged for it."""
     from transformers import AutoModelForCausalLM, GPTNeoXForCausalLM  # noqa: F401
 
-    import flatminima.checkpoints
-    import flatminima.evaluation  # noqa: F401
+    import flatminima.model
+    import flatminima.scoring  # noqa: F401
 
     weight = torch.randn(128, 128)
     for spec in SPECS.values():

@@ -6,16 +6,17 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
-from flatminima.quantizers import QuantizerSpec, fake_quantize, fake_quantize_plainly
+from flatminima.quantizer_specs import AffineQuantizer
+from flatminima.quantizers import fake_quantize
 from workflow_scripts.bench.peers import quantizers
 from workflow_scripts.bench.results import Result, Target, judged
 from workflow_scripts.bench.timing import Settings, median, ratio, side_by_side
 
 ROW = "quantize"
 SHAPE = (3072, 768)
-SPEC = QuantizerSpec(4, "group", symmetric=False, group_size=128)
+SPEC = AffineQuantizer(bits=4, granularity="group", symmetric=False, group_size=128)
 MATRICES = 12  # in turns, 113 MB: as in a model, none is still in the cache
-COPY, OURS, PLAIN = "plain copy", "ours", "the same in plain operations"
+COPY, OURS = "plain copy", "ours"
 
 
 def _in_turns(action: Callable, matrices: Sequence[Tensor]) -> Callable[[], object]:
@@ -25,32 +26,22 @@ def _in_turns(action: Callable, matrices: Sequence[Tensor]) -> Callable[[], obje
 
 
 def run(settings: Settings) -> list[Result]:
-    """Ours against each tool, against a copy, and against our own plain operations."""
+    """Ours against each tool, against a copy."""
     device = settings.device
     shape = (96, 768) if settings.quick else SHAPE
     matrices = [torch.randn(shape, device=device) * 0.02 for _ in range(MATRICES)]
-    tools, absent = quantizers()
+    tools, _ = quantizers()
     actions = {OURS: lambda w: fake_quantize(w, SPEC), COPY: torch.clone, **tools}
-    actions[PLAIN] = lambda w: fake_quantize_plainly(w, SPEC)
     turns = {name: _in_turns(action, matrices) for name, action in actions.items()}
     seconds = side_by_side(turns, settings.rounds(15), settings, inner=MATRICES)
     results = [_faster(seconds, name, None) for name in tools]
     if tools:
         best = min(tools, key=lambda name: ratio(seconds[name], seconds[OURS]))
         results.append(_faster(seconds, best, Target("≥", 15), what="against the best of them"))
-    results.append(_faster(seconds, PLAIN, None))
-    same = all(
-        torch.equal(_bits(fake_quantize(w, SPEC)), _bits(actions[PLAIN](w))) for w in matrices
-    )
     results += [
         _slower(seconds, "from memory", Target("≤", 2)),
         _slower(_cached(settings, matrices[0]), "in the cache", None),
-        judged(
-            Target("≥", 1), row=ROW, what="same bits as the plain operations", against=PLAIN,
-            ours=float("nan"), theirs=float("nan"), unit="", ratio=float(same), means="equal:",
-            note="; ".join(f"{name} skipped: {why}" for name, why in absent.items()),
-        ),
-    ]  # fmt: skip
+    ]
     return results
 
 
@@ -73,7 +64,3 @@ def _slower(seconds: dict, where: str, target: Target | None) -> Result:
         ours=1e3 * median(seconds[OURS]), theirs=1e3 * median(seconds[COPY]), unit="ms",
         ratio=ratio(seconds[OURS], seconds[COPY]), means="times as long:",
     )  # fmt: skip
-
-
-def _bits(values: Tensor) -> Tensor:
-    return values.view(torch.int32)

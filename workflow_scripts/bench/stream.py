@@ -140,6 +140,7 @@ def main() -> None:
     """Run one way in this process and print what it took."""
     from flatminima.streaming.scoring import decoder_layers
     from flatminima.streaming.stored import skeleton
+
     from workflow_scripts.bench.probe import probe, warm_up
 
     parser = argparse.ArgumentParser()

@@ -47,7 +47,7 @@ class Settings:
         """Threads and numeric mode of a row."""
         import torch
 
-        from flatminima.numerics import prepare_backend
+        from flatminima.model import prepare_backend
 
         torch.set_num_threads(self.threads)
         prepare_backend()

@@ -10,7 +10,7 @@ import pandas as pd
 
 from flatminima.forks.rivals import compare
 from flatminima.labels import SCHEDULES, quantizer_label, role_labels
-from flatminima.roles import HIGH_BIT, LOW_BIT
+from flatminima.quantizer_specs import HIGH_BIT, LOW_BIT
 
 ALPHA = 0.05
 

@@ -17,7 +17,7 @@ import pandas as pd
 from arch.bootstrap import StationaryBootstrap, optimal_block_length
 from scipy import stats
 
-from flatminima.roles import FP32
+from flatminima.quantizer_specs import FP32
 
 CONFIDENCE = 0.95
 _BATCH = 250

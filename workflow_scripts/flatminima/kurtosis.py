@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from flatminima.checkpoints import load_model
 from flatminima.errors import UserError
 from flatminima.layers import matrices_of
+from flatminima.model import load_model
 
 
 def excess_kurtosis(weights: np.ndarray) -> float:

@@ -10,11 +10,12 @@ names them beside embeddings, norms and biases.
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from torch import Tensor, nn
 
-Layers = Literal["blocks", "blocks+head"]
+from flatminima.quantizer_specs import Layers
+
 # A convolution over time mixes positions and is no matrix of a linear layer.
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 

@@ -15,7 +15,7 @@ import ruptures
 from ruptures.exceptions import BadSegmentationParameters
 
 from flatminima.intervals import CONFIDENCE, resampled_curves
-from flatminima.roles import FP32
+from flatminima.quantizer_specs import FP32
 
 
 @dataclass(frozen=True)

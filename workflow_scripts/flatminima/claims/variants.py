@@ -17,7 +17,7 @@ from flatminima.claims.model import (
     measured,
     within,
 )
-from flatminima.roles import FP32
+from flatminima.quantizer_specs import FP32
 
 
 def _ends(table: pd.DataFrame, role: str) -> pd.DataFrame:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from flatminima.checkpoints import load_model
+from flatminima.model import load_model
 
 
 def average_model(

@@ -22,26 +22,19 @@ import torch
 from torch import Tensor, nn
 
 from flatminima.layers import matrices_of
-from flatminima.quantizers import QuantizerSpec, group_length, linear_weights
+from flatminima.quantizer_specs import AffineQuantizer, read_spec
+from flatminima.quantizers import affine_scale, linear_weights, split_groups
 from flatminima.training.gradients import batch_gradients
 from flatminima.training.loop import batch_rows
 
 
-def grid_steps(matrix: Tensor, spec: QuantizerSpec) -> Tensor:
+def grid_steps(matrix: Tensor, spec: AffineQuantizer) -> Tensor:
     """Distance between neighbouring codes in each group of an ``[out, in]`` matrix, flat."""
-    if spec.granularity == "tensor":
-        groups = [matrix.reshape(1, -1)]
-    else:
-        groups = list(matrix.split(group_length(spec, matrix.shape[1]), dim=1))
-    if spec.symmetric:
-        top = 2 ** (spec.bits - 1) - 1
-        steps = [group.abs().amax(dim=1) / top for group in groups]
-    else:
-        steps = [(g.amax(dim=1) - g.amin(dim=1)) / (2**spec.bits - 1) for g in groups]
-    return torch.cat(steps)
+    scales = [affine_scale(part, spec).squeeze(-1) for part in split_groups(matrix, spec)]
+    return torch.cat([scale.T.reshape(-1) for scale in scales])
 
 
-def mean_grid_step(model: nn.Module, spec: QuantizerSpec) -> float:
+def mean_grid_step(model: nn.Module, spec: AffineQuantizer) -> float:
     """Mean distance between neighbouring codes over all groups that ``spec`` quantizes."""
     steps = [grid_steps(m, spec) for m in matrices_of(model, spec.layers).values()]
     return torch.cat(steps).to(torch.float64).mean().item()
@@ -55,7 +48,7 @@ def _mean(tensors: list[Tensor]) -> float:
 def gradient_statistics(
     model: nn.Module,
     tokens: np.ndarray,
-    spec: QuantizerSpec,
+    spec: AffineQuantizer,
     *,
     start: int,
     batches: int,
@@ -122,7 +115,7 @@ def calibrate(
     ``tokens`` is the training stream; ``moments`` is a saved training state where the suite
     has one; ``settings`` is ``SuitePlan.calibration_settings``.
     """
-    spec, training = QuantizerSpec(**settings["quantizer"]), settings["training"]
+    spec, training = read_spec(settings["quantizer"]), settings["training"]
     found = gradient_statistics(
         model, tokens, spec, start=settings["start"], batches=settings["batches"],
         batch_size=settings["batch_size"], eps=training["eps"],

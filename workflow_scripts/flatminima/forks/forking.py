@@ -10,7 +10,7 @@ from torch import nn
 from flatminima.files import write_table
 from flatminima.forks.settings import ForkSettings
 from flatminima.jobs import progress
-from flatminima.probing import Prober
+from flatminima.scoring import Prober
 from flatminima.text.tokens import check_ids
 from flatminima.training import distributed
 from flatminima.training.gradients import read_compute, set_attention

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from flatminima.checkpoints import load_model
 from flatminima.files import file_sha256, write_json, write_table
 from flatminima.forks.forking import Fork
 from flatminima.forks.settings import ForkSettings
-from flatminima.probing import Prober
+from flatminima.model import load_model
+from flatminima.scoring import Prober
 from flatminima.text.tokens import read_tokens
 from flatminima.training import distributed
 from flatminima.training.gradients import read_compute

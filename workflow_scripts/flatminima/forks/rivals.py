@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from flatminima.roles import FP32
+from flatminima.quantizer_specs import FP32
 
 COLUMNS = [
     "suite", "group", "schedule", "seed", "step", "update_phase", "quantizer", "role",

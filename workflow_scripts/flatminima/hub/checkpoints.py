@@ -6,7 +6,6 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flatminima.checkpoints import WEIGHTS_FILE
 from flatminima.files import atomic_path, file_sha256
 from flatminima.hub.errors import HubError, RevisionMissing, one_line
 from flatminima.hub.files import fetch_file
@@ -19,6 +18,7 @@ from flatminima.hub.weights import (
     join_weights,
     read_index,
 )
+from flatminima.model import WEIGHTS_FILE
 
 CONFIG_FILE = "config.json"
 RECORD_FILE = "download.json"  # written last: where it is, the folder is whole

@@ -14,11 +14,11 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from flatminima.evaluation import batches, score
 from flatminima.intervals import percentile_interval, summarise
-from flatminima.mechanism.scoring import VARIANT, score_table
-from flatminima.quantizers import QuantizerSpec, fake_quantize, quantized_weights
-from flatminima.roles import FP32
+from flatminima.mechanism.scoring import VARIANT
+from flatminima.quantizer_specs import FP32, AffineQuantizer, AnyQuantizer
+from flatminima.quantizers import fake_quantize, quantized_weights
+from flatminima.scoring import Forward, ModelForward, batches, score
 
 WEIGHTS, ACTIVATIONS, BOTH = "W", "A", "W+A"
 
@@ -61,7 +61,7 @@ def hidden_kurtosis(
 @contextmanager
 def rounded_inputs(model: nn.Module, bits: int) -> Iterator[None]:
     """Round the input of every linear layer but the head: symmetric, a scale for each token."""
-    spec = QuantizerSpec(bits, "channel", symmetric=True)
+    spec = AffineQuantizer(bits=bits, granularity="channel", symmetric=True)
     head = model.get_output_embeddings()
 
     def rounded(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -83,7 +83,7 @@ def rounded_inputs(model: nn.Module, bits: int) -> Iterator[None]:
 def weights_and_activations(
     model: nn.Module,
     tokens: np.ndarray,
-    spec: QuantizerSpec,
+    spec: AnyQuantizer,
     *,
     bits: int,
     step: int,
@@ -92,13 +92,21 @@ def weights_and_activations(
     device: str = "cpu",
 ) -> list[dict]:
     """Loss added by rounding weights, activations (``bits``) and both, nats per token."""
-    variant = {WEIGHTS: quantized_weights(model, spec)}
-    plain = score(model, tokens, variant, batch_size=batch_size, device=device)
-    with rounded_inputs(model, bits):
-        rounded = score(model, tokens, variant, batch_size=batch_size, device=device)
-    records = [(FP32, FP32, plain[FP32]), (WEIGHTS, VARIANT, plain[WEIGHTS])]
-    records += [(ACTIVATIONS, VARIANT, rounded[FP32]), (BOTH, VARIANT, rounded[WEIGHTS])]
-    scores = pd.concat([score_table(step, *record) for record in records], ignore_index=True)
+    whole, quantized = ModelForward(model), ModelForward(model, quantized_weights(model, spec))
+
+    def rounded(forward: Forward) -> Forward:
+        def run(ids: Tensor) -> Iterator[Tensor]:
+            with rounded_inputs(model, bits):
+                return forward(ids)
+
+        return run
+
+    forwards = {
+        FP32: whole, WEIGHTS: quantized, ACTIVATIONS: rounded(whole), BOTH: rounded(quantized),
+    }  # fmt: skip
+    records = score(tokens, forwards, batch_size=batch_size, device=device)
+    tables = [r.table(step, n, FP32 if n == FP32 else VARIANT) for n, r in records.items()]
+    scores = pd.concat(tables, ignore_index=True)
     table = summarise(scores, ["step"], resamples=resamples, seed=0).set_index("quantizer")
     return [
         {"measure": "added_loss", "name": name, "value": row["delta_nll_nats_per_token"],

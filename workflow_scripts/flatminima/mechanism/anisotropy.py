@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatminima.evaluation import batches
 from flatminima.intervals import percentile_interval
 from flatminima.mechanism.layers import embedding_names, matrices
+from flatminima.scoring import batches
 
 
 def mean_cosine(vectors: Tensor) -> float:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flatminima.mechanism.grid import levels, steps
-from flatminima.quantizers import QuantizerSpec
+from flatminima.quantizer_specs import AffineQuantizer
 
 Weights = Mapping[str, Tensor]
 
@@ -21,7 +21,7 @@ def _share(flags: list[Tensor]) -> float:
     return float(torch.cat([flag.reshape(-1) for flag in flags]).double().mean())
 
 
-def code_flips(before: Weights, after: Weights, spec: QuantizerSpec) -> dict[str, float]:
+def code_flips(before: Weights, after: Weights, spec: AffineQuantizer) -> dict[str, float]:
     """Shares of weights whose level differs between two states of the same matrices."""
     own, fixed, expected, moved = [], [], [], []
     for name, weight in before.items():

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from flatminima.checkpoints import load_model
 from flatminima.layers import matrices_of
 from flatminima.mechanism.code_flips import code_flips
 from flatminima.mechanism.displacement import displacements, flatten
 from flatminima.mechanism.misalignment import misalignment
-from flatminima.quantizers import QuantizerSpec
+from flatminima.model import load_model
+from flatminima.quantizer_specs import AffineQuantizer
 
 _FLIPS = ("flipped_own", "flipped_fixed", "flipped_expected", "mean_move_in_steps")
 
@@ -25,7 +25,7 @@ def block_weights(path: str, layers: str) -> dict[str, Tensor]:
 
 
 def drift_rows(
-    states: Iterable[tuple[int, str]], spec: QuantizerSpec, *, layers: str, spacing: int
+    states: Iterable[tuple[int, str]], spec: AffineQuantizer, *, layers: str, spacing: int
 ) -> tuple[list[dict], list[dict]]:
     """Rows of drift.csv (every step) and displacement.csv (evenly spaced steps and lags).
 

@@ -13,33 +13,34 @@ from torch import Tensor, nn
 
 from flatminima.intervals import summarise
 from flatminima.mechanism.factorial_design import Cell, cells
-from flatminima.mechanism.formats import fake_quantize_format
 from flatminima.mechanism.grid import step_variance, steps
 from flatminima.mechanism.layers import layer_sets, matrices
 from flatminima.mechanism.scoring import Variant, score_variants
-from flatminima.quantizers import QuantizerSpec, fake_quantize
+from flatminima.quantizer_specs import AffineQuantizer, AnyQuantizer, fit_group, read_spec
+from flatminima.quantizers import fake_quantize
 
 
-def cell_spec(cell: Cell) -> QuantizerSpec | None:
-    """The quantizer of a cell; ``None`` where its format has a code book."""
+def cell_spec(cell: Cell) -> AnyQuantizer:
+    """The quantizer of a cell."""
     if cell.format != "int":
-        return None
+        return read_spec({"kind": cell.format})
+    spec = {"bits": cell.bits, "symmetric": cell.symmetric, "granularity": cell.granularity}
     if cell.granularity.startswith("g"):
-        return QuantizerSpec(cell.bits, "group", cell.symmetric, int(cell.granularity[1:]))
-    return QuantizerSpec(cell.bits, cell.granularity, cell.symmetric)
+        spec |= {"granularity": "group", "group_size": int(cell.granularity[1:])}
+    return read_spec(spec)
 
 
 def quantize(weight: Tensor, cell: Cell) -> Tensor:
     """A float32 ``[out, in]`` weight as the cell rounds it."""
-    spec = cell_spec(cell)
-    return fake_quantize(weight, spec) if spec else fake_quantize_format(weight, cell.format)
+    return fake_quantize(weight, cell_spec(cell))
 
 
 def _noise(cell: Cell, weights: Mapping[str, Tensor], changed: Mapping[str, Tensor]) -> dict:
     """What the cell does to the weights: squared error, and what uniform positions would give."""
     error = sum(float((changed[n] - weights[n]).double().pow(2).sum()) for n in changed)
     spec = cell_spec(cell)
-    uniform = sum(step_variance(steps(weights[n], spec)) for n in changed) if spec else np.nan
+    even = isinstance(spec, AffineQuantizer)
+    uniform = sum(step_variance(steps(weights[n], spec)) for n in changed) if even else np.nan
     count = sum(weights[n].numel() for n in changed)
     return {"n_weights": count, "error_norm2": error, "step_variance": uniform}
 
@@ -64,7 +65,7 @@ def probe_cells(
     sets = layer_sets(model)
     weights = {name: p.detach() for name, p in matrices(model).items()}
     narrowest = min(weight.shape[1] for weight in weights.values())
-    sizes = [size for size in design["group_sizes"] if size <= narrowest]
+    sizes = [size for size in design["group_sizes"] if fit_group(size, narrowest) == size]
     chosen = cells(sets=list(sets), **{**design, "group_sizes": sizes})
     described = []
 

@@ -26,7 +26,7 @@ from flatminima.intervals import (
     resampled_means,
 )
 from flatminima.mechanism.factorial_design import PAPER_LAYERS
-from flatminima.roles import FP32
+from flatminima.quantizer_specs import FP32
 
 FORMULA = "log_loss ~ (C(bits) + C(symmetric) + C(granularity)) ** 2"
 TERMS = {

@@ -7,34 +7,9 @@ grids of the probes can be looked at without a change of the probes themselves.
 import torch
 from torch import Tensor
 
-from flatminima.quantizers import (
-    SMALLEST_SCALE,
-    QuantizerSpec,
-    fake_quantize,
-    group_length,
-)
-
-
-def _step_of(weights: Tensor, spec: QuantizerSpec) -> Tensor:
-    """Step of the weights that share the last axis, kept as an axis of length 1."""
-    low, high = weights.aminmax(dim=-1, keepdim=True)
-    if spec.symmetric:
-        return torch.maximum(low.abs(), high.abs()) / (2 ** (spec.bits - 1) - 1)
-    return (high - low) / (2**spec.bits - 1)
-
-
-def steps(weight: Tensor, spec: QuantizerSpec) -> Tensor:
-    """Distance of neighbouring grid points for every weight, in the shape of ``weight``.
-
-    Zero where a group is left as it is (a constant one).
-    """
-    if spec.granularity == "tensor":
-        step = _step_of(weight.reshape(1, -1), spec).expand(1, weight.numel())
-        step = step.reshape(weight.shape)
-    else:
-        parts = torch.split(weight, group_length(spec, weight.shape[1]), dim=1)
-        step = torch.cat([_step_of(part, spec).expand_as(part) for part in parts], dim=1)
-    return torch.where(step < SMALLEST_SCALE, 0.0, step)
+from flatminima.quantizer_specs import AffineQuantizer
+from flatminima.quantizers import fake_quantize
+from flatminima.quantizers import grid_steps as steps  # noqa: F401
 
 
 def levels(weight: Tensor, step: Tensor) -> Tensor:
@@ -45,7 +20,7 @@ def levels(weight: Tensor, step: Tensor) -> Tensor:
     return torch.where(step > 0, torch.round(weight / step), 0.0)
 
 
-def quantization_error(weight: Tensor, spec: QuantizerSpec) -> Tensor:
+def quantization_error(weight: Tensor, spec: AffineQuantizer) -> Tensor:
     """What quantization adds to each weight: the perturbation whose cost a probe measures."""
     return fake_quantize(weight, spec) - weight
 

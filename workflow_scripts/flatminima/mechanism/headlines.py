@@ -6,7 +6,7 @@ Each function takes the table (a CSV of the same name) that was written or drawn
 import pandas as pd
 
 from flatminima.labels import quantizer_label
-from flatminima.roles import LOW_BIT
+from flatminima.quantizer_specs import LOW_BIT
 
 
 def last_step(table: pd.DataFrame) -> tuple[int, pd.DataFrame]:

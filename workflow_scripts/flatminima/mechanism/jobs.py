@@ -7,12 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatminima.checkpoints import load_model
 from flatminima.jobs import progress
 from flatminima.layers import linear_layers
-from flatminima.numerics import assert_float32, prepare_backend
-from flatminima.probing import choose_device
-from flatminima.quantizers import QuantizerSpec, linear_weights
+from flatminima.model import assert_float32, choose_device, load_model, prepare_backend
+from flatminima.quantizer_specs import AnyQuantizer, read_specs
+from flatminima.quantizers import linear_weights
 from flatminima.text.tokens import read_tokens
 
 
@@ -71,6 +70,6 @@ def visits(
         yield Visit(step, model, tokens[: settings["sequences"]], device)
 
 
-def specs_of(quantizers: Mapping[str, Mapping]) -> dict[str, QuantizerSpec]:
+def specs_of(quantizers: Mapping[str, Mapping]) -> dict[str, AnyQuantizer]:
     """Quantizers by role from their definitions in the configuration."""
-    return {role: QuantizerSpec(**definition) for role, definition in quantizers.items()}
+    return read_specs(quantizers)

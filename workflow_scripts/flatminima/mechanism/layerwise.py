@@ -18,12 +18,13 @@ from flatminima.intervals import summarise
 from flatminima.mechanism.factorial_design import PAPER_LAYERS
 from flatminima.mechanism.layers import in_order, layer_sets, matrices
 from flatminima.mechanism.scoring import Variant, score_variants
-from flatminima.quantizers import QuantizerSpec, fake_quantize
+from flatminima.quantizer_specs import AnyQuantizer
+from flatminima.quantizers import fake_quantize
 
 ALL = "all"
 
 
-def layer_variants(model: nn.Module, spec: QuantizerSpec) -> Iterator[Variant]:
+def layer_variants(model: nn.Module, spec: AnyQuantizer) -> Iterator[Variant]:
     """The variants of one model: ``all``, then ``in <name>`` and ``out <name>``."""
     quantized = {n: fake_quantize(w.detach(), spec) for n, w in matrices(model).items()}
     blocks = layer_sets(model)[PAPER_LAYERS]
@@ -38,7 +39,7 @@ def layer_variants(model: nn.Module, spec: QuantizerSpec) -> Iterator[Variant]:
 def probe_layers(
     model: nn.Module,
     tokens: np.ndarray,
-    spec: QuantizerSpec,
+    spec: AnyQuantizer,
     *,
     step: int,
     batch_size: int,

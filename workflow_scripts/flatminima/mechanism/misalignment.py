@@ -11,20 +11,21 @@ import torch
 from torch import Tensor
 
 from flatminima.mechanism.grid import steps
-from flatminima.quantizers import QuantizerSpec, fake_quantize, group_length
+from flatminima.quantizer_specs import AffineQuantizer
+from flatminima.quantizers import fake_quantize
 
 NEAR_MIDPOINT = 0.4  # of a step from the grid point: the outer fifth of a cell
 QUANTILES = {"p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
 
 
-def residuals(weight: Tensor, spec: QuantizerSpec) -> Tensor:
+def residuals(weight: Tensor, spec: AffineQuantizer) -> Tensor:
     """Rounding errors in units of the step, in the shape of ``weight``; NaN without a grid."""
     step = steps(weight, spec)
     error = fake_quantize(weight, spec) - weight
     return torch.where(step > 0, error / step, torch.nan)
 
 
-def shifted_residuals(weight: Tensor, spec: QuantizerSpec, rng: np.random.Generator) -> Tensor:
+def shifted_residuals(weight: Tensor, spec: AffineQuantizer, rng: np.random.Generator) -> Tensor:
     """The same against each group's grid moved by a random part of its step: the control.
 
     Weights that cluster at a distance from their own grid do so no more from a moved one.
@@ -38,11 +39,11 @@ def shifted_residuals(weight: Tensor, spec: QuantizerSpec, rng: np.random.Genera
     return torch.where(step > 0, torch.round(position) - position, torch.nan)
 
 
-def _width(weight: Tensor, spec: QuantizerSpec) -> int:
-    return weight.shape[1] if spec.granularity == "tensor" else group_length(spec, weight.shape[1])
+def _width(weight: Tensor, spec: AffineQuantizer) -> int:
+    return spec.group_length(weight.shape[1])
 
 
-def group_index(residual: Tensor, spec: QuantizerSpec) -> np.ndarray:
+def group_index(residual: Tensor, spec: AffineQuantizer) -> np.ndarray:
     """Index of each group: mean squared residual over 1/12, one number per group."""
     parts = torch.split(residual, _width(residual, spec), dim=1)
     squares = torch.cat([(part.double() ** 2).mean(dim=1) for part in parts])
@@ -50,7 +51,9 @@ def group_index(residual: Tensor, spec: QuantizerSpec) -> np.ndarray:
     return values[np.isfinite(values)]
 
 
-def misalignment(weights: dict[str, Tensor], spec: QuantizerSpec, *, seed: int) -> dict[str, float]:
+def misalignment(
+    weights: dict[str, Tensor], spec: AffineQuantizer, *, seed: int
+) -> dict[str, float]:
     """Index and distribution over the groups of all matrices of one checkpoint.
 
     Keys: ``index`` with its 95 % interval (normal, groups as units), its quantiles over

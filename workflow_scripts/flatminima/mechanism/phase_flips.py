@@ -11,7 +11,8 @@ import pandas as pd
 from torch import Tensor, nn
 
 from flatminima.mechanism.code_flips import code_flips
-from flatminima.quantizers import QuantizerSpec, linear_weights
+from flatminima.quantizer_specs import AffineQuantizer
+from flatminima.quantizers import linear_weights
 from flatminima.schedules import ForkSchedule, Schedule, fork_schedule
 from flatminima.training.loop import build_optimizer, train
 from flatminima.training.pretraining import read_recipe, read_schedule
@@ -37,7 +38,7 @@ def follow(
     tokens: np.ndarray,
     schedule: Schedule,
     ends: list[tuple[int, str]],
-    spec: QuantizerSpec,
+    spec: AffineQuantizer,
     *,
     training: Mapping,
     batch_size: int,
@@ -65,7 +66,7 @@ def follow(
 def trace_phases(
     load: Callable[[], nn.Module],
     tokens: np.ndarray,
-    spec: QuantizerSpec,
+    spec: AffineQuantizer,
     *,
     settings: Mapping,
     cycles: int,

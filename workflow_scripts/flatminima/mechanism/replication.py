@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 
 from flatminima.jobs import progress
-from flatminima.probing import Prober
+from flatminima.model import build_model
+from flatminima.scoring import Prober
 from flatminima.suite import even_steps
-from flatminima.training.loop import build_model, build_optimizer, train
+from flatminima.training.loop import build_optimizer, train
 from flatminima.training.pretraining import read_recipe, read_schedule
 
 

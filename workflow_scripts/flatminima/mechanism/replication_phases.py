@@ -5,7 +5,7 @@ import pandas as pd
 
 from flatminima.intervals import percentile_interval, resampled_curves
 from flatminima.phases import describe_phases
-from flatminima.roles import FP32
+from flatminima.quantizer_specs import FP32
 
 FEWEST_PROBES = 3  # for a slope
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from flatminima.intervals import percentile_interval
 from flatminima.mechanism.grid import quantization_error, steps
 from flatminima.mechanism.surface import LossSurface, Vector, inner
-from flatminima.quantizers import QuantizerSpec
+from flatminima.quantizer_specs import AffineQuantizer
 
 NOISE, DITHER = "noise", "dither"
 
@@ -37,7 +37,7 @@ def random_like(error: Vector, rng: np.random.Generator) -> dict[str, Tensor]:
 
 
 def uniform_in_cell(
-    weights: Vector, spec: QuantizerSpec, rng: np.random.Generator
+    weights: Vector, spec: AffineQuantizer, rng: np.random.Generator
 ) -> dict[str, Tensor]:
     """Noise that is uniform within half a step of the grid around every weight."""
     noise = {}
@@ -48,7 +48,7 @@ def uniform_in_cell(
 
 
 def perturbations(
-    weights: Vector, specs: Mapping[str, QuantizerSpec], *, draws: int, seed: int
+    weights: Vector, specs: Mapping[str, AffineQuantizer], *, draws: int, seed: int
 ) -> dict[str, dict[str, Tensor]]:
     """Rounding errors by role, then the controls of the first role: ``noise0``, ``dither0`` …"""
     found = {
@@ -107,7 +107,7 @@ def expand(surface: LossSurface, shift: Vector, base: np.ndarray, *, resamples: 
 
 def sensitivity_table(
     surface: LossSurface,
-    specs: Mapping[str, QuantizerSpec],
+    specs: Mapping[str, AffineQuantizer],
     *,
     step: int,
     draws: int,

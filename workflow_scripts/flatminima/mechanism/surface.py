@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from flatminima.evaluation import batches
+from flatminima.scoring import batches
 from flatminima.training.loop import next_token_loss
 
 Vector = Mapping[str, Tensor]

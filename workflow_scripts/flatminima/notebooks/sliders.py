@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from flatminima.figures.plotting import LOOKS, fork_looks
 from flatminima.labels import SCHEDULES, role_labels
 from flatminima.notebooks.display import brackets, printed
-from flatminima.roles import FP32, HIGH_BIT, LOW_BIT
+from flatminima.quantizer_specs import FP32, HIGH_BIT, LOW_BIT
 
 WIDTH, HEIGHT = 700, 190  # of the drawing, in pixels of a wide window
 _LEFT, _RIGHT, _TOP, _BOTTOM = 42, 22, 8, 22

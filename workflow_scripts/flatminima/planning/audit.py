@@ -1,7 +1,6 @@
 """Probes, kurtosis and revisions over the whole run, and its learning rate."""
 
 from flatminima.planning.base import SuiteBase
-from flatminima.planning.fitting import check_groups
 from flatminima.revisions.findings import DEFAULT_SEVERITY
 
 SCHEDULE_KEYS = ("schedule", "lr_max", "lr_min", "warmup_steps")
@@ -49,8 +48,6 @@ class AuditPlan(SuiteBase):
     def probe(self) -> dict:
         """Definitions and roles of the quantizers, and how a probe is run."""
         probe = self.section["probe"]
-        if self.is_local:
-            check_groups(f"suites.{self.name}", probe, self.quantizers, self.model_config)
         roles = {probe["low_bit"]: "low_bit", probe["high_bit"]: "high_bit"}
         return {
             "quantizers": {name: dict(self.quantizers[name]) for name in roles},
@@ -58,7 +55,6 @@ class AuditPlan(SuiteBase):
             "batch_size": probe["batch_size"],
             "resamples": probe["resamples"],
             "device": self.section["device"],
-            **{key: probe[key] for key in ("stream",) if key in probe},
         }
 
     @property

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from flatminima.checkpoints import weight_files, weights_digest, weights_dtypes
+from flatminima.model import weight_files, weights_digest, weights_dtypes
 from flatminima.revisions.findings import PRESENT, Found
 from flatminima.revisions.fingerprints import WHOLE, distances
 from flatminima.text.tokens import file_sha256

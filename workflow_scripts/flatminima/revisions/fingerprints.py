@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from flatminima.checkpoints import read_weights, tensor_digests
+from flatminima.model import read_weights, tensor_digests
 
 BUCKETS = 4093  # a prime: no row or column of a matrix keeps falling into the same sum
 TENSOR_BUCKETS = 61

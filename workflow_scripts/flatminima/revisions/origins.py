@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from flatminima.checkpoints import WEIGHTS_FILE
 from flatminima.files import write_json
 from flatminima.hub.checkpoints import CONFIG_FILE, RECORD_FILE, download_checkpoint
 from flatminima.hub.errors import RevisionMissing
+from flatminima.model import WEIGHTS_FILE
 from flatminima.revisions.absent import write_absent
 from flatminima.revisions.findings import MISSING, PRESENT
 

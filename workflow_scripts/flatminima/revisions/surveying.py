@@ -13,12 +13,10 @@ from pathlib import Path
 import pandas as pd
 from filelock import FileLock, Timeout
 
-from flatminima.checkpoints import WEIGHTS_FILE
 from flatminima.files import write_rows
 from flatminima.jobs import log, progress
 from flatminima.kurtosis import kurtosis_of_checkpoint
-from flatminima.probe_tables import write_probes
-from flatminima.probing import Prober
+from flatminima.model import WEIGHTS_FILE, load_model
 from flatminima.revisions.describing import (
     describe_checkpoint,
     describe_missing,
@@ -28,6 +26,7 @@ from flatminima.revisions.findings import MISSING
 from flatminima.revisions.fingerprints import fingerprint_checkpoint
 from flatminima.revisions.finished_parts import FinishedParts
 from flatminima.revisions.prefetching import fetched_ahead
+from flatminima.scoring import Prober, write_probes
 
 SCORES, KURTOSIS, FINGERPRINT = "scores", "kurtosis", "fingerprint"
 LOCK = "at_work.lock"  # held by the job that works on a range
@@ -99,7 +98,7 @@ class Survey:
         tables = {
             FINGERPRINT: fingerprint,
             KURTOSIS: kurtosis_of_checkpoint(step, weights, self.layers),
-            SCORES: self.prober(self.prober.open(folder), step),
+            SCORES: self.prober(load_model(folder, self.prober.device), step),
         }
         self.finished.keep(f"step{step}", row, tables)
 

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from flatminima.logits import head_in_pieces
+from flatminima.model import head_in_pieces
 from flatminima.training import distributed
 
 Precision = Literal["float32", "bf16"]

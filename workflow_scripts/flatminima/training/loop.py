@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatminima.checkpoints import load_tensors, read_metadata, save_tensors
 from flatminima.errors import DamagedFile
+from flatminima.model import load_tensors, read_metadata, save_tensors
 from flatminima.schedules import Schedule
 from flatminima.training.gradients import (
     PLAIN,
@@ -62,50 +62,6 @@ class Update:
     step: int
     lr: float
     loss_nats: float
-
-
-def build_model(architecture: dict, vocab_size: int, seed: int) -> nn.Module:
-    """A GPT-NeoX model with Pythia's architecture and initialisation, in float32.
-
-    ``architecture`` has ``hidden_size``, ``num_layers``, ``num_heads`` and
-    ``max_length``. small_init (std sqrt(2 / 5d)) for embeddings, head, query/key/value
-    and the first MLP matrix; wang_init (std 2 / (L sqrt(d))) for the two matrices
-    that write into the residual stream; biases zero.
-    """
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
-    hidden, layers = architecture["hidden_size"], architecture["num_layers"]
-    small_init = math.sqrt(2.0 / (5.0 * hidden))
-    wang_init = 2.0 / (layers * math.sqrt(hidden))
-    config = GPTNeoXConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=architecture["num_heads"],
-        intermediate_size=4 * hidden,
-        max_position_embeddings=architecture["max_length"],
-        rotary_pct=0.25,
-        use_parallel_residual=True,
-        tie_word_embeddings=False,
-        hidden_act="gelu",
-        initializer_range=small_init,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    model = GPTNeoXForCausalLM(config).float()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim < 2:
-                continue  # layer norms start at one and zero, biases at zero
-            writes_residual = name.endswith(("attention.dense.weight", "dense_4h_to_h.weight"))
-            parameter.normal_(
-                0.0, wang_init if writes_residual else small_init, generator=generator
-            )
-        for module in model.modules():
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                module.bias.zero_()
-    return model
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:

@@ -7,15 +7,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from flatminima.checkpoints import save_model
 from flatminima.files import DIGESTS_FILE
 from flatminima.jobs import progress
+from flatminima.model import build_model, save_model
 from flatminima.schedules import RunSchedule, pretraining_schedule
 from flatminima.suite import CHECKPOINT_FILES
 from flatminima.text.tokens import check_ids
 from flatminima.training.loop import (
     Recipe,
-    build_model,
     build_optimizer,
     load_state,
     save_state,

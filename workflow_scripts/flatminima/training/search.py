@@ -6,11 +6,12 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from flatminima.evaluation import score
 from flatminima.jobs import progress
-from flatminima.roles import FP32
+from flatminima.model import build_model
+from flatminima.quantizer_specs import FP32
+from flatminima.scoring import ModelForward, score
 from flatminima.suite import even_steps
-from flatminima.training.loop import build_model, build_optimizer, train
+from flatminima.training.loop import build_optimizer, train
 from flatminima.training.pretraining import read_recipe, read_schedule
 
 # Where Pythia-160m's perplexity is best, and how far above that it ends (section 4.2).
@@ -46,9 +47,9 @@ def perplexity_curve(
     rows = [
         {
             "step": update.step,
-            "nll_nats_per_token": score(model, validation, {}, batch_size=recipe.batch_size)[
-                FP32
-            ].mean_nll(),
+            "nll_nats_per_token": score(
+                validation, {FP32: ModelForward(model)}, batch_size=recipe.batch_size
+            )[FP32].mean_nll(),
         }
         for update in progress(updates, "candidate", total=grid["last"])
         if update.step in probed

@@ -1,22 +1,25 @@
-"""Checkpoints in Hugging Face format: loading as float32, saving, hashing.
+"""A model: its files, its numeric mode and device, its head, and how a GPT-NeoX is built.
 
-A checkpoint that does not load as a whole, or that is no longer what its writer wrote,
-is a ``DamagedFile`` with one line that names it.
+A checkpoint is a folder in Hugging Face format, loaded as float32. One that does not load as
+a whole, or that is no longer what its writer wrote, is a ``DamagedFile`` with one line that
+names it; one that does not fit into memory is refused before anything is allocated.
 """
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psutil
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from flatminima.errors import DamagedFile
+from flatminima.errors import DamagedFile, UserError
 from flatminima.files import (
     DIGESTS_FILE,
     atomic_path,
@@ -38,6 +41,91 @@ LEGACY_BUFFERS = (
     ".attn.bias", ".attn.masked_bias", ".attn.causal_mask",
     "rotary_emb.inv_freq",
 )  # fmt: skip
+LOGITS_AT_ONCE = 2**23  # numbers; 32 MiB, which the caches of processors hold for the most part
+_TRIED = 4  # positions on which a head is tried
+
+
+# Numeric mode and device
+
+
+def prepare_backend() -> None:
+    """Turn TF32 off and flush subnormals to zero."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.set_flush_denormal(True)
+
+
+def assert_float32(model: nn.Module) -> None:
+    """Raise ``TypeError`` where any parameter is not float32, or where TF32 is allowed."""
+    for name, parameter in model.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise TypeError(f"{name} is {parameter.dtype}; measurements need float32")
+    if torch.backends.cuda.matmul.allow_tf32:
+        raise TypeError("TF32 is allowed; call prepare_backend() before measuring")
+
+
+def choose_device(wanted: str) -> str:
+    """The device that ``auto`` stands for here; another name is returned as it is.
+
+    Raises ``ValueError`` where a device is asked for by name and is not there.
+    """
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if wanted == "auto":
+        return next(name for name, there in available.items() if there)
+    if not available[wanted]:
+        there = ", ".join(name for name, is_there in available.items() if is_there)
+        raise ValueError(f"config key device: {wanted!r} is not available here; valid: {there}")
+    return wanted
+
+
+def available_bytes(device: str) -> int:
+    """Bytes that a model can still take on a device; limits of a batch job's cgroup kept."""
+    if device.startswith("cuda"):
+        return torch.cuda.mem_get_info()[0]
+    left = psutil.virtual_memory().available
+    for folder in _cgroups():
+        try:
+            limit = int((folder / "memory.max").read_text())
+            left = min(left, limit - int((folder / "memory.current").read_text()))
+        except (OSError, ValueError):  # no limit here
+            continue
+    return max(0, left)
+
+
+def _cgroups(
+    root: Path = Path("/sys/fs/cgroup"), of: Path = Path("/proc/self/cgroup")
+) -> Iterator[Path]:
+    """The groups of version 2 that this process is in, the innermost first."""
+    try:
+        line = next(line for line in of.read_text().splitlines() if line.startswith("0::"))
+    except (OSError, StopIteration):
+        return
+    folder = root / line.removeprefix("0::").lstrip("/")
+    yield from (place for place in (folder, *folder.parents) if place.is_relative_to(root))
+
+
+def check_memory(folder: Path, device: str) -> None:
+    """``UserError`` with what is missing where the weights in float32 are more than there is."""
+    numbers = 0
+    for file in folder.glob("*.safetensors"):
+        with damage_named(folder), safe_open(file, framework="pt") as stored:
+            names = (name for name in stored.keys() if not is_legacy_buffer(name))  # noqa: SIM118
+            numbers += sum(math.prod(stored.get_slice(name).get_shape()) for name in names)
+    for place in dict.fromkeys(("cpu", device)):
+        needed, there = 4 * numbers, available_bytes(place)
+        if needed > there:
+            raise UserError(
+                f"{folder}: its weights take {needed / 2**30:.1f} GiB in float32 and "
+                f"{there / 2**30:.1f} GiB of memory are free on {place}; "
+                f"{(needed - there) / 2**30:.1f} GiB are missing"
+            )
+
+
+# Checkpoints
 
 
 def hide_progress_bars() -> None:
@@ -79,6 +167,7 @@ def load_model(folder: str | Path, device: str = "cpu") -> nn.Module:
     folder = Path(folder)
     for name in (WEIGHTS_FILE, "config.json"):
         check_digest(folder / name)
+    check_memory(folder, device)
     with damage_named(folder):
         model, found = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -223,3 +312,89 @@ def read_metadata(path: Path) -> dict[str, str]:
     """Read the metadata of a safetensors file and nothing else."""
     with damage_named(path), safe_open(path, framework="pt") as stored:
         return stored.metadata() or {}
+
+
+# A model of one's own
+
+
+def build_model(architecture: dict, vocab_size: int, seed: int) -> nn.Module:
+    """A GPT-NeoX model with Pythia's architecture and initialisation, in float32.
+
+    ``architecture`` has ``hidden_size``, ``num_layers``, ``num_heads`` and
+    ``max_length``. small_init (std sqrt(2 / 5d)) for embeddings, head, query/key/value
+    and the first MLP matrix; wang_init (std 2 / (L sqrt(d))) for the two matrices
+    that write into the residual stream; biases zero.
+    """
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    hidden, layers = architecture["hidden_size"], architecture["num_layers"]
+    small_init = math.sqrt(2.0 / (5.0 * hidden))
+    wang_init = 2.0 / (layers * math.sqrt(hidden))
+    config = GPTNeoXConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=architecture["num_heads"],
+        intermediate_size=4 * hidden,
+        max_position_embeddings=architecture["max_length"],
+        rotary_pct=0.25,
+        use_parallel_residual=True,
+        tie_word_embeddings=False,
+        hidden_act="gelu",
+        initializer_range=small_init,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model = GPTNeoXForCausalLM(config).float()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim < 2:
+                continue  # layer norms start at one and zero, biases at zero
+            writes_residual = name.endswith(("attention.dense.weight", "dense_4h_to_h.weight"))
+            parameter.normal_(
+                0.0, wang_init if writes_residual else small_init, generator=generator
+            )
+        for module in model.modules():
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                module.bias.zero_()
+    return model
+
+
+# The head
+
+
+def head_in_pieces(
+    model: nn.Module, ids: Tensor, at_once: int = LOGITS_AT_ONCE
+) -> nn.Linear | None:
+    """The head where it is to be applied to some positions of ``[batch, length]`` at a time.
+
+    ``None`` where all logits are small enough, or are not just what a linear head makes.
+    """
+    head = _linear_head(model)
+    if head is None or ids.numel() * head.out_features <= at_once or not _is_plain(model, head):
+        return None
+    return head
+
+
+def last_states(model: nn.Module, ids: Tensor) -> Tensor:
+    """What the head is applied to, ``[batch, length, width]``."""
+    return model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+
+
+def _linear_head(model: nn.Module) -> nn.Linear | None:
+    """The head where it is a linear layer on top of a model that can run without it."""
+    find = getattr(model, "get_output_embeddings", None)
+    head = find() if find else None
+    alone = getattr(model, "base_model", model) is not model
+    return head if alone and isinstance(head, nn.Linear) else None
+
+
+@torch.no_grad()
+def _is_plain(model: nn.Module, head: nn.Linear) -> bool:
+    """Whether logits are the head's outputs and nothing else; some families scale or cap them."""
+    if model.config.model_type == "gpt_neox":
+        return True
+    ids = torch.arange(_TRIED, device=head.weight.device)[None]
+    logits = model(input_ids=ids, use_cache=False).logits
+    return torch.allclose(logits, head(last_states(model, ids)), rtol=1e-5, atol=1e-6)

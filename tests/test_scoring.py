@@ -2,6 +2,7 @@
 
 import copy
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -10,18 +11,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from flatminima.evaluation import SequenceScores, _kl_divergence, batches, score
-from flatminima.numerics import assert_float32, prepare_backend
-from flatminima.quantizers import QuantizerSpec, quantized_weights
-from flatminima.roles import FP32
-from flatminima.training.loop import build_model
+from flatminima import scoring
+from flatminima.model import assert_float32, build_model, prepare_backend
+from flatminima.quantizer_specs import FP32
+from flatminima.quantizers import Quantized, quantized_weights
+from flatminima.scoring import (
+    ModelForward,
+    _kl_divergence,
+    model_logits,
+    replaced,
+    score,
+    score_variants,
+)
+from tests.conftest import affine
 from tests.oracles import log_softmax, token_scores
 
+INT4 = affine(4, "group", symmetric=False, group_size=8)
+HEAD = affine(4, "group", symmetric=False, group_size=8, layers="blocks+head")
 SPECS = {
-    "rtn_int4": QuantizerSpec(4, "group", symmetric=False, group_size=8),
-    "rtn_int3": QuantizerSpec(3, "tensor", symmetric=True),
-    "rtn_int8": QuantizerSpec(8, "channel", symmetric=True, layers="blocks+head"),
+    "rtn_int4": INT4,
+    "rtn_int3": affine(3, "tensor", symmetric=True),
+    "rtn_int8": affine(8, "channel", symmetric=True, layers="blocks+head"),
 }
+WHOLE = 2**20
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +60,7 @@ def logits_of(model, weights, sequence):
 
 
 def test_scores_agree_with_the_per_token_oracle(tiny_model, tiny_tokens, variants):
-    scores = score(tiny_model, tiny_tokens, variants, batch_size=4)
+    scores = score_variants(tiny_model, tiny_tokens, variants, batch_size=4)
     assert list(scores) == [FP32, *variants]
     for name, record in scores.items():
         expected = []
@@ -67,25 +79,19 @@ def test_scores_agree_with_the_per_token_oracle(tiny_model, tiny_tokens, variant
 
 def test_quantizing_changes_what_it_should(tiny_model, tiny_tokens, variants):
     """Guards the test above against variants that do nothing."""
-    scores = score(tiny_model, tiny_tokens, variants, batch_size=9)
+    scores = score_variants(tiny_model, tiny_tokens, variants, batch_size=9)
     assert sum(scores["rtn_int3"].top1_changed) > 0
     kl = {name: sum(record.kl_nats) for name, record in scores.items()}
     assert kl["rtn_int3"] > kl["rtn_int4"] > kl["rtn_int8"] > kl[FP32] == 0.0
 
 
-@pytest.mark.parametrize("length", [2, 3, 16])
-def test_a_sequence_of_t_tokens_scores_t_minus_one(tiny_model, tiny_tokens, length):
-    record = score(tiny_model, tiny_tokens[:, :length], {}, batch_size=4)[FP32]
-    assert record.scored == [length - 1] * 9
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 4, 8, 100])
+@pytest.mark.parametrize("batch_size", [1, 4, 100])
 def test_batch_size_and_ragged_last_batches_change_nothing(
     tiny_model, tiny_tokens, variants, batch_size
 ):
     """Nine sequences: all sizes but 1 and 9 leave a last batch that is not full."""
-    one = score(tiny_model, tiny_tokens, variants, batch_size=9)
-    other = score(tiny_model, tiny_tokens, variants, batch_size=batch_size)
+    one = score_variants(tiny_model, tiny_tokens, variants, batch_size=9)
+    other = score_variants(tiny_model, tiny_tokens, variants, batch_size=batch_size)
     for name in one:
         np.testing.assert_allclose(other[name].nll_nats, one[name].nll_nats, rtol=1e-6)
         np.testing.assert_allclose(other[name].kl_nats, one[name].kl_nats, rtol=1e-4, atol=1e-9)
@@ -94,22 +100,19 @@ def test_batch_size_and_ragged_last_batches_change_nothing(
         assert other[name].mean_nll() == pytest.approx(one[name].mean_nll(), rel=1e-6)
 
 
-def test_the_mean_weighs_tokens_and_not_sequences():
-    scores = SequenceScores(nll_nats=[10.0, 1.0], scored=[2, 8])
-    assert scores.mean_nll() == pytest.approx(11 / 10)
-
-
 def test_a_sequence_scores_the_same_in_any_company(tiny_model, tiny_tokens):
-    together = score(tiny_model, tiny_tokens, {}, batch_size=9)[FP32]
-    reversed_order = score(tiny_model, tiny_tokens[::-1], {}, batch_size=4)[FP32]
+    together = score_variants(tiny_model, tiny_tokens, {}, batch_size=9)[FP32]
+    reversed_order = score_variants(tiny_model, tiny_tokens[::-1], {}, batch_size=4)[FP32]
     np.testing.assert_allclose(reversed_order.nll_nats[::-1], together.nll_nats, rtol=1e-6)
 
 
 def test_tokens_after_a_position_do_not_change_its_score(tiny_model, tiny_tokens):
     changed = tiny_tokens.copy()
     changed[:, 8:] = (changed[:, 8:] + 1) % 64
-    prefix = [score(tiny_model, t[:, :8], {}, batch_size=9)[FP32] for t in (tiny_tokens, changed)]
-    whole = [score(tiny_model, t, {}, batch_size=9)[FP32] for t in (tiny_tokens, changed)]
+    prefix = [
+        score_variants(tiny_model, t[:, :8], {}, batch_size=9)[FP32] for t in (tiny_tokens, changed)
+    ]
+    whole = [score_variants(tiny_model, t, {}, batch_size=9)[FP32] for t in (tiny_tokens, changed)]
     assert prefix[0].nll_nats == prefix[1].nll_nats
     assert whole[0].nll_nats != whole[1].nll_nats
 
@@ -119,7 +122,7 @@ def test_tokens_after_a_position_do_not_change_its_score(tiny_model, tiny_tokens
 
 def test_an_identical_variant_has_no_divergence(tiny_model, tiny_tokens):
     same = {name: p.detach().clone() for name, p in tiny_model.named_parameters()}
-    scores = score(tiny_model, tiny_tokens, {"same": same, "empty": {}}, batch_size=4)
+    scores = score_variants(tiny_model, tiny_tokens, {"same": same, "empty": {}}, batch_size=4)
     for name in ("same", "empty"):
         assert scores[name].nll_nats == scores[FP32].nll_nats
         assert scores[name].kl_nats == [0.0] * 9
@@ -130,7 +133,9 @@ def test_divergence_of_a_nearly_identical_variant_is_not_negative(tiny_model, ti
     """The textbook's sum in float32 gives about -7e-7 for some of these sequences."""
     name = "gpt_neox.layers.0.attention.dense.weight"
     weight = dict(tiny_model.named_parameters())[name].detach() * (1 + 1e-6)
-    kl = score(tiny_model, tiny_tokens, {"near": {name: weight}}, batch_size=4)["near"].kl_nats
+    kl = score_variants(tiny_model, tiny_tokens, {"near": {name: weight}}, batch_size=4)[
+        "near"
+    ].kl_nats
     assert min(kl) >= 0.0
     assert max(kl) < 1e-9
 
@@ -164,16 +169,10 @@ def test_divergence_agrees_with_float64_at_every_distance(seed, spread, distance
 # What is refused
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_a_model_that_is_not_float32_is_refused(tiny_model, tiny_tokens, dtype):
     with pytest.raises(TypeError, match=f"embed_in.weight is {dtype}; .*float32"):
-        score(tiny_model.to(dtype), tiny_tokens, {}, batch_size=4)
-
-
-def test_one_half_precision_layer_is_refused_by_name(tiny_model):
-    tiny_model.gpt_neox.layers[1].mlp.dense_4h_to_h.half()
-    with pytest.raises(TypeError, match="layers.1.mlp.dense_4h_to_h.weight is torch.float16"):
-        assert_float32(tiny_model)
+        score_variants(tiny_model.to(dtype), tiny_tokens, {}, batch_size=4)
 
 
 def test_tf32_is_refused_and_switched_off(tiny_model):
@@ -193,21 +192,21 @@ def test_bad_weights_of_a_variant_are_named(tiny_model, tiny_tokens, variants, b
     name = "gpt_neox.layers.1.mlp.dense_h_to_4h.weight"
     variants["rtn_int4"][name][0, 0] = bad
     with pytest.raises(FloatingPointError, match="^rtn_int4: "):
-        score(tiny_model, tiny_tokens, variants, batch_size=4)
+        score_variants(tiny_model, tiny_tokens, variants, batch_size=4)
 
 
 def test_bad_weights_of_the_model_are_named(tiny_model, tiny_tokens):
     with torch.no_grad():
         tiny_model.gpt_neox.final_layer_norm.weight[2] = float("nan")
     with pytest.raises(FloatingPointError, match="^fp32: "):
-        score(tiny_model, tiny_tokens, {}, batch_size=4)
+        score_variants(tiny_model, tiny_tokens, {}, batch_size=4)
 
 
 def test_weights_that_no_layer_has_are_refused(tiny_model, tiny_tokens):
     """A misspelt weight would make a quantizer look perfect."""
     variants = {"x": {"gpt_neox.layers.0.attention.dence.weight": torch.zeros(16, 16)}}
     with pytest.raises((AttributeError, KeyError), match="dence"):
-        score(tiny_model, tiny_tokens, variants, batch_size=4)
+        score_variants(tiny_model, tiny_tokens, variants, batch_size=4)
 
 
 # What is left alone
@@ -215,7 +214,7 @@ def test_weights_that_no_layer_has_are_refused(tiny_model, tiny_tokens):
 
 def test_scoring_alters_neither_model_nor_variants_nor_tokens(tiny_model, tiny_tokens, variants):
     before = copy.deepcopy((tiny_model.state_dict(), variants, tiny_tokens))
-    score(tiny_model, tiny_tokens, variants, batch_size=4)
+    score_variants(tiny_model, tiny_tokens, variants, batch_size=4)
     state, weights, tokens = before
     assert np.array_equal(tokens, tiny_tokens)
     for name, tensor in tiny_model.state_dict().items():
@@ -226,55 +225,21 @@ def test_scoring_alters_neither_model_nor_variants_nor_tokens(tiny_model, tiny_t
     assert all(p.requires_grad and p.grad is None for p in tiny_model.parameters())
 
 
-def test_scores_are_plain_python_numbers_and_repeatable(tiny_model, tiny_tokens, variants):
-    first = score(tiny_model, tiny_tokens, variants, batch_size=4)
-    assert first == score(tiny_model, tiny_tokens, variants, batch_size=4)
-    assert {type(x) for x in first["rtn_int4"].nll_nats} == {float}
-
-
-def test_batches_are_consecutive_and_whole(tiny_tokens):
-    parts = list(batches(tiny_tokens, 4, "cpu"))
-    assert [len(part) for part in parts] == [4, 4, 1]
-    assert {part.dtype for part in parts} == {torch.int64}
-    assert np.array_equal(torch.cat(parts).numpy(), tiny_tokens)
-
-
 # Perplexity of a model that has not been trained
 
 
-def test_perplexity_at_step_0_in_closed_form():
-    """V e^0.2 of small_init: logits have variance d * 2 / (5 d) = 0.4.
-
-    A hidden state leaves the last layer norm with squared length d, so its logits are
-    drawn from N(0, 0.4) and E[-log softmax] over a uniformly drawn target is
-    log mean(e^z) + log V - mean(z), about log V + 0.4 / 2. With V logits that varies by
-    sd(e^z) / E[e^z] / sqrt(V) = sqrt((e^0.4 - 1) / V); four of those are allowed.
-    """
-    hidden, vocabulary = 768, 50_304
-    generator = np.random.default_rng(0)
-    head = generator.standard_normal((vocabulary, hidden), np.float32) * math.sqrt(2 / (5 * hidden))
-    states = generator.standard_normal((16, hidden), np.float32)
-    states = (states - states.mean(1, keepdims=True)) / states.std(1, keepdims=True)
-    logits = (states @ head.T).astype(np.float64)
-    assert logits.var() == pytest.approx(0.4, abs=0.01)
-    nll = np.log(np.exp(logits).sum(axis=1)) - logits.mean(axis=1)
-    tolerance = 4 * math.sqrt((math.exp(0.4) - 1) / vocabulary)
-    assert tolerance < 0.013
-    assert abs(nll - (math.log(vocabulary) + 0.2)).max() < tolerance
-    assert vocabulary * math.exp(0.2) == pytest.approx(61_441, abs=1)
-
-
 def test_perplexity_of_a_fresh_model_is_v_times_e_to_the_fifth():
-    """The same through ``build_model`` and ``score``, on random tokens.
+    """small_init gives logits the variance d * 2 / (5 d) = 0.4.
 
-    Beside the term above the N targets are drawn: sqrt(0.4 / N). The tolerance is four
+    E[-log softmax] over a uniformly drawn target is then about log V + 0.4 / 2, which varies
+    by sqrt((e^0.4 - 1) / V), and over N drawn targets by sqrt(0.4 / N). The tolerance is four
     standard deviations, less than half of the 0.2 in question.
     """
     shape = {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "max_length": 32}
     vocabulary = 2048
     model = build_model(shape, vocabulary, seed=3)
     tokens = np.random.default_rng(3).integers(0, vocabulary, (96, 32)).astype(np.int32)
-    nll = score(model, tokens, {}, batch_size=32)[FP32].mean_nll()
+    nll = score_variants(model, tokens, {}, batch_size=32)[FP32].mean_nll()
     tolerance = 4 * math.sqrt((math.exp(0.4) - 1) / vocabulary + 0.4 / (96 * 31))
     assert tolerance < 0.08
     assert nll == pytest.approx(math.log(vocabulary) + 0.2, abs=tolerance)
@@ -282,5 +247,122 @@ def test_perplexity_of_a_fresh_model_is_v_times_e_to_the_fifth():
 
 def test_a_model_that_knows_nothing_has_the_perplexity_of_its_vocabulary(tiny_model, tiny_tokens):
     nn.init.zeros_(tiny_model.get_output_embeddings().weight)
-    record = score(tiny_model, tiny_tokens, {}, batch_size=4)[FP32]
+    record = score_variants(tiny_model, tiny_tokens, {}, batch_size=4)[FP32]
     assert math.exp(record.mean_nll()) == pytest.approx(64, rel=1e-6)
+
+
+# Weights in place of others, and logits in pieces
+
+
+def pieces_of(model, tokens, weights, at_once=WHOLE):
+    ids = torch.from_numpy(tokens.astype(np.int64))
+    with torch.inference_mode(), replaced(model, weights):
+        return list(model_logits(model, ids, at_once))
+
+
+@pytest.mark.parametrize("spec", [None, INT4, HEAD])
+@pytest.mark.parametrize("positions", [1, 7, 64])
+def test_pieces_are_what_all_logits_are(tiny_model, tiny_tokens, spec, positions):
+    weights = quantized_weights(tiny_model, spec) if spec else {}
+    whole = torch.cat(pieces_of(tiny_model, tiny_tokens, weights))
+    pieces = pieces_of(tiny_model, tiny_tokens, weights, positions * 64)
+    assert max(map(len, pieces)) == positions
+    assert whole.shape == (9 * 15, 64)
+    torch.testing.assert_close(torch.cat(pieces), whole, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("at_once", [64, 5 * 64])
+def test_scores_are_the_same_bits_however_many_logits_are_scored_at_once(
+    tiny_model, tiny_tokens, variants, monkeypatch, at_once
+):
+    whole = score_variants(tiny_model, tiny_tokens, variants, batch_size=4)
+    monkeypatch.setattr(scoring, "SCORED_AT_ONCE", at_once)
+    assert score_variants(tiny_model, tiny_tokens, variants, batch_size=4) == whole
+
+
+def test_a_head_whose_outputs_are_changed_afterwards_is_not_taken_apart(tiny_model, tiny_tokens):
+    class Scaled(type(tiny_model)):
+        def forward(self, *args, **kwargs):
+            found = super().forward(*args, **kwargs)
+            found.logits = found.logits * 0.5
+            return found
+
+    whole = torch.cat(pieces_of(tiny_model, tiny_tokens, {}))
+    tiny_model.__class__ = Scaled
+    tiny_model.config.model_type = "another"
+    scaled = pieces_of(tiny_model, tiny_tokens, {}, 5 * 64)
+    assert max(map(len, scaled)) == 5, "pieces are as long as those of a model that is plain"
+    torch.testing.assert_close(torch.cat(scaled), whole * 0.5)
+
+
+@pytest.mark.parametrize("at_once", [320, WHOLE])
+@pytest.mark.parametrize("spec", [INT4, HEAD])
+def test_weights_made_when_they_are_read_give_the_same_bits(tiny_model, tiny_tokens, spec, at_once):
+    before = {name: weight.clone() for name, weight in tiny_model.named_parameters()}
+    held, made = Quantized(tiny_model, spec), Quantized(tiny_model, spec, most_held=0)
+    name = next(iter(held))
+    assert held[name] is held[name] and made[name] is not made[name]
+    found = [pieces_of(tiny_model, tiny_tokens, w, at_once) for w in (held, made, {})]
+    assert all(torch.equal(a, b) for a, b in zip(*found[:2], strict=True))
+    assert not torch.equal(torch.cat(found[2]), torch.cat(found[0]))
+    assert all(torch.equal(before[n], w) for n, w in tiny_model.named_parameters())
+
+
+def test_no_more_than_one_weight_is_there_at_a_time(tiny_model, tiny_tokens):
+    made = Quantized(tiny_model, INT4, most_held=0)
+    alive = []
+
+    class Watched(dict):
+        def __getitem__(self, name):
+            assert all(weight() is None for weight in alive), "the last one is still there"
+            weight = made[name]
+            alive.append(weakref.ref(weight))
+            return weight
+
+    pieces_of(tiny_model, tiny_tokens, Watched.fromkeys(made))
+    assert len(alive) == len(made) == 8
+
+
+def test_the_model_is_whole_again_even_after_an_error(tiny_model, tiny_tokens):
+    own = dict(tiny_model.named_parameters())
+
+    class Fails(dict):
+        def __getitem__(self, name):
+            raise ArithmeticError(name)
+
+    name = list(own)[3]
+    with pytest.raises(ArithmeticError, match=name):
+        pieces_of(tiny_model, tiny_tokens, Fails({name: None}))
+    now = dict(tiny_model.named_parameters())
+    assert own.keys() == now.keys() and all(own[name] is now[name] for name in own)
+    assert tiny_model.gpt_neox.embed_in.weight is own["gpt_neox.embed_in.weight"]
+
+
+def test_weights_that_are_read_without_a_call_and_shared_ones_are_replaced():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.other = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+            self.shared, self.unread = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+            self.shared.weight = self.other.weight
+
+        def forward(self, x):
+            return self.shared(x @ self.first.weight.T)
+
+    model, x = Model(), torch.eye(3)
+    new = {f"{name}.weight": torch.randn(3, 3) for name in ("first", "other", "unread")}
+    with replaced(model, new) as read:
+        found = model(x)
+    assert torch.equal(found, x @ new["first.weight"].T @ new["other.weight"].T)
+    assert read == {"first.weight", "other.weight"}
+
+
+def test_any_callable_is_a_forward(tiny_model, tiny_tokens):
+    """Another library's model is scored as ours is, beside the same reference."""
+    uniform = [torch.zeros(4 * 15, 64), torch.zeros(4 * 15, 64), torch.zeros(15, 64)]
+    forwards = {FP32: ModelForward(tiny_model), "none": lambda ids: iter([uniform.pop(0)])}
+    found = score(tiny_tokens, forwards, batch_size=4)
+    assert found["none"].mean_nll() == pytest.approx(math.log(64), rel=1e-6)
+    assert found[FP32] == score_variants(tiny_model, tiny_tokens, {}, batch_size=4)[FP32]
+    table = found["none"].table(7, "none", "low_bit")
+    assert table["sequence"].tolist() == list(range(9)) and set(table["step"]) == {7}

@@ -13,22 +13,26 @@ import pytest
 import torch
 from rich.console import Console
 
-from flatminima.audit_command.options import AuditOptions
-from flatminima.audit_command.plateau import even_spacing, judge
-from flatminima.audit_command.report import LiveTable
-from flatminima.audit_command.run import BAD_INPUT, LEFT_PLATEAU, PASSED, audit
-from flatminima.audit_command.sources import open_source
-from flatminima.checkpoints import load_model, save_model
-from flatminima.probing import Prober
+from flatminima.model import build_model, load_model, save_model
 from flatminima.quantizers import linear_weights
+from flatminima.scoring import Prober
 from flatminima.text.tokens import read_tokens, train_tokenizer
-from flatminima.training.loop import build_model
+from flatminima.tools.audit import (
+    BAD_INPUT,
+    LEFT_PLATEAU,
+    PASSED,
+    LiveTable,
+    audit,
+    even_spacing,
+    judge,
+)
+from flatminima.tools.options import AuditOptions
+from flatminima.tools.sources import open_source
 from tests import synthetic
 from tests.conftest import TINY
 from tests.hub.libraries import point_at
 from tests.hub.repos import lazy_branches, model_branches
 from tests.hub.server import TinyHub
-from workflow_scripts.audit import read_options
 
 TEXT = "the weights of a model are rounded to few values and the loss is what it is\n\n" * 120
 SMALL = {"sequences": 8, "length": 16, "resamples": 20}
@@ -318,8 +322,7 @@ def test_the_plateau_is_left_where_growth_sped_up_beyond_the_error(name):
 def test_the_exit_code_is_three_where_the_plateau_is_left(run, text, tmp_path, monkeypatch):
     audited = invented(GAPS["explodes"][0])
     verdict = judge(audited, per_sequence(audited), resamples=5)
-    monkeypatch.setattr("flatminima.audit_command.run.judge", lambda *a, **k: verdict)
-    monkeypatch.setattr("flatminima.audit_command.run.write_figure", lambda *a, **k: [])
+    monkeypatch.setattr("flatminima.tools.audit.judge", lambda *a, **k: verdict)
     code, printed = run_audit(run / "checkpoint-80", data=text, out=str(tmp_path / "out"))
     assert code == LEFT_PLATEAU == 3
     assert "INT4 gap: has left its plateau: onset at step" in printed
@@ -364,15 +367,9 @@ def test_names_of_steps(tmp_path, tokenizer_bytes):
     assert open_source(str(tmp_path / "run/checkpoints/step7")).steps == [7]
 
 
-def test_options_of_the_command_line():
-    given = read_options(["a/b", "--revisions", "step1", "main", "--length", "32", "--deployed"])
-    assert given == AuditOptions("a/b", revisions=("step1", "main"), length=32, deployed=True)
-    assert read_options(["x"]) == AuditOptions("x")
-
-
 def test_the_command_itself(run, text, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(synthetic.ROOT / "workflow_scripts")}
-    command = [sys.executable, "-m", "workflow_scripts.audit"]
+    command = [sys.executable, "-m", "flatminima", "audit"]
     given = [str(run / "checkpoint-80"), "--data", text, "--sequences", "4", "--length", "16"]
     done = subprocess.run(
         [*command, *given],

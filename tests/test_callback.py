@@ -11,11 +11,11 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from flatminima.evaluation import score
-from flatminima.live_probe import DEFAULT_PROBE, fit_groups, loader_tokens
 from flatminima.monitor import ConvergenceMonitor, MonitorError
-from flatminima.monitor_callback import ConvergenceCallback
-from flatminima.quantizers import quantized_weights, read_specs
+from flatminima.quantizer_specs import read_specs
+from flatminima.quantizers import quantized_weights
+from flatminima.scoring import score_variants
+from flatminima.tools.callback import DEFAULT_PROBE, ConvergenceCallback, fit_groups, read_rows
 from tests.conftest import TINY_VOCABULARY
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -67,7 +67,7 @@ def test_save_probe_and_stop_at_the_step_of_convergence(tiny_model, tmp_path, ca
     specs = read_specs(fit_groups(DEFAULT_PROBE["quantizers"], tiny_model))
     variants = {name: quantized_weights(tiny_model, spec) for name, spec in specs.items()}
     tokens = np.stack([row["input_ids"] for row in rows(1)]).astype(np.int32)
-    scores = score(tiny_model, tokens, variants, batch_size=8)
+    scores = score_variants(tiny_model, tokens, variants, batch_size=8)
     for name in ("int4", "int8"):
         gap = 100 * np.expm1(scores[name].mean_nll() - scores["fp32"].mean_nll())
         assert event[f"{name}_gap_pct"] == pytest.approx(gap, rel=1e-12)
@@ -105,7 +105,7 @@ def test_tensorboard_has_what_the_monitor_says(tiny_model, tmp_path, monkeypatch
 
 
 def test_a_probe_leaves_training_as_it_was(tmp_path):
-    from flatminima.training.loop import build_model
+    from flatminima.model import build_model
     from tests.conftest import TINY
 
     ends = []
@@ -154,14 +154,14 @@ def test_a_resumed_run_ends_with_the_same_monitor(tmp_path, restore):
     assert whole["monitor"]["state"]["step"] == 8 and len(whole["monitor"]["recent"]) == 3
 
 
-def test_a_run_resumed_with_other_settings_is_one_line(tiny_model, tmp_path):
+def test_a_run_resumed_with_other_settings_starts_anew_and_goes_on(tiny_model, tmp_path, capsys):
     first = ConvergenceCallback(SETTINGS)
     trainer_of(tiny_model, tmp_path, first, steps=2, save_strategy="steps", save_steps=2).train()
     other = ConvergenceCallback({"window": 4, "patience": 2})
     trainer = trainer_of(tiny_model, tmp_path, other, steps=4)
-    with pytest.raises(MonitorError, match="window is 4, but was 3 when this run") as caught:
-        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert "\n" not in str(caught.value)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert "window is 4, but was 3" in capsys.readouterr().err
+    assert [step for step, _, _ in other.monitor.state_dict()["recent"]] == [3, 4]
 
 
 def test_a_checkpoint_without_a_monitor_starts_a_new_one(tiny_model, tmp_path, capsys):
@@ -205,17 +205,18 @@ def test_standard_errors_come_from_the_metrics(tiny_model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("dataset", "line"),
+    ("data", "line"),
     [
-        (None, "the trainer has no evaluation set"),
         ([{"input_ids": [1, 2, 3]}, {"input_ids": [1, 2]}], r"sequences of \[2, 3\] tokens"),
         ([{"input_ids": [1, 2], "attention_mask": [1, 0]}], "sequence 0 is padded"),
+        ([{"text": "words"}], "row 0 has no input_ids, but text"),
+        ([(torch.tensor([1, 2]),)], "row 0 has no input_ids, but tuple"),
+        ([], r"sequences of \[\] tokens"),
     ],
 )
-def test_what_cannot_be_probed_is_one_line(dataset, line):
-    loader = dataset and torch.utils.data.DataLoader(dataset)
+def test_rows_that_cannot_be_probed_are_one_line(data, line):
     with pytest.raises(ValueError, match=line):
-        loader_tokens(loader, 8)
+        read_rows(data, 8)
 
 
 def test_a_probe_that_fails_does_not_end_training(tiny_model, tmp_path, capsys):
@@ -236,7 +237,7 @@ def test_two_processes_agree(tmp_path):
     """Rank 1 sees other losses and a NaN; both decide by rank 0, then both stop training."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
     environment |= {
-        "PYTHONPATH": f"{ROOT}/workflow_scripts",
+        "PYTHONPATH": f"{ROOT}/workflow_scripts:{ROOT}",
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
     }

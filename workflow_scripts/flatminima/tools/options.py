@@ -1,4 +1,4 @@
-"""What the audit command can be asked, with one line of help for each option."""
+"""What the audit can be asked, with one line of help for each option; imports nothing heavy."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ def _option(help: str, default: object, **more: object) -> object:  # noqa: A002
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """The options of ``python -m workflow_scripts.audit``; each is ``--name-of-the-field``."""
+    """The options of ``flatminima audit``; each is ``--name-of-the-field``."""
 
     target: str
     revisions: tuple[str, ...] = _option(
@@ -29,6 +29,7 @@ class AuditOptions:
     resamples: int = _option("bootstrap resamples behind each interval", 1000)
     device: str = _option("auto, cpu, cuda or mps", "auto")
     deployed: bool = _option("also run the last checkpoint as it would ship", False)
+    json: bool = _option("print the record as JSON on standard output, for scripts", False)
 
     @property
     def name(self) -> str:

@@ -1,0 +1,126 @@
+"""The command ``flatminima``: audit a run, plan a suite, freeze a hub suite's revisions."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+
+from flatminima.errors import UserError
+
+ABOUT = {
+    "audit": "the INT4 and INT8 gap of a run's checkpoints, without any configuration",
+    "plan": "what a suite costs before it is run: downloads, disk, operations, hours",
+    "freeze": "list a hub suite's revisions once, for planning without the hub",
+}
+EXAMPLES = {
+    None: "flatminima audit runs/mine --data validation.txt",
+    "audit": "flatminima audit runs/mine --data validation.txt --deployed\n"
+    "flatminima audit EleutherAI/pythia-70m --revisions step1000 step143000\n\n"
+    "exit code: 0 done, 2 bad input, 3 the last INT4 gap has left its plateau",
+    "plan": "flatminima plan --suite pythia-160m        (in a clone of the workflow)",
+    "freeze": "flatminima freeze --suite olmo-2-1b        (in a clone of the workflow)",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code; a user's mistake is one line."""
+    given = vars(parser().parse_args(arguments))
+    command = given.pop("command")
+    try:
+        return {"audit": _audit, "plan": _plan, "freeze": _freeze}[command](**given)
+    except (UserError, ValueError) as error:
+        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2 if command == "audit" else 1
+    except ModuleNotFoundError as error:
+        extra = "pip install 'flatminima[tools]'"
+        print(f"Error: {command} needs the package {error.name}: {extra}", file=sys.stderr)
+        return 2
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line; nothing heavy is imported for ``--help``."""
+    top = _described(argparse.ArgumentParser(prog="flatminima", description=__doc__), None)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    each = {
+        name: _described(commands.add_parser(name, help=about, description=about), name)
+        for name, about in ABOUT.items()
+    }
+    for name in ("plan", "freeze"):
+        each[name].add_argument("--suite", help="name (default: the one of config.yaml)")
+        each[name].add_argument(
+            "--configfile", nargs="*", default=[], dest="configfiles", metavar="FILE",
+            help="configuration of one's own, over config.yaml",
+        )  # fmt: skip
+    each["plan"].add_argument(
+        "--seconds", type=float, default=5.0, help="to time this machine for (default: 5; 0: not)"
+    )
+    _audit_options(each["audit"])
+    return top
+
+
+def _described(part: argparse.ArgumentParser, name: str | None) -> argparse.ArgumentParser:
+    part.formatter_class = argparse.RawDescriptionHelpFormatter
+    part.epilog = "example: " + EXAMPLES[name]
+    return part
+
+
+def _audit_options(part: argparse.ArgumentParser) -> None:
+    from flatminima.tools.options import AuditOptions
+
+    part.add_argument("target", help="folder of a run or a model, or a hub repository")
+    for field in fields(AuditOptions)[1:]:
+        name, about = f"--{field.name.replace('_', '-')}", field.metadata["help"]
+        if field.default is False:
+            part.add_argument(name, action="store_true", help=about)
+        elif field.metadata.get("many"):
+            part.add_argument(name, nargs="+", default=[], metavar="NAME", help=about)
+        else:
+            number = isinstance(field.default, int)
+            shown = f"{about} (default: {field.default})" if field.default is not None else about
+            part.add_argument(
+                name, type=int if number else str, default=field.default, help=shown,
+                metavar="N" if number else "NAME",
+            )  # fmt: skip
+
+
+def _audit(**given: object) -> int:
+    from rich.console import Console
+
+    from flatminima.tools.audit import audit
+    from flatminima.tools.options import AuditOptions
+
+    options = AuditOptions(**given | {"revisions": tuple(given["revisions"])})
+    return audit(options, Console(stderr=options.json))
+
+
+def _plan(suite: str | None, configfiles: list[str], seconds: float) -> int:
+    from flatminima.tools.costs import plan_suite
+
+    return plan_suite(suite, configfiles, seconds)
+
+
+def _freeze(suite: str | None, configfiles: list[str]) -> int:
+    from flatminima.files import write_table
+    from flatminima.hub.revisions import list_branches
+    from flatminima.planning import read_plan
+    from flatminima.revisions.frozen import table_of_branches
+    from flatminima.revisions.names import DEFAULT_PATTERN
+
+    plan = read_plan(suite, configfiles)
+    if plan.section["source"] != "hub":
+        raise UserError(f"suite {plan.name}: its source is {plan.section['source']}, not hub")
+    repo, pattern = plan.section["repo"], plan.section.get("revision", DEFAULT_PATTERN)
+    branches = list_branches(repo)
+    try:
+        table = table_of_branches(pattern, branches)
+    except ValueError as error:
+        raise UserError(f"suite {plan.name}: {repo}: {error}") from error
+    path = f"{plan.tables}/{plan.name}.csv"
+    write_table(path, table)
+    first, last = table["step"].iloc[0], table["step"].iloc[-1]
+    print(f"{path}: {len(table)} revisions of {repo}, step {first:,} to {last:,}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

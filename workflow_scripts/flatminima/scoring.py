@@ -1,0 +1,372 @@
+"""Perplexity of models and their distance to the full-precision one, on fixed batches.
+
+``score(tokens, forwards)`` is the one interface: a forward is a name and a callable that
+gives the next-token logits of a batch, whether of a model, of one with some weights replaced
+or rounded on the way, or of another library's. ``Prober`` is the probe of the paper's audit.
+
+Perplexity is exp of the token-weighted mean negative log-likelihood (NLL), summed
+in float64. A sequence of T tokens scores T - 1 of them; documents are packed, no
+padding exists, so every sequence weighs the same.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from flatminima.files import describe_run, file_sha256, write_rows
+from flatminima.intervals import summarise
+from flatminima.jobs import log, own_gpu, slots_folder
+from flatminima.model import (
+    LOGITS_AT_ONCE,
+    assert_float32,
+    choose_device,
+    head_in_pieces,
+    last_states,
+    prepare_backend,
+)
+from flatminima.quantizer_specs import FP32, read_specs
+from flatminima.quantizers import Quantized, coverage, coverage_line
+from flatminima.text.tokens import check_ids, read_tokens
+
+SCORED_AT_ONCE = 2**20  # logits; what is made of them stays in a processor's cache
+# Next-token logits of ``[batch, length]`` ids, some positions at a time: ``model_logits``.
+Forward = Callable[[Tensor], Iterator[Tensor]]
+
+
+# Logits of a batch
+
+
+class _OnRead(dict):
+    """A module's parameters, some of which are other tensors to whoever reads the attribute."""
+
+    def __init__(self, own: dict, put: Mapping[str, str], weights: Mapping[str, Tensor],
+                 read: set[str]) -> None:  # fmt: skip
+        super().__init__(own)
+        self._put, self._weights, self._read = put, weights, read
+
+    def __getitem__(self, attribute: str) -> Tensor | None:
+        if attribute not in self._put:
+            return super().__getitem__(attribute)
+        name = self._put[attribute]
+        self._read.add(name)
+        return self._weights[name]
+
+
+@contextmanager
+def replaced(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[set[str]]:
+    """The model with ``weights`` in place of some of its parameters, by name.
+
+    A weight is asked for whenever a module reads it, called or not, under whichever of its
+    names; a mapping that makes weights then never holds more than one. Gives the names that
+    have been read so far. Raises ``KeyError`` for a name that is no parameter's.
+    """
+    parameters, read = dict(model.named_parameters()), set()
+    unknown = sorted(name for name in weights if name not in parameters)
+    if unknown:
+        raise KeyError(f"{unknown[0]} is no parameter of this model")
+    names = {id(parameters[name]): name for name in weights}
+    own = {}
+    for module in model.modules():
+        put = {a: names[id(p)] for a, p in module._parameters.items() if id(p) in names}
+        if put:
+            own[module] = module._parameters
+            module.__dict__["_parameters"] = _OnRead(module._parameters, put, weights, read)
+    try:
+        yield read
+    finally:
+        for module, before in own.items():
+            module.__dict__["_parameters"] = before
+
+
+def model_logits(model: nn.Module, ids: Tensor, at_once: int = LOGITS_AT_ONCE) -> Iterator[Tensor]:
+    """Next-token logits of the positions that are scored, ``[some positions, vocabulary]`` each.
+
+    ``ids`` is ``[batch, length]``; positions come sequence by sequence, the last of each left
+    out. The logits of a batch are by far the largest thing that a measurement makes, for
+    Pythia 50,304 numbers a token: where they would be more than ``at_once``
+    (``model.LOGITS_AT_ONCE``), the head is applied to some positions at a time. Pieces of
+    models with one vocabulary are equally long. The model runs before this returns.
+    """
+    head = head_in_pieces(model, ids, at_once)
+    if head is None:
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1)
+        return iter(logits.split(max(1, at_once // logits.shape[-1])))
+    states = last_states(model, ids)[:, :-1].flatten(0, 1)
+    weight, bias = head.weight, head.bias
+    parts = states.split(max(1, at_once // head.out_features))
+    return (nn.functional.linear(part, weight, bias) for part in parts)
+
+
+class ModelForward:
+    """The forward of a model with ``weights`` in place of some of its own (``replaced``).
+
+    ``read`` are the names that the model has read of them. Raises ``TypeError`` for a model
+    that is not float32.
+    """
+
+    def __init__(self, model: nn.Module, weights: Mapping[str, Tensor] | None = None) -> None:
+        assert_float32(model)
+        self.model, self.weights, self.read = model.eval(), weights or {}, set()
+
+    def __call__(self, ids: Tensor) -> Iterator[Tensor]:
+        """``model_logits`` of the changed model."""
+        with replaced(self.model, self.weights) as read:
+            found = model_logits(self.model, ids)
+        self.read |= read
+        return found
+
+
+# Scores
+
+
+@dataclass
+class SequenceScores:
+    """Per-sequence sums over the scored tokens, each a list with one entry per sequence.
+
+    ``nll_nats``: negative log-likelihood. ``kl_nats``: KL divergence from the
+    full-precision to this model's next-token distribution. ``top1_changed``:
+    tokens whose most likely continuation differs. ``scored``: scored tokens.
+    """
+
+    nll_nats: list[float] = field(default_factory=list)
+    kl_nats: list[float] = field(default_factory=list)
+    top1_changed: list[float] = field(default_factory=list)
+    scored: list[int] = field(default_factory=list)
+
+    def mean_nll(self) -> float:
+        """Token-weighted mean NLL in nats per token."""
+        return float(np.sum(self.nll_nats, dtype=np.float64) / np.sum(self.scored))
+
+    def table(self, step: int, name: str, role: str) -> pd.DataFrame:
+        """A row per sequence: step, quantizer, role, sequence, and the four sums."""
+        return pd.DataFrame(
+            {
+                "step": step,
+                "quantizer": name,
+                "role": role,
+                "sequence": np.arange(len(self.scored), dtype=np.int32),
+                "nll_nats": self.nll_nats,
+                "kl_nats": self.kl_nats,
+                "top1_changed": self.top1_changed,
+                "scored": np.array(self.scored, dtype=np.int32),
+            }
+        )
+
+
+def batches(tokens: np.ndarray, batch_size: int, device: str) -> Iterator[Tensor]:
+    """Consecutive ``[batch, length]`` int64 slices of ``[sequences, length]`` tokens."""
+    for start in range(0, len(tokens), batch_size):
+        yield torch.from_numpy(tokens[start : start + batch_size].astype(np.int64)).to(device)
+
+
+@torch.inference_mode()
+def score(
+    tokens: np.ndarray,
+    forwards: Mapping[str, Forward],
+    *,
+    batch_size: int,
+    device: str = "cpu",
+) -> dict[str, SequenceScores]:
+    """Scores by name of each forward; the first is the reference that the others are held to.
+
+    ``tokens`` is ``[sequences, length]``. All forwards see each batch side by side, so that
+    no batch's logits outlive it. Raises ``FloatingPointError`` where a log-likelihood is not
+    finite, and ``TypeError`` where TF32 is allowed.
+    """
+    if torch.backends.cuda.matmul.allow_tf32:
+        raise TypeError("TF32 is allowed; call prepare_backend() before measuring")
+    scores = {name: SequenceScores() for name in forwards}
+    for ids in batches(tokens, batch_size, device):
+        targets, found = ids[:, 1:].reshape(-1, 1), []
+        for parts in zip(*(forward(ids) for forward in forwards.values()), strict=True):
+            first = sum(rows.shape[-1] for rows in found)
+            wanted = targets[first : first + len(parts[0])]
+            rows = max(1, SCORED_AT_ONCE // parts[0].shape[-1])
+            pieces = zip(*(part.split(rows) for part in (*parts, wanted)), strict=True)
+            found += [_score_positions(piece[:-1], piece[-1]) for piece in pieces]
+        shape = (3, len(scores), *ids[:, 1:].shape)
+        nll, kl, changed = torch.cat(found, dim=-1).view(shape)
+        for number, (name, record) in enumerate(scores.items()):
+            if not torch.isfinite(nll[number]).all():
+                raise FloatingPointError(f"{name}: a log-likelihood is not finite")
+            record.nll_nats += _per_sequence(nll[number])
+            record.kl_nats += _per_sequence(kl[number])
+            record.top1_changed += _per_sequence(changed[number])
+            record.scored += [shape[-1]] * shape[-2]
+    return scores
+
+
+def score_variants(
+    model: nn.Module,
+    tokens: np.ndarray,
+    variants: Mapping[str, Mapping[str, Tensor]],
+    *,
+    batch_size: int,
+    device: str = "cpu",
+) -> dict[str, SequenceScores]:
+    """``score`` of the model under ``fp32`` and of variants that differ in some weights.
+
+    ``variants`` maps a name to the weights that it replaces, by parameter name.
+    """
+    changes = {FP32: {}, **variants}
+    forwards = {name: ModelForward(model, weights) for name, weights in changes.items()}
+    return score(tokens, forwards, batch_size=batch_size, device=device)
+
+
+def _kl_divergence(reference: Tensor, log_probabilities: Tensor, p: Tensor) -> Tensor:
+    """KL divergence in nats of each token, the last axis summed over, never negative.
+
+    ``p`` is exp of ``reference``, which all variants share.
+
+    With p the reference and q the other distribution, d = log q - log p and both
+    summing to one, KL = sum of p (e^d - 1 - d): equal to the textbook's sum of
+    -p d, but every term is non-negative, and the rounding of the logarithms, larger
+    than the whole divergence of a good quantizer, enters squared. Where d is large
+    p e^d is taken as q, which cannot overflow.
+    """
+    d = log_probabilities - reference
+    terms = torch.expm1(d).sub_(d).mul_(p)
+    if d.amax() >= 1.0:
+        large = d >= 1.0
+        terms[large] = log_probabilities[large].exp() - p[large] * (1.0 + d[large])
+    return terms.clamp_(min=0.0).sum(dim=-1)
+
+
+def _per_sequence(values: Tensor) -> list[float]:
+    return values.to(torch.float64).sum(dim=1).tolist()
+
+
+def _score_positions(logits: Sequence[Tensor], targets: Tensor) -> Tensor:
+    """NLL, KL divergence and changed predictions, ``[3, variants, positions]``.
+
+    ``logits`` has ``[positions, vocabulary]`` of the model itself and then of each variant,
+    ``targets`` is ``[positions, 1]``.
+    """
+    found = []
+    for values in logits:
+        log_probabilities = torch.log_softmax(values.float(), dim=-1)
+        nll = -log_probabilities.gather(-1, targets).squeeze(-1)
+        if not found:
+            reference, best = log_probabilities, log_probabilities.argmax(dim=-1)
+            p = reference.exp() if len(logits) > 1 else reference
+            kl = changed = torch.zeros_like(nll)
+        else:
+            kl = _kl_divergence(reference, log_probabilities, p)
+            changed = (log_probabilities.argmax(dim=-1) != best).float()
+        found.append(torch.stack([nll, kl, changed]))
+    return torch.stack(found, dim=1)
+
+
+# The probe
+
+
+class Prober:
+    """Scores models on one suite's validation batches, at full precision and quantized.
+
+    ``validation`` is the token file; ``probe`` has ``quantizers`` (definitions by
+    name), ``roles`` (``low_bit`` or ``high_bit`` by the same names), ``batch_size`` and
+    ``device``. Sets the number of torch's threads and its numeric mode; where there are
+    several GPUs, takes one for this process.
+    """
+
+    def __init__(self, validation: str, probe: Mapping, threads: int) -> None:
+        torch.set_num_threads(threads)
+        prepare_backend()
+        # First of all: what has been asked of a GPU decides which one is used.
+        self._gpu = own_gpu(probe["device"], torch.cuda.device_count(), os.environ, slots_folder())
+        self.device = choose_device(probe["device"])
+        self.tokens = read_tokens(validation)
+        self.specs = read_specs(probe["quantizers"])
+        self.roles = {FP32: FP32, **probe["roles"]}
+        self.batch_size = probe["batch_size"]
+        self.made_by = describe_run(
+            device=self.device,
+            threads=threads,
+            probe=dict(probe),
+            validation_sha256=file_sha256(validation),
+        )
+
+    def __call__(self, model: nn.Module, step: int) -> pd.DataFrame:
+        """Per-sequence scores of the model of ``step`` and of its quantized variants.
+
+        The rows are those of ``SequenceScores.table``. Raises ``FloatingPointError`` or
+        ``ValueError`` naming the step where the model cannot be scored.
+        """
+        check_ids(self.tokens, model.config.vocab_size, whose=f"step {step}: the vocabulary")
+        try:
+            forwards = {FP32: ModelForward(model)}
+            forwards |= {n: ModelForward(model, Quantized(model, s)) for n, s in self.specs.items()}
+            scores = self.score(forwards)
+            self._say_coverage(model, forwards)
+        except (FloatingPointError, ValueError) as error:
+            raise type(error)(f"step {step}: {error}") from error
+        tables = [record.table(step, name, self.roles[name]) for name, record in scores.items()]
+        return pd.concat(tables, ignore_index=True)
+
+    def score(self, forwards: Mapping[str, Forward]) -> dict[str, SequenceScores]:
+        """``score`` on the suite's batches."""
+        return score(self.tokens, forwards, batch_size=self.batch_size, device=self.device)
+
+    def _say_coverage(self, model: nn.Module, forwards: Mapping[str, ModelForward]) -> None:
+        """Say once, and keep in ``made_by``, which weights are quantized and which are not.
+
+        Raises ``ValueError`` where a model read none of the weights that were to be quantized:
+        its gap would be that of no quantizer.
+        """
+        covered = {}
+        for name, spec in self.specs.items():
+            wanted, read = set(forwards[name].weights), forwards[name].read
+            if wanted and not read:
+                raise ValueError(f"{name}: the model ran without reading a weight that it changes")
+            covered[name] = coverage(model, spec) | {"unread": sorted(wanted - read)}
+        if "coverage" not in self.made_by:
+            self.made_by["coverage"] = covered
+            for name, found in covered.items():
+                log(f"{name}: {coverage_line(found)}")
+
+
+def write_probes(
+    scores: Sequence[pd.DataFrame], *, resamples: int, table: str | Path, sequences: str | Path
+) -> None:
+    """Write the scores of each sequence, and a row per step and quantizer.
+
+    ``scores`` has a table of ``Prober`` for each revision that could be had.
+    """
+    write_rows(scores, sequences)
+    found = [summarise(pd.concat(scores), ["step"], resamples=resamples, seed=0)] if scores else []
+    write_rows(found, table)
+
+
+def gather_audit(
+    probes: pd.DataFrame,
+    schedule: Callable[[int], float] | None,
+    *,
+    suite: str,
+    lr_max: float | None,
+    tokens_per_step: int | None,
+) -> pd.DataFrame:
+    """The columns of ``audit.csv``: probes in step order with tokens seen and learning rate.
+
+    ``lr`` is the schedule's value at the step, the convention of the paper's Table 1. What
+    is not known of the run is empty.
+    """
+    table = probes.sort_values("step", kind="stable", ignore_index=True)
+    lr = table["step"].map(schedule) if schedule else pd.Series(np.nan, index=table.index)
+    tokens = pd.NA if tokens_per_step is None else table["step"] * tokens_per_step
+    before = pd.DataFrame(
+        {
+            "suite": suite,
+            "step": table["step"],
+            "tokens_seen": tokens,
+            "lr": lr,
+            "lr_fraction": lr / lr_max if lr_max else lr,
+        }
+    )
+    return pd.concat([before, table.drop(columns="step")], axis=1)

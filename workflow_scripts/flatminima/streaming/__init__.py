@@ -1,1 +1,0 @@
-"""Probes of models that are larger than memory: the layers are read one after another."""

@@ -1,0 +1,336 @@
+"""The convergence monitor as a callback of the transformers Trainer, with a probe of the gap.
+
+    callback = ConvergenceCallback(ConvergenceMonitor(), actions=("save", "probe")).attach(trainer)
+
+Its state is part of ``trainer_state.json`` of every checkpoint and is taken up again by
+``trainer.train(resume_from_checkpoint=…)``. In a distributed run the loss of rank 0 is
+shared with all ranks, so that all come to the same decision; only rank 0 logs and probes.
+Whatever goes wrong here is one line of the log: training goes on.
+"""
+
+import copy
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers.trainer_callback import (
+    ExportableState,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
+from transformers.training_args import TrainingArguments
+
+from flatminima.intervals import gap_pct
+from flatminima.jobs import log
+from flatminima.monitor import ConvergenceMonitor, MonitorError, MonitorState
+from flatminima.quantizer_specs import FP32, read_specs
+from flatminima.quantizers import quantized_weights
+from flatminima.scoring import score_variants
+
+ACTIONS = ("warn", "save", "probe", "stop")
+# Definitions as under ``quantizers`` in config.yaml, and how much of the evaluation set.
+DEFAULT_PROBE = {
+    "quantizers": {
+        "int4": {"bits": 4, "granularity": "group", "symmetric": False, "group_size": 128},
+        "int8": {"bits": 8, "granularity": "channel", "symmetric": True},
+    },
+    "sequences": 64,
+    "batch_size": 8,
+}
+
+
+def from_rank_zero(value: object) -> object:
+    """What rank 0 passed, on every rank; ``value`` itself in a run of one process.
+
+    Every rank of ``torch.distributed`` must call it.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return value
+    shared = [value]
+    torch.distributed.broadcast_object_list(shared, src=0)
+    return shared[0]
+
+
+class ConvergenceCallback(TrainerCallback, ExportableState):
+    """Watches ``metric`` of every evaluation and acts when it has converged.
+
+    ``actions``: ``warn`` logs it in one line (as every other action does too), ``save``
+    saves a checkpoint at once, ``probe`` measures the INT4 and INT8 gap on the evaluation
+    set, ``stop`` ends training. ``stderr_metric`` names a metric with the standard error
+    of the loss, which ``compute_metrics`` may give; without it the scatter of the losses
+    decides. ``probe`` is as ``DEFAULT_PROBE``. ``events`` has one entry for each time the
+    loss converged. A save strategy of ``best`` takes precedence over ``save``.
+    """
+
+    def __init__(
+        self,
+        monitor: ConvergenceMonitor | Mapping | None = None,
+        *,
+        actions: Sequence[str] = ("warn",),
+        metric: str = "eval_loss",
+        stderr_metric: str = "eval_loss_stderr",
+        probe: Mapping | None = None,
+    ) -> None:
+        for action in actions:
+            if action not in ACTIONS:
+                raise MonitorError(f"monitor: action {action!r}; valid: {', '.join(ACTIONS)}")
+        is_monitor = isinstance(monitor, ConvergenceMonitor)
+        self.monitor = monitor if is_monitor else ConvergenceMonitor(**(monitor or {}))
+        self.actions = tuple(actions)
+        self.metric, self.stderr_metric = metric, stderr_metric
+        self.probe = DEFAULT_PROBE | dict(probe or {})
+        self.events: list[dict] = []
+        self._trainer = None
+        self._other_losses: set[str] = set()  # seen while ``metric`` was not
+
+    def attach(self, trainer: object) -> "ConvergenceCallback":
+        """Become a callback of ``trainer`` and log to whatever it reports to."""
+        self._trainer = trainer
+        if self not in trainer.callback_handler.callbacks:
+            trainer.add_callback(self)
+        return self
+
+    def state(self) -> dict:
+        """What the Trainer writes into ``trainer_state.json``."""
+        return {
+            "args": {
+                "monitor": asdict(self.monitor.settings),
+                "actions": list(self.actions),
+                "metric": self.metric,
+                "stderr_metric": self.stderr_metric,
+                "probe": self.probe,
+            },
+            "attributes": {"saved": {"monitor": self.monitor.state_dict(), "events": self.events}},
+        }
+
+    @property
+    def saved(self) -> dict:
+        """The part of the state that changes during training."""
+        return self.state()["attributes"]["saved"]
+
+    @saved.setter
+    def saved(self, saved: Mapping) -> None:
+        self.monitor.load_state_dict(saved["monitor"])
+        self.events = list(saved["events"])
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs
+    ) -> None:
+        """Take up the state of the checkpoint that training resumes from; log what cannot work."""
+        lines = self._resumed(state) if state.global_step else []
+        lines += self._cannot_work(args, kwargs.get("model"))
+        if state.is_world_process_zero:
+            for line in lines:
+                log(f"monitor: {line}")
+
+    def _resumed(self, state: TrainerState) -> list[str]:
+        found = state.stateful_callbacks.get(type(self).__name__)
+        if found is None:
+            return [f"the checkpoint of step {state.global_step} has no state; starting anew"]
+        try:
+            self.saved = found["attributes"]["saved"]
+        except (MonitorError, KeyError, TypeError) as error:
+            reason = str(error).removeprefix("monitor: ")
+            return [f"{reason}; starting anew at step {state.global_step}"]
+        return []
+
+    def _cannot_work(self, args: TrainingArguments, model: nn.Module | None) -> Iterator[str]:
+        trainer = self._trainer
+        if trainer is None:
+            yield "not attached, so nothing is logged; use callback.attach(trainer)"
+        if getattr(args.eval_strategy, "value", args.eval_strategy) == "no":
+            yield "no evaluation is planned, so nothing can converge; set eval_strategy"
+        if "save" in self.actions and args.save_total_limit:
+            yield f"save_total_limit {args.save_total_limit} may delete what it saves"
+        data = getattr(trainer, "eval_dataset", None)
+        if isinstance(data, Mapping):
+            losses = [f"eval_{name}_loss" for name in data]
+            if self.metric not in losses:
+                yield _no_metric(self.metric, losses)
+            data = next(iter(data.values()), None)
+        if "probe" in self.actions and trainer is not None and data is not None:
+            try:
+                check_model(model)
+                with _same_random_numbers():
+                    read_rows(data, 1)
+            except Exception as error:  # noqa: BLE001, whatever somebody's data set raises
+                yield f"a probe will not be possible: {one_line(error)}"
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: Mapping,
+        model: nn.Module | None = None,
+        **kwargs,
+    ) -> TrainerControl:
+        """Update the monitor, log what it says, and act where the loss has just converged."""
+        if self.metric not in metrics:
+            self._miss(metrics, state)
+            return control
+        loss, stderr = from_rank_zero((metrics[self.metric], metrics.get(self.stderr_metric)))
+        before = self.monitor.state
+        try:
+            now = self.monitor.update(state.global_step, loss, stderr)
+        except (MonitorError, TypeError, ValueError) as error:
+            if state.is_world_process_zero:
+                log(one_line(error))
+            return control
+        if now is before:
+            return control
+        gaps = {}
+        if now.began:
+            gaps = self._act(state, control, now, model, kwargs.get("eval_dataloader"))
+        if self._trainer is not None:
+            self._trainer.log(_logged(now) | {f"eval_{name}": gap for name, gap in gaps.items()})
+        return control
+
+    def _miss(self, metrics: Mapping, state: TrainerState) -> None:
+        """Log once that ``metric`` does not come: when the other sets come a second time."""
+        losses = {name for name in metrics if name.endswith("_loss")} or {"none"}
+        known = self.monitor.state is not None or "said" in self._other_losses
+        if not known and losses & self._other_losses:
+            if state.is_world_process_zero:
+                log(f"monitor: {_no_metric(self.metric, sorted(self._other_losses))}")
+            self._other_losses.add("said")
+        self._other_losses |= losses
+
+    def _act(self, state, control, now: MonitorState, model, loader) -> dict[str, float]:
+        gaps, leads = {}, state.is_world_process_zero
+        if "probe" in self.actions:
+            gaps, trouble = from_rank_zero(self._measure(model, loader) if leads else None)
+            if trouble and leads:
+                log(trouble)
+        self.events.append({"step": now.step, "loss": now.loss, "slope": now.slope, **gaps})
+        control.should_save = control.should_save or "save" in self.actions
+        control.should_training_stop = control.should_training_stop or "stop" in self.actions
+        if leads:
+            found = "".join(f"; {name.replace('_', ' ')} {gap:.2f}" for name, gap in gaps.items())
+            does = ", ".join(name for name in self.actions if name in ("save", "stop"))
+            log(
+                f"monitor: {self.metric} has converged at step {now.step} (no fall in "
+                f"{now.without_fall} evaluations; best {now.best_loss:.4f} at step "
+                f"{now.best_step}){found}{f'; {does}' if does else ''}"
+            )
+        return gaps
+
+    def _measure(self, model, loader) -> tuple[dict[str, float], str]:
+        """Gaps by name, or one line that says why there are none."""
+        try:
+            return probe_gaps(model, loader, self.probe), ""
+        except Exception as error:  # noqa: BLE001, training must go on
+            return {}, f"monitor: no probe: {one_line(error)}"
+
+
+def one_line(error: BaseException) -> str:
+    """What went wrong, in one line; a bare name such as a KeyError's with its type."""
+    text = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}: {text}" if isinstance(error, LookupError) or not text else text
+
+
+def _no_metric(metric: str, losses: Sequence[str]) -> str:
+    there = ", ".join(name for name in losses if name != "none") or "what is evaluated"
+    return f"no {metric} among {there}; set metric="
+
+
+def _logged(now: MonitorState) -> dict[str, float]:
+    """The numbers of a state, under names that report as metrics of the evaluation."""
+    values = {
+        "eval_loss_slope_per_1000_steps": None if now.slope is None else 1000.0 * now.slope,
+        "eval_loss_slope_error_per_1000_steps":
+            None if now.slope_error is None else 1000.0 * now.slope_error,
+        "eval_evaluations_without_fall": float(now.without_fall),
+        "eval_converged": float(now.converged),
+    }  # fmt: skip
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise ``ValueError`` for what is no causal language model as transformers makes one."""
+    if not (hasattr(model, "config") and hasattr(model, "get_output_embeddings")):
+        raise ValueError(f"{type(model).__name__} is no model of transformers")
+    if hasattr(model, "peft_config"):
+        raise ValueError("the model has adapters, which would have to be merged first")
+
+
+def read_rows(data: Sequence, count: int) -> np.ndarray:
+    """The first ``count`` rows of an evaluation set as ``[rows, length]`` token ids.
+
+    Raises ``ValueError`` where a row is no mapping with ``input_ids``, is padded, or has
+    another length than the first.
+    """
+    rows = []
+    for index in range(min(count, len(data))):
+        row = data[index]
+        if not isinstance(row, Mapping) or "input_ids" not in row:
+            held = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
+            raise ValueError(f"evaluation row {index} has no input_ids, but {held}")
+        mask = row.get("attention_mask")
+        if mask is not None and not np.asarray(mask).all():
+            raise ValueError(f"evaluation sequence {index} is padded; pack them to one length")
+        rows.append(np.asarray(row["input_ids"], dtype=np.int32).reshape(-1))
+    lengths = sorted({len(row) for row in rows})
+    if len(lengths) != 1 or lengths[0] < 2:
+        raise ValueError(f"evaluation sequences of {lengths} tokens; pack them to one length")
+    return np.stack(rows)
+
+
+@contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    """Put back what a data set that draws random numbers has drawn."""
+    python, arrays, tensors = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)
+        torch.set_rng_state(tensors)
+
+
+@contextmanager
+def _measuring(model: nn.Module) -> Iterator[nn.Module]:
+    """The model in float32, evaluating, without TF32; everything is put back afterwards."""
+    training = {module: module.training for module in model.modules()}
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    tf32 = matmul.allow_tf32, cudnn.allow_tf32
+    exact = all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    try:
+        matmul.allow_tf32 = cudnn.allow_tf32 = False
+        yield model if exact else copy.deepcopy(model).float()
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = tf32
+        for module, mode in training.items():
+            module.training = mode
+
+
+def probe_gaps(model: nn.Module, loader: DataLoader | None, settings: Mapping) -> dict[str, float]:
+    """Gap in percent (equation 3) of each quantizer, as ``int4_gap_pct``.
+
+    Neither the weights nor the state of the random numbers changes; the data set is read
+    directly, for starting a loader would draw from them.
+    """
+    check_model(model)
+    if loader is None or not hasattr(loader, "dataset"):
+        raise ValueError("the trainer has no evaluation set")
+    with _same_random_numbers():
+        tokens = read_rows(loader.dataset, settings["sequences"])
+    device = str(next(model.parameters()).device)
+    with _measuring(model) as measured:
+        specs = read_specs(settings["quantizers"])
+        variants = {name: quantized_weights(measured, spec) for name, spec in specs.items()}
+        scores = score_variants(
+            measured, tokens, variants, batch_size=settings["batch_size"], device=device
+        )
+    fp32 = scores[FP32].mean_nll()
+    return {
+        f"{name}_gap_pct": float(gap_pct(record.mean_nll(), fp32))
+        for name, record in scores.items()
+        if name != FP32
+    }
