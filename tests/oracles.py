@@ -7,6 +7,7 @@ the bit what float32 arithmetic must give, wherever no result is subnormal.
 """
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 
@@ -58,6 +59,51 @@ def quantize_matrix(weight: np.ndarray, bits: int, granularity: str, symmetric: 
             result[row, start:stop] = values
             groups.append((row, start, stop, scale))
     return result, groups
+
+
+def nf4_book() -> list[float]:
+    """Eight positive and seven negative quantiles and zero, scaled to a largest value of 1."""
+    offset, quantile = 0.9677083, NormalDist().inv_cdf
+    positive = [quantile(offset + (0.5 - offset) * i / 8) for i in range(8)]
+    negative = [-quantile(offset + (0.5 - offset) * i / 7) for i in range(7)]
+    return sorted(x / positive[0] for x in [*positive, 0.0, *negative])
+
+
+def quantize_code_book(weight: np.ndarray, kind: str) -> np.ndarray:
+    """Values of a float32 ``[out, in]`` matrix in nf4, mxfp4 or nvfp4, in plain float64.
+
+    The code of nf4 are quantiles of the normal distribution (QLoRA, appendix E); e2m1 is
+    spelled from its bits (OCP Microscaling Formats 1.0, table 5).
+    """
+    spelled = [2.0 ** max(e - 1, 0) * ((e > 0) + m / 2) for e in range(4) for m in range(2)]
+    book = np.array(
+        nf4_book() if kind == "nf4" else sorted({s * x for x in spelled for s in (-1, 1)})
+    )
+    size, whole = {"nf4": 64, "mxfp4": 32, "nvfp4": 16}[kind], abs(weight).max() / (6 * 448)
+    result = np.zeros_like(weight)
+    for row in range(len(weight)):
+        for start in range(0, weight.shape[1], size):
+            block = weight[row, start : start + size].astype(np.float64)
+            largest = abs(block).max()
+            if largest == 0:
+                continue
+            if kind == "nf4":
+                scale = largest
+            elif kind == "mxfp4":
+                scale = 2.0 ** (math.floor(math.log2(largest)) - 2)
+            else:
+                scale = _e4m3(largest / 6 / whole) * whole
+            if scale > 0:
+                nearest = abs(block[:, None] / scale - book).argmin(axis=1)
+                result[row, start : start + size] = book[nearest] * scale
+    return result
+
+
+def _e4m3(value: float) -> float:
+    """Rounded to four exponent and three mantissa bits, ties to even, 448 at most."""
+    exponent = max(math.floor(math.log2(value)), -6)
+    step = 2.0 ** (exponent - 3)
+    return min(round(value / step) * step, 448.0)
 
 
 def log_softmax(logits) -> list[float]:

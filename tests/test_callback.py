@@ -15,7 +15,7 @@ from flatminima.monitor import ConvergenceMonitor, MonitorError
 from flatminima.quantizer_specs import read_specs
 from flatminima.quantizers import quantized_weights
 from flatminima.scoring import score_variants
-from flatminima.tools.callback import DEFAULT_PROBE, ConvergenceCallback, fit_groups, read_rows
+from flatminima.tools.callback import DEFAULT_PROBE, ConvergenceCallback, read_rows
 from tests.conftest import TINY_VOCABULARY
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -64,7 +64,7 @@ def test_save_probe_and_stop_at_the_step_of_convergence(tiny_model, tmp_path, ca
     [event] = callback.events
     assert event["step"] == 4 and event["slope"] == 0.0
     assert all(torch.equal(p, before[name]) for name, p in tiny_model.named_parameters())
-    specs = read_specs(fit_groups(DEFAULT_PROBE["quantizers"], tiny_model))
+    specs = read_specs(DEFAULT_PROBE["quantizers"])
     variants = {name: quantized_weights(tiny_model, spec) for name, spec in specs.items()}
     tokens = np.stack([row["input_ids"] for row in rows(1)]).astype(np.int32)
     scores = score_variants(tiny_model, tokens, variants, batch_size=8)

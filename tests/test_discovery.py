@@ -7,7 +7,6 @@ import pytest
 
 from flatminima.errors import ConfigError
 from flatminima.planning import SuitePlan, final_outputs
-from flatminima.planning.fitting import check_groups
 from flatminima.revisions.discovery import check_pattern, find_checkpoints
 from tests.local_run import fake_checkpoint
 
@@ -178,14 +177,6 @@ def test_what_is_asked_of_a_model_fits_it(runs):
             "config key suites.own.batches.validation.length: 65 is longer than the model takes "
             f"(64, runs/mine/checkpoint-{step}/config.json); valid: 2 to 64"
         )
-        probe = {"low_bit": "int4_g64", "high_bit": "int8_channel"}
-        quantizers = {"int4_g64": {"group_size": 64}, "int4_g32": {"group_size": 32},
-                      "int8_channel": {}}  # fmt: skip
-        with pytest.raises(ConfigError) as error:
-            check_groups("suites.own", probe, quantizers, folder / "config.json")
-        assert "suites.own.probe.low_bit: 'int4_g64' has group_size 64, larger" in str(error.value)
-        assert "(48 inputs, " in str(error.value) and "such as int4_g32" in str(error.value)
-        check_groups("suites.own", probe | {"low_bit": "int4_g32"}, quantizers, folder)
 
 
 def test_the_tokenizer_lies_beside_the_checkpoints_or_where_it_is_said(runs, tmp_path):
