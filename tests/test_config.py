@@ -82,7 +82,6 @@ MISTAKES = [
     ("suites.pythia-160m.revision", "step[0-9]+", "has no group (?P<step>...) for the step"),
     ("suites.mini.probe.low_bits", 1, "low_bits is not known; did you mean low_bit?"),
     ("suites.mini.probe.low_bit", "int4_g46", "'int4_g46' is not known; did you mean int4_g64?"),
-    ("suites.mini.probe.low_bit", "int4_g128", "group_size 128, larger than"),
     ("suites.mini.probe.high_bit", "int4_g64", "low_bit and high_bit are both 'int4_g64'"),
     ("suites.mini.probe", MINI["probe"] | {"low_bit": "int8_channel", "high_bit": "int4_g64"},
      "has 8 bits, high_bit 'int4_g64' 4"),

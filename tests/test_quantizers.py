@@ -91,7 +91,7 @@ def test_codes_zero_point_and_scale_agree_with_the_oracle_to_the_bit(weight, bit
             assert codes[row].tolist() == expected_codes
 
 
-@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_weights_on_the_edge_between_two_codes_agree_with_the_oracle(bits, symmetric):
     """Multiples of half a scale: multiplying by 1 / scale would round some another way."""
@@ -107,7 +107,7 @@ def test_weights_on_the_edge_between_two_codes_agree_with_the_oracle(bits, symme
     assert_same_bits(quantize(weight, spec), expected)
 
 
-@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_large_matrix_with_remainder_agrees_with_the_oracle(bits, symmetric):
     weight = np.random.default_rng(bits).normal(0, 0.02, (6, 300)).astype(np.float32)
@@ -193,12 +193,12 @@ def test_one_sided_groups_are_no_worse_than_centred_ones(weight, bits, sign, shi
 # Constant, tiny and subnormal groups
 
 
-@pytest.mark.parametrize("value", [*HOSTILE, 0.1, -0.3, 1 / 3, -1e30, 3.3e38])
-@pytest.mark.parametrize("bits", range(2, 9))
-def test_constant_groups(value, bits):
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_constant_groups(bits):
     """Asymmetric: kept to the bit. Symmetric: within two roundings (w / n, then times n)."""
-    weight = np.full((2, 10), value, np.float32)
-    for granularity, size in (("tensor", None), ("channel", None), ("group", 3)):
+    values = np.array([*HOSTILE, 0.1, -0.3, 1 / 3, -1e30, 3.3e38], np.float32)
+    weight = np.repeat(values[:, None], 10, axis=1)
+    for granularity, size in (("channel", None), ("group", 3)):
         exact = quantize(weight, affine(bits, granularity, False, size))
         assert_same_bits(exact, weight)
         near = quantize(weight, affine(bits, granularity, True, size)).astype(float)

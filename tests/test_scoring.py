@@ -3,6 +3,7 @@
 import copy
 import math
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,16 +14,18 @@ from torch import nn
 
 from flatminima import scoring
 from flatminima.model import assert_float32, build_model, prepare_backend
-from flatminima.quantizer_specs import FP32
+from flatminima.quantizer_specs import FP32, read_spec
 from flatminima.quantizers import Quantized, quantized_weights
 from flatminima.scoring import (
     ModelForward,
+    Prober,
     _kl_divergence,
     model_logits,
     replaced,
     score,
     score_variants,
 )
+from flatminima.text.tokens import write_tokens
 from tests.conftest import affine
 from tests.oracles import log_softmax, token_scores
 
@@ -366,3 +369,39 @@ def test_any_callable_is_a_forward(tiny_model, tiny_tokens):
     assert found[FP32] == score_variants(tiny_model, tiny_tokens, {}, batch_size=4)[FP32]
     table = found["none"].table(7, "none", "low_bit")
     assert table["sequence"].tolist() == list(range(9)) and set(table["step"]) == {7}
+
+
+# The probe
+
+
+def test_any_kind_of_quantizer_can_be_probed(tiny_model, tiny_tokens, tmp_path, capfd):
+    """An entry of the configuration is all that NF4 takes; the scores are those of its weights."""
+    write_tokens(tmp_path / "validation.safetensors", tiny_tokens)
+    definitions = {"low": {"kind": "nf4"}, "high": {"kind": "mxfp4", "layers": "blocks+head"}}
+    probe = {"quantizers": definitions, "roles": {"low": "low_bit", "high": "high_bit"},
+             "batch_size": 4, "device": "cpu"}  # fmt: skip
+    prober = Prober(str(tmp_path / "validation.safetensors"), probe, threads=1)
+    table = prober(tiny_model, 7).set_index("role")
+    assert list(table.loc["low_bit", "quantizer"].unique()) == ["low"]
+    for role, name in probe["roles"].items():
+        weights = quantized_weights(tiny_model, read_spec(definitions[role]))
+        alone = score_variants(tiny_model, tiny_tokens, {"x": weights}, batch_size=4)["x"]
+        assert table.loc[name, "nll_nats"].tolist() == alone.nll_nats
+    assert prober.made_by["coverage"]["high"]["matrices"] == 9
+    assert "groups narrowed to the rows of gpt_neox.layers.0.attention" in capfd.readouterr().err
+
+
+def test_a_model_that_reads_none_of_the_weights_is_no_measurement(
+    tiny_model, tiny_tokens, tmp_path
+):
+    """Its gap would be exactly 0 whatever the quantizer is."""
+    write_tokens(tmp_path / "validation.safetensors", tiny_tokens)
+    probe = {"quantizers": {"low": {"kind": "nf4"}}, "roles": {"low": "low_bit"},
+             "batch_size": 4, "device": "cpu"}  # fmt: skip
+    logits = torch.zeros(4, 16, 64)
+    tiny_model.forward = lambda input_ids, use_cache: SimpleNamespace(
+        logits=logits[: len(input_ids)]
+    )
+    prober = Prober(str(tmp_path / "validation.safetensors"), probe, threads=1)
+    with pytest.raises(ValueError, match="step 7: low: .*without reading"):
+        prober(tiny_model, 7)

@@ -337,7 +337,6 @@ def test_a_mistaken_setting_is_one_line(setting, line, clean):
 MISTAKEN_FILES = {
     "suites: {mini: {fork: {start: 2801}}}": "step 2801 is not on the grid; nearest: 2800 and 2840",
     "suites: {mini: {fork: {start: -40}}}": "fork.start: -40 is less than the minimum of 0",
-    "suites: {mini: {probe: {low_bit: int4_g128}}}": "group_size 128, larger than the suite's",
     "suites: {mini: {text: {packages: [nunpy]}}}": "'nunpy' is not installed in this environment",
     "suites: {mini: {training: {lr_mx: 1.0}}}": "training.lr_mx is not known; did you mean lr_max?",
     "suites: {mini: {grid: {powers_of_two: 10.0}}}": "10.0 is not a whole number",

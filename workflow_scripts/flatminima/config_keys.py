@@ -436,10 +436,6 @@ class Probe(Section):
     batch_size: PositiveInt = key("Validation sequences per forward pass.")
     steps_per_job: PositiveInt = key("Revisions that one job works on.")
     resamples: Resamples = key("Bootstrap resamples of gap intervals.")
-    stream: Literal["auto", True, False] = key(
-        "Whether weights stay in their files and are read layer by layer; auto where they take "
-        "more than half of the memory in float32. Results are the same.", "auto",
-    )  # fmt: skip
 
     def _mistakes(self) -> Mistakes:
         if self.low_bit == self.high_bit:
@@ -828,20 +824,13 @@ class Suite(Section):
                 )
 
     def mistaken_quantizers(self, quantizers: Mapping[str, Any]) -> Mistakes:
-        """What is not among the quantizers of the configuration, or does not fit the model."""
-        width, probe = self.architecture and self.architecture.hidden_size, self.probe
+        """What is not among the quantizers of the configuration, or has more bits as low_bit."""
+        probe = self.probe
         for role in ("low_bit", "high_bit"):
             name = getattr(probe, role)
             if name not in quantizers:
                 yield f"probe.{role}", f"{name!r} is not known; {suggest(name, list(quantizers))}"
                 return
-            size = getattr(quantizers[name], "group_size", None) or 1
-            if width and size > width:
-                yield (
-                    f"probe.{role}",
-                    f"{name!r} has group_size {size}, larger than the suite's smallest layer "
-                    f"({width} inputs); valid: 1 to {width}",
-                )
         low, high = (getattr(quantizers[n], "bits", 4) for n in (probe.low_bit, probe.high_bit))
         if low > high:
             yield (
