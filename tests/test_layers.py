@@ -31,7 +31,7 @@ SPECS = [
     affine(8, "channel", True),
     affine(4, "tensor", False),
 ]
-FAMILIES = sorted(set(CONFIGS) - {"jetmoe"})
+FAMILIES = sorted(set(CONFIGS) - {"jetmoe", "llama4_text", "dbrx", "recurrent_gemma"})
 BLOCK = 32 * (32 + 16 + 16 + 32)  # query, key, value and output of two heads that share one key
 EXPERTS = 4 * 3 * 32 * 48
 WANTED = {  # matrices, weights, and what is left as it is, vectors aside
@@ -156,11 +156,28 @@ def test_an_untied_head_is_one_matrix_more(models):
     assert both[1] - both[0] == {"lm_head.weight"}
 
 
-def test_experts_of_unknown_orientation_are_refused_by_name():
-    with pytest.raises(
-        ValueError, match=r"^model.layers.0.mlp.input_linear.weight: .*\(4, 96, 32\)"
-    ):
-        quantized_weights(build("jetmoe"), SPECS[0])
+# Weights of several matrices in modules that do not say how they lie: inputs of each, and how many.
+STACKS = {
+    "jetmoe": {"mlp.input_linear.weight": (32, 4), "mlp.output_linear.weight": (48, 4),
+               "experts.input_linear.weight": (32, 4), "experts.output_linear.weight": (16, 4)},
+    "llama4_text": {"experts.gate_up_proj": (32, 4), "experts.down_proj": (48, 4)},
+    "dbrx": {"mlp.w1": (32, 4), "mlp.v1": (32, 4), "mlp.w2": (48, 4)},  # below each other
+    "recurrent_gemma": {"input_gate_weight": (16, 2), "recurrent_gate_weight": (16, 2)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", STACKS)
+def test_how_a_stack_lies_is_seen_in_the_products_that_it_enters(family):
+    model = build(family)
+    stacks = linear_layers(model).items()
+    layers = {name: stack for name, stack in stacks if len(stack.matrices()) > 1}
+    for suffix, (inputs, count) in STACKS[family].items():
+        found = {n: layer for n, layer in layers.items() if n.endswith(suffix)}
+        assert len(found) == 2
+        for name, layer in found.items():
+            assert (layer.in_features, len(layer.matrices())) == (inputs, count), name
+            assert torch.equal(layer.restored(layer.matrices()), layer.weight)
+    assert len(layers) == 2 * len(STACKS[family])
 
 
 def test_convolutions_over_time_are_left_and_named():

@@ -2,9 +2,11 @@
 
 Any causal language model of transformers: ``nn.Linear`` stores ``[out, in]``, GPT-2's
 ``Conv1D`` the transpose, and a mixture of experts all experts of a layer as one
-``[experts, out, in]`` parameter (or its transpose, which the module says itself).
-Routers are no linear layers in transformers and stay as they are; ``not_selected``
-names them beside embeddings, norms and biases.
+``[experts, out, in]`` parameter (or its transpose, which the module says itself). Where a
+module says nothing, the model is run once on a few tokens and the products that a weight
+enters tell over which of its axes they sum (``_Products``). What is multiplied in no such
+way (convolutions, embeddings, norms, biases) stays as it is, and so do routers, which are
+whole matrices that are no linear layers in transformers; ``not_selected`` names them.
 """
 
 import re
@@ -12,12 +14,24 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import get_args
 
+import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from flatminima.jobs import log
 from flatminima.quantizer_specs import Layers
 
-# A convolution over time mixes positions and is no matrix of a linear layer.
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# Their weights are looked up, or mix positions: no matrices of linear layers.
+_NO_MATRICES = (nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# Arguments of a product and the axis of each that it sums over.
+_SUMS = {
+    "mm": ((0, 1), (1, 0)), "addmm": ((1, 1), (2, 0)), "linear": ((1, 1),),
+    "bmm": ((0, 2), (1, 1)), "baddbmm": ((1, 2), (2, 1)), "_grouped_mm": ((0, -1), (1, -2)),
+    "mv": ((0, 1),), "addmv": ((1, 1),),
+}  # fmt: skip
+_COPIES = {"clone", "_to_copy", "contiguous", "index", "index_select"}
+_TOKENS = 4  # that a model is run on to see its products
+_FOUND = "_products_of_weights"  # where a model keeps what was found
 
 
 @dataclass(frozen=True)
@@ -25,10 +39,18 @@ class LinearWeight:
     """One weight of linear layers and the axis that holds its inputs.
 
     ``[out, in]`` or ``[in, out]``, with a leading axis of experts where there are three.
+    ``experts`` above 1 are matrices below each other in a weight of two axes.
     """
 
     weight: Tensor
     input_axis: int
+    experts: int = 1
+
+    @property
+    def _stack(self) -> Tensor:
+        """``[experts, ., .]`` view of the weight."""
+        weight = self.weight.detach()
+        return weight if weight.ndim == 3 else weight.unflatten(0, (self.experts, -1))
 
     @property
     def out_features(self) -> int:
@@ -38,17 +60,15 @@ class LinearWeight:
     @property
     def in_features(self) -> int:
         """Inputs of the layer."""
-        return self.weight.shape[self.input_axis]
+        return self._stack.shape[self.input_axis]
 
     def matrices(self) -> Tensor:
         """``[experts, out, in]`` view of the weight; one expert where the layer has none."""
-        weight = self.weight.detach().movedim(self.input_axis, -1)
-        return weight if weight.ndim == 3 else weight.unsqueeze(0)
+        return self._stack.movedim(self.input_axis, -1)
 
     def restored(self, matrices: Tensor) -> Tensor:
         """Inverse of ``matrices``: a tensor of the weight's own shape."""
-        weight = matrices if self.weight.ndim == 3 else matrices.squeeze(0)
-        return weight.movedim(-1, self.input_axis)
+        return matrices.movedim(-1, self.input_axis).reshape(self.weight.shape)
 
 
 def check_layers(layers: str) -> None:
@@ -62,11 +82,10 @@ def linear_layers(model: nn.Module, layers: str = "blocks") -> dict[str, LinearW
 
     ``blocks`` is every linear layer but the output head, whatever the head is called
     (``embed_out`` or ``lm_head``); ``blocks+head`` includes it. Raises ``ValueError``
-    where the head shares its weight with the input embedding, which would be altered
-    too, and for a parameter of three or more axes whose orientation is not known.
+    where the head shares its weight with the input embedding, which would be altered too.
     """
     check_layers(layers)
-    head = model.get_output_embeddings()
+    head = find_head(model)
     if layers == "blocks+head":
         _check_head(model, head)
     selected = {}
@@ -74,9 +93,22 @@ def linear_layers(model: nn.Module, layers: str = "blocks") -> dict[str, LinearW
         if module is head and layers == "blocks":
             continue
         prefix = f"{name}." if name else ""
-        for suffix, weight in _weights_of(module, prefix):
-            selected[f"{prefix}{suffix}"] = weight
+        for suffix, weight in _weights_of(module):
+            if weight is None:
+                weight = _multiplied(model, f"{prefix}{suffix}", module._parameters[suffix])
+            if weight is not None:
+                selected[f"{prefix}{suffix}"] = weight
     return selected
+
+
+def find_head(model: nn.Module) -> nn.Module | None:
+    """The output head: what the model says, else its last linear layer of the vocabulary's size."""
+    head = model.get_output_embeddings()
+    rows = getattr(getattr(model, "config", None), "vocab_size", None)
+    if head is not None or rows is None:
+        return head
+    linear = (m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == rows)
+    return next(reversed(list(linear)), None)
 
 
 def _check_head(model: nn.Module, head: nn.Module | None) -> None:
@@ -88,26 +120,114 @@ def _check_head(model: nn.Module, head: nn.Module | None) -> None:
         )
 
 
-def _weights_of(module: nn.Module, prefix: str) -> Iterator[tuple[str, LinearWeight]]:
-    """Linear weights that the module itself holds, its children's left out."""
+def _weights_of(module: nn.Module) -> Iterator[tuple[str, LinearWeight | None]]:
+    """Linear weights that the module itself holds; ``None`` where its products must tell."""
     from transformers.pytorch_utils import Conv1D
 
     if isinstance(module, nn.Linear):
         yield "weight", LinearWeight(module.weight, -1)
     elif isinstance(module, Conv1D):
         yield "weight", LinearWeight(module.weight, -2)
-    elif not isinstance(module, _CONVOLUTIONS):
+    elif not isinstance(module, _NO_MATRICES):
         for name, parameter in module.named_parameters(recurse=False):
-            if parameter.ndim < 3 or min(parameter.shape[-2:]) == 1:
+            if parameter.ndim < 2 or min(parameter.shape[-2:]) == 1:
                 continue
             # Set by transformers where the experts of a layer are one parameter.
             transposed = getattr(module, "is_transposed", None)
-            if parameter.ndim > 3 or transposed is None:
-                raise ValueError(
-                    f"{prefix}{name}: a weight of shape {tuple(parameter.shape)} in "
-                    f"{type(module).__name__}; which axis holds its inputs is not known"
-                )
-            yield name, LinearWeight(parameter, -2 if transposed else -1)
+            if parameter.ndim == 3 and transposed is not None:
+                yield name, LinearWeight(parameter, -2 if transposed else -1)
+            else:
+                yield name, None
+
+
+def _multiplied(model: nn.Module, name: str, parameter: Tensor) -> LinearWeight | None:
+    """A parameter of no linear layer as the stack of matrices that the model multiplies with.
+
+    ``None`` where it is none: a router, which is one whole matrix, or multiplied otherwise.
+    """
+    axis, size, part = _products(model).get(name) or (None, 0, 0)
+    if axis is None:
+        return None
+    if parameter.ndim == 3 and axis > 0 and size == parameter.shape[axis]:
+        return LinearWeight(parameter, axis - 3)
+    experts = parameter.numel() // max(1, part)
+    if parameter.ndim == 2 and experts > 1 and part * experts == parameter.numel():
+        stacked = LinearWeight(parameter, axis - 2, experts)
+        return stacked if stacked.in_features == size else None
+    return None
+
+
+def _products(model: nn.Module) -> dict[str, tuple[int, int, int] | None]:
+    """What ``_Products`` finds in one run over a few tokens; nothing where it cannot run."""
+    if _FOUND not in model.__dict__:
+        products, mode = _Products(model), model.training
+        try:
+            ids = torch.arange(1, 1 + _TOKENS, device=next(model.parameters()).device)[None]
+            with torch.inference_mode(False), torch.no_grad(), products:
+                model.eval()(input_ids=ids, use_cache=False)
+        except Exception as error:  # noqa: BLE001, any model of anybody
+            log(f"which axis of a weight holds its inputs was not found: {error}"[:200])
+            products.found = {}
+        finally:
+            model.train(mode)
+        model.__dict__[_FOUND] = products.found
+    return model.__dict__[_FOUND]
+
+
+class _Products(TorchDispatchMode):
+    """Over which axis of each parameter the matrix products sum that it enters.
+
+    ``found`` has by name: the axis, how many numbers a product sums, and how many of the
+    parameter one product holds; ``None`` where products disagree. A parameter is known by
+    its memory, through views, and through copies of whole slices of it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.found: dict[str, tuple[int, int, int] | None] = {}
+        self._homes: dict[int, list] = {}  # by storage: first, last, name, axis by stride
+        self._copies: list[Tensor] = []  # kept, so that no storage is used twice
+        for name, parameter in model.named_parameters():
+            axes = {parameter.stride(a): a for a in range(parameter.ndim) if parameter.shape[a] > 1}
+            self._know(parameter, name, axes)
+
+    def _know(self, tensor: Tensor, name: str, axes: dict[int, int]) -> None:
+        first = tensor.storage_offset()
+        place = (first, first + tensor.numel(), name, axes)
+        self._homes.setdefault(tensor.untyped_storage()._cdata, []).append(place)
+
+    def _home(self, tensor: object) -> tuple[str, dict[int, int]] | None:
+        if not isinstance(tensor, Tensor):
+            return None
+        at = tensor.storage_offset()
+        places = self._homes.get(tensor.untyped_storage()._cdata, ())
+        return next(((n, axes) for first, last, n, axes in places if first <= at < last), None)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        for position, axis in _SUMS.get(name, ()):
+            self._note(args[position], axis)
+        if name in _COPIES and (home := self._home(args[0])) and isinstance(found, Tensor):
+            moved = found.ndim - args[0].ndim  # axes that an index adds in front
+            axes = {
+                found.stride(a + moved): home[1][args[0].stride(a)]
+                for a in range(args[0].ndim)
+                if a + moved >= 0 and args[0].stride(a) in home[1]
+            }
+            self._know(found, home[0], axes)
+            self._copies.append(found)
+        return found
+
+    def _note(self, tensor: Tensor, axis: int) -> None:
+        home = self._home(tensor)
+        if home is None:
+            return
+        size = tensor.shape[axis]
+        found = home[1].get(tensor.stride(axis))
+        part = tensor.shape[-2] * tensor.shape[-1]
+        note = None if found is None else (found, size, part)
+        self.found[home[0]] = note if self.found.get(home[0], note) == note else None
 
 
 def not_selected(model: nn.Module, selected: Iterable[str]) -> dict[str, int]:
@@ -128,7 +248,7 @@ def matrices_of(model: nn.Module, layers: str) -> dict[str, Tensor]:
     found = {}
     for name, layer in sorted(linear_layers(model, layers).items()):
         matrices = layer.matrices()
-        if layer.weight.ndim == 2:
+        if layer.weight.ndim == 2 and layer.experts == 1:
             found[name] = matrices[0]
         else:
             found |= {f"{name}[{expert}]": matrix for expert, matrix in enumerate(matrices)}
