@@ -1,16 +1,42 @@
-"""Average checkpoints of a suite's own run and probe the result."""
+"""Average checkpoints of a suite's own run and probe the result (section 6)."""
+
+from collections.abc import Sequence
 
 import pandas as pd
+import torch
+from torch import Tensor, nn
 
 from flatminima.files import write_json, write_table
-from flatminima.forks.averaging import average_model
 from flatminima.intervals import summarise
-from flatminima.jobs import logged
+from flatminima.jobs import run
+from flatminima.model import load_model
 from flatminima.schedules import read_kind
 from flatminima.scoring import Prober
 
 
-def main(*, suite: str, name: str, definition: dict, folders: list[str], steps: list[int],
+def average_model(folders: Sequence[str], weights: Sequence[float], device: str) -> nn.Module:
+    """The last checkpoint's model with the weighted mean of all of them, summed in float64.
+
+    One checkpoint is in memory at a time, beside the sums. Raises ``ValueError`` where one
+    has other parameters than the first.
+    """
+    sums: dict[str, Tensor] = {}
+    for folder, weight in zip(folders, weights, strict=True):
+        model = load_model(folder)
+        named = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        if not sums:
+            sums = {n: torch.zeros(p.shape, dtype=torch.float64) for n, p in named.items()}
+        if {n: p.shape for n, p in named.items()} != {n: total.shape for n, total in sums.items()}:
+            raise ValueError(f"{folder}: its parameters are not those of {folders[0]}")
+        for name, parameter in named.items():
+            sums[name].add_(parameter.to(torch.float64), alpha=weight)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(sums[name])
+    return model.to(device)
+
+
+def main(suite: str, average: str, definition: dict, folders: list[str], steps: list[int],
          validation: str, probe: dict, threads: int, code: str, table: str, sequences: str,
          provenance: str) -> None:  # fmt: skip
     """Write a row per quantizer, the scores of each sequence, and what made them.
@@ -18,23 +44,15 @@ def main(*, suite: str, name: str, definition: dict, folders: list[str], steps: 
     ``folders`` are checkpoints of ``steps``, in order; the rows carry the last step.
     """
     prober = Prober(validation, probe, threads)
-    shares = read_kind(definition).weights(len(folders))
-    scores = prober(average_model(folders, shares, prober.device), steps[-1])
+    weights = read_kind(definition).weights(len(folders))
+    scores = prober(average_model(folders, weights, prober.device), steps[-1])
     write_table(sequences, scores)
     rows = summarise(scores, ["step"], resamples=probe["resamples"], seed=0)
-    first = pd.DataFrame({"suite": suite, "schedule": name, "seed": pd.NA}, index=rows.index)
+    first = pd.DataFrame({"suite": suite, "schedule": average, "seed": pd.NA}, index=rows.index)
     write_table(table, pd.concat([first, rows], axis=1))
-    averaged = {"definition": definition, "steps": steps, "shares": shares, "code": code}
+    averaged = {"definition": definition, "steps": steps, "weights": weights, "code": code}
     write_json(provenance, {**prober.made_by, **averaged})
 
 
 if __name__ == "__main__":
-    with logged(snakemake.log[0]):
-        main(
-            suite=snakemake.wildcards.suite,
-            name=snakemake.wildcards.average,
-            validation=snakemake.input.validation,
-            threads=snakemake.threads,
-            **dict(snakemake.output.items()),
-            **snakemake.params,
-        )
+    run(main, snakemake)

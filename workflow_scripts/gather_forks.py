@@ -1,19 +1,15 @@
-"""Gather the trajectories of all forks of a suite."""
+"""Gather the trajectories of forks in the order of the configuration."""
 
 import pandas as pd
 
-from flatminima.jobs import log, logged
+from flatminima.files import write_table
+from flatminima.jobs import run
 
 
-def main(*, tables: list[str], output: str) -> None:
-    """Write ``forks.csv`` in the order of the configuration."""
-    gathered = pd.concat(map(pd.read_csv, tables), ignore_index=True)
-    gathered.to_csv(output, index=False)
-    low = gathered[(gathered["role"] == "low_bit") & (gathered["step"] == gathered["step"].max())]
-    ends = low.groupby("schedule", sort=False)["gap_pct"].mean()
-    log("final gaps: " + ", ".join(f"{name} {gap:.2f} %" for name, gap in ends.items()))
+def main(tables: list[str], table: str) -> None:
+    """Write all rows below each other."""
+    write_table(table, pd.concat(map(pd.read_csv, tables), ignore_index=True))
 
 
 if __name__ == "__main__":
-    with logged(snakemake.log[0]):
-        main(tables=snakemake.input.tables, output=snakemake.output.table)
+    run(main, snakemake)

@@ -3,42 +3,45 @@
 import torch
 
 from flatminima.files import describe_run, file_sha256, write_table
-from flatminima.jobs import logged
-from flatminima.model import prepare_backend
-from flatminima.text.tokens import read_tokens
-from flatminima.training.pretraining import pretrain
+from flatminima.jobs import run
+from flatminima.model import build_model, prepare_backend
+from flatminima.schedules import read_schedule
+from flatminima.text.tokens import check_ids, read_tokens
+from flatminima.training.loop import read_recipe, train_series
 from flatminima.training.workspace import Workspace, fingerprint
 
 
-def main(*, train: str, initial_state: str | None, checkpoints: dict, final_state: str,
-         losses: str, workspace: str, save_every: int, threads: int, settings: dict,
-         code: str) -> None:  # fmt: skip
-    """Write checkpoints (step to folder), the state at the end, the loss of every update."""
+def main(train: str, initial_state: str | None, checkpoints: dict, final_state: str, losses: str,
+         workspace: str, save_every: int, threads: int, settings: dict, code: str) -> None:  # fmt: skip
+    """Write checkpoints (step to folder), the state at the end, the loss of every update.
+
+    ``settings`` has architecture, vocab_size, training, total_steps, start and stop. A run
+    that begins at 0 initialises the model, a later one takes ``initial_state``.
+    """
     torch.set_num_threads(threads)
     prepare_backend()
     inputs = [file_sha256(path) for path in (train, initial_state) if path]
     made_by = {**describe_run(threads=threads), **settings, "due": list(checkpoints)}
     identity = fingerprint(**made_by, inputs=inputs, code=code)
+    tokens, training = read_tokens(train), settings["training"]
+    vocabulary = settings["vocab_size"]
+    check_ids(tokens, vocabulary, whose="config key tokenizer.vocab_size: the vocabulary")
     with Workspace(workspace, identity, save_every) as unfinished:
-        table = pretrain(
-            read_tokens(train),
+        table = train_series(
+            build_model(settings["architecture"], vocabulary, training["seed"]),
+            tokens,
+            read_schedule(training, settings["total_steps"]),
+            read_recipe(training),
+            start=settings["start"],
+            stop=settings["stop"],
+            seed=training["seed"],
             checkpoints=checkpoints,
+            workspace=unfinished,
             initial_state=initial_state,
             final_state=final_state,
-            workspace=unfinished,
-            **settings,
         )
         write_table(losses, table)
 
 
 if __name__ == "__main__":
-    with logged(snakemake.log[0]):
-        main(
-            train=snakemake.input.train,
-            initial_state=snakemake.input.get("state"),
-            final_state=snakemake.output.state,
-            losses=snakemake.output.losses,
-            threads=snakemake.threads,
-            save_every=snakemake.resources.save_every,
-            **snakemake.params,
-        )
+    run(main, snakemake)

@@ -1,25 +1,71 @@
-"""Train one fork of a suite and probe it on the way."""
+"""Train one fork of a suite and write the checkpoints that are measured of it."""
 
-from flatminima.forks import job as fork_job
-from flatminima.jobs import logged
+import os
+from pathlib import Path
+
+import torch
+
+from flatminima.files import describe_run, file_sha256, write_json, write_table
+from flatminima.jobs import own_gpu, run, slots_folder
+from flatminima.model import WEIGHTS_FILE, choose_device, load_model, prepare_backend
+from flatminima.schedules import Condition
+from flatminima.text.tokens import check_ids, read_tokens
+from flatminima.training.gradients import read_compute, set_attention
+from flatminima.training.loop import read_recipe, train_series
+from flatminima.training.workspace import Workspace, fingerprint
 
 
-def main(*, seed: int, inputs: dict, outputs: dict, settings: dict, probe: dict, threads: int,
-         workspace: str, save_every: int, code: str) -> None:  # fmt: skip
-    """Write the scores of each sequence, the loss of each update, and what made them."""
-    fork_job.start(
-        seed=seed, inputs=inputs, outputs=outputs, settings=settings, probe=probe,
-        threads=threads, workspace=workspace, save_every=save_every, code=code,
-    )  # fmt: skip
+def main(inputs: dict, checkpoints: str, losses: str, provenance: str, seed: int, settings: dict,
+         device: str, key: str, threads: int, workspace: str, save_every: int,
+         code: str) -> None:  # fmt: skip
+    """Write ``checkpoints``/step{step}, the loss of each update, and what made them.
+
+    ``inputs`` has weights, config, train and, where Adam's moments are restored, state.
+    ``settings`` is a ``Condition``, ``key`` where it stands in the configuration; ``seed``
+    decides the data order and nothing else.
+    """
+    torch.set_num_threads(threads)
+    prepare_backend()
+    held = own_gpu(device, torch.cuda.device_count(), os.environ, slots_folder())  # noqa: F841
+    device = choose_device(device)
+    condition, compute = Condition(**settings), read_compute(settings["compute"])
+    hashes = {name: file_sha256(path) for name, path in inputs.items()}
+    made_by = {**describe_run(device=device, threads=threads), **settings, "seed": seed,
+               "inputs": hashes, "code": code}  # fmt: skip
+    folders = {step: f"{checkpoints}/step{step}" for step in condition.saved_steps}
+    with Workspace(workspace, fingerprint(**made_by), save_every) as unfinished:
+        model = load_model(Path(inputs["weights"]).parent, device)
+        tokens = _cut(read_tokens(inputs["train"]), condition.fork.get("length"))
+        check_ids(tokens, model.config.vocab_size, whose="the vocabulary")
+        set_attention(model, compute.attention)
+        table = train_series(
+            model,
+            tokens,
+            condition.schedule,
+            read_recipe(condition.training, condition.fork["batch_size"]),
+            start=condition.start,
+            stop=condition.stop,
+            seed=seed,
+            checkpoints=folders,
+            workspace=unfinished,
+            initial_state=inputs.get("state"),
+            device=device,
+            compute=compute,
+            key=key,
+        )
+        write_table(losses, table)
+        made = {step: file_sha256(f"{folder}/{WEIGHTS_FILE}") for step, folder in folders.items()}
+        write_json(provenance, made_by | {"weights_sha256": made})
+
+
+def _cut(tokens, length: int | None):  # noqa: ANN001, ANN202
+    """The same text in shorter sequences where the condition asks for it."""
+    if length is None:
+        return tokens
+    if tokens.shape[1] % length:
+        raise ValueError(f"sequences of {tokens.shape[1]} tokens do not divide into {length}")
+    return tokens.reshape(-1, length)
 
 
 if __name__ == "__main__":
-    with logged(snakemake.log[0]):
-        main(
-            seed=int(snakemake.wildcards.seed),
-            inputs=dict(snakemake.input.items()),
-            outputs=dict(snakemake.output.items()),
-            threads=snakemake.threads,
-            save_every=snakemake.resources.save_every,
-            **snakemake.params,
-        )
+    run(main, snakemake)

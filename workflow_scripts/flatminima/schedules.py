@@ -12,7 +12,7 @@ Nothing here imports torch; learning rates are Python floats.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 from typing import Annotated, ClassVar, Literal
@@ -129,6 +129,12 @@ def pretraining_schedule(
     return RUN_SCHEDULES[kind](
         lr_max=lr_max, lr_min=lr_min, warmup_steps=warmup_steps, total_steps=total_steps
     )
+
+
+def read_schedule(training: Mapping, total_steps: int) -> RunSchedule:
+    """The schedule of a whole run from its section ``training``."""
+    numbers = {key: training[key] for key in ("lr_max", "lr_min", "warmup_steps")}
+    return pretraining_schedule(training["schedule"], **numbers, total_steps=total_steps)
 
 
 # Schedules of what leaves a run.
@@ -434,3 +440,56 @@ def fork_schedule(
 ) -> ForkSchedule:
     """Schedule of a fork that leaves the run of ``baseline`` at ``start`` and ends at ``stop``."""
     return ForkSchedule(read_kind(definition), baseline, start, stop, rewarm_steps)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What one fork is: when it starts, stops and is saved, at which rate it trains.
+
+    ``definition`` is an entry of ``fork.schedules`` or ``fork.rivals``; ``fork`` and
+    ``training`` are the sections of the suite with what the condition changes in them;
+    ``total_steps`` is the last step of the suite's own run; ``compute`` says how gradients
+    are computed. ``fork`` may hold, beyond the keys of the configuration, ``length``
+    (tokens per training sequence) and ``probe_at`` or ``probe_last`` (updates).
+    """
+
+    definition: Mapping
+    fork: Mapping
+    training: Mapping
+    total_steps: int
+    compute: Mapping = field(default_factory=dict)
+
+    @property
+    def start(self) -> int:
+        """Step of the checkpoint that the fork leaves from."""
+        return self.fork["start"]
+
+    @property
+    def stop(self) -> int:
+        """Step after the fork's last update."""
+        return self.start + self.fork["steps"]
+
+    @property
+    def saved_steps(self) -> list[int]:
+        """Steps whose weights are kept and measured, counted back from the end.
+
+        All of the fork, or where ``fork`` has ``probe_last`` that many steps of its end,
+        or where it has ``probe_at`` after exactly these numbers of updates.
+        """
+        if "probe_at" in self.fork:
+            return [self.start + done for done in self.fork["probe_at"]]
+        every = self.fork["probe_every"]
+        span = self.fork.get("probe_last", self.fork["steps"])
+        return list(range(self.stop - span + every, self.stop + 1, every))
+
+    @property
+    def schedule(self) -> ForkSchedule:
+        """Learning rate by absolute step."""
+        rewarmed = self.fork["optimizer_state"] == "rewarmed"
+        return fork_schedule(
+            self.definition,
+            baseline=read_schedule(self.training, self.total_steps),
+            start=self.start,
+            stop=self.stop,
+            rewarm_steps=self.fork["rewarm_steps"] if rewarmed else 0,
+        )

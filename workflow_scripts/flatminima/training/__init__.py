@@ -1,1 +1,1 @@
-"""Training that can stop anywhere and ends with the same bits."""
+"""Training that can stop anywhere and ends with the same bits; it writes weights only."""

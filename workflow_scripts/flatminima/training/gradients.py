@@ -1,15 +1,14 @@
-"""Gradients of one batch: in which precision, in how many pieces, on how many processes."""
+"""Gradients of one batch: in which precision, in how many pieces."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from flatminima.model import head_in_pieces
-from flatminima.training import distributed
 
 Precision = Literal["float32", "bf16"]
 Attention = Literal["sdpa", "eager"]
@@ -25,14 +24,12 @@ class Compute:
     matrix products on CUDA while training. ``micro_batch``: sequences per forward pass,
     ``None`` for the whole batch at once; gradients add up, so that memory and not the
     update depends on it. ``attention``: which implementation of transformers is used.
-    ``processes``: how many share a batch.
     """
 
     precision: Precision = "float32"
     tf32: bool = False
     micro_batch: int | None = None
     attention: Attention = "sdpa"
-    processes: int = 1
 
     def __post_init__(self) -> None:
         for name, kind in (("precision", Precision), ("attention", Attention)):
@@ -47,8 +44,7 @@ PLAIN = Compute()
 
 def read_compute(section: Mapping) -> Compute:
     """The ``compute`` section of a suite; keys that are left out have their defaults."""
-    known = {field.name for field in fields(Compute)}
-    return Compute(**{key: value for key, value in section.items() if key in known})
+    return Compute(**section)
 
 
 def set_attention(model: nn.Module, attention: Attention) -> None:
@@ -114,21 +110,19 @@ def _tf32_allowed() -> Iterator[None]:
 def batch_gradients(model: nn.Module, ids: Tensor, compute: Compute = PLAIN) -> float:
     """Add the gradient of the mean loss of ``[batch, length]`` ids to each parameter's ``grad``.
 
-    Every process takes its share of the rows, and every one ends with the gradient of
-    the whole batch. Returns the loss in nats per token, which may not be finite.
+    Returns the loss in nats per token, which may not be finite.
     """
-    mine = distributed.share(ids)
-    parts = mine.split(compute.micro_batch or len(mine))
+    parts = ids.split(compute.micro_batch or len(ids))
     loss_of = _autocast_loss if compute.precision == "bf16" else _float32_loss
     total = 0.0
     with _tf32_allowed() if compute.tf32 else nullcontext():
         for part in parts:
             # Sequences are equally long, so that the batch's mean weighs parts by their rows.
-            weight = len(part) / len(mine)
+            weight = len(part) / len(ids)
             loss = loss_of(model, part)
             (loss * weight).backward()
             total += weight * loss.item()
-    return distributed.average(model, total)
+    return total
 
 
 def sharpness_aware_gradients(

@@ -5,33 +5,41 @@ Everything a run depends on is a pure function of the step: the learning rate
 dropout, nothing is drawn at random after initialisation. A state is therefore
 weights, Adam's two moments and two counters, and a run that was stopped and
 resumed ends bit-identical to one that was not.
+
+Training writes weights and nothing else: what is measured of a run or of a fork is measured
+from its checkpoints.
 """
 
-import hashlib
-import json
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from flatminima.errors import DamagedFile
-from flatminima.model import load_tensors, read_metadata, save_tensors
+from flatminima.model import count_not_finite, save_model
+from flatminima.errors import UserError
+from flatminima.files import DIGESTS_FILE
+from flatminima.jobs import progress
 from flatminima.schedules import Schedule
+from flatminima.suite import CHECKPOINT_FILES
 from flatminima.training.gradients import (
     PLAIN,
     Compute,
     batch_gradients,
     sharpness_aware_gradients,
 )
-from flatminima.training.gradients import next_token_loss as next_token_loss
+from flatminima.training.workspace import Workspace, load_state, save_state
 
-_COUNTERS = "state"
 # Where torch has AdamW as one kernel; elsewhere it falls back on the slower one.
 _FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
+
+
+class Diverged(UserError):
+    """Training that a learning rate, or another number of its settings, has driven to infinity."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,12 @@ class Update:
     step: int
     lr: float
     loss_nats: float
+
+
+def read_recipe(training: Mapping, batch_size: int | None = None) -> Recipe:
+    """The recipe in a ``training`` section, with another batch size for forks."""
+    values = {**training} if batch_size is None else {**training, "batch_size": batch_size}
+    return Recipe(**{f.name: values[f.name] for f in fields(Recipe) if f.name in values})
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
@@ -111,103 +125,104 @@ def train(
     """Train from step ``start`` to step ``stop``, yielding after each update.
 
     ``tokens`` is ``[sequences, length]``; ``seed`` decides the data order; ``compute``
-    says how gradients are computed, on one process or on several. The caller saves,
-    probes or stops between updates. Raises ``FloatingPointError`` where a loss or a
-    gradient is not finite, naming the step, before any weight moves.
+    says how gradients are computed. The caller saves or stops between updates. Raises
+    ``Diverged`` where a loss or a gradient is not finite, before any weight moves.
     """
     for step in range(start, stop):
         model.train()
         rows = batch_rows(step, sequences=len(tokens), batch_size=recipe.batch_size, seed=seed)
         ids = torch.from_numpy(tokens[rows].astype(np.int64)).to(device)
-        lr = schedule(step)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
         if recipe.sam_radius:
             value = sharpness_aware_gradients(model, ids, recipe.sam_radius, compute)
         else:
             value = batch_gradients(model, ids, compute)
-        if not math.isfinite(value):
-            raise FloatingPointError(f"the training loss at step {step} is {value}")
         norm = nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm).item()
-        if not math.isfinite(norm):
-            raise FloatingPointError(f"the gradient norm at step {step} is {norm}")
+        if not (math.isfinite(value) and math.isfinite(norm)):
+            moved = f" after an update at learning rate {rate:g}" if step > start else ""
+            raise Diverged(
+                f"training diverged: at step {step} the loss is {value} nats per token and the "
+                f"norm of the gradient {norm}{moved}"
+            )
+        rate = schedule(step)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        yield Update(step + 1, lr, value)
+        yield Update(step + 1, rate, value)
 
 
-def save_state(
-    path: Path,
+def train_series(
     model: nn.Module,
-    optimizer: torch.optim.AdamW,
+    tokens: np.ndarray,
+    schedule: Schedule,
+    recipe: Recipe,
     *,
-    step: int,
-    fingerprint: str,
-    losses: list[float],
-) -> None:
-    """Write weights, moments and counters of a run to one safetensors file, atomically.
+    start: int,
+    stop: int,
+    seed: int,
+    checkpoints: Mapping[int, str],
+    workspace: Workspace,
+    initial_state: str | None = None,
+    final_state: str | None = None,
+    device: str = "cpu",
+    compute: Compute = PLAIN,
+    key: str = "training.lr_max",
+) -> pd.DataFrame:
+    """Train from ``start`` to ``stop`` and write the checkpoints due on the way, as float32.
 
-    ``fingerprint`` names the settings that the state belongs to; ``losses`` are the
-    training losses since the job began, in nats per token. The file holds its own digest.
+    ``model`` holds the weights of ``start`` on ``device``, ``tokens`` is
+    ``[sequences, length]``; ``checkpoints`` maps each step to its folder. Adam's moments are
+    those of ``initial_state``, or fresh; ``final_state`` receives the state of the end.
+    Nothing appears in its place before the whole job is done. Returns one row per update:
+    step, lr, loss_nats_per_token. Raises ``Diverged`` with ``key``, the one of the
+    configuration to blame.
     """
-    tensors = {"losses": torch.tensor(losses, dtype=torch.float64)}
-    for name, parameter in model.named_parameters():
-        tensors[f"weight.{name}"] = parameter.detach()
-        if state := optimizer.state.get(parameter):
-            tensors[f"exp_avg.{name}"] = state["exp_avg"]
-            tensors[f"exp_avg_sq.{name}"] = state["exp_avg_sq"]
-            tensors[f"updates.{name}"] = state["step"]
-    tensors = {name: tensor.cpu() for name, tensor in tensors.items()}
-    # Under one key: safetensors writes several in an order that differs from run to run.
-    counters = {"step": step, "fingerprint": fingerprint}
-    counters["sha256"] = _digest(tensors, counters)
-    save_tensors(path, tensors, {_COUNTERS: json.dumps(counters)})
-
-
-def _digest(tensors: dict[str, Tensor], counters: dict) -> str:
-    """sha256 over the counters, and the names and bytes of all tensors."""
-    digest = hashlib.sha256(f"{counters['step']} {counters['fingerprint']}".encode())
-    for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
-
-
-def load_state(
-    path: Path, model: nn.Module, optimizer: torch.optim.AdamW
-) -> tuple[int, list[float]]:
-    """Restore what ``save_state`` wrote; returns the step and the losses until then.
-
-    Raises ``DamagedFile`` where it is not what was written, before any weight moves.
-    """
-    tensors, metadata = load_tensors(path)
-    counters = _read_counters(metadata)
-    if not counters or counters["sha256"] != _digest(tensors, counters):
-        raise DamagedFile(f"{path}: damaged training state; the sha256 that it holds is another")
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(tensors[f"weight.{name}"])
-            if f"exp_avg.{name}" in tensors:
-                optimizer.state[parameter] = {
-                    "step": tensors[f"updates.{name}"].to(parameter.device),
-                    "exp_avg": tensors[f"exp_avg.{name}"].to(parameter.device),
-                    "exp_avg_sq": tensors[f"exp_avg_sq.{name}"].to(parameter.device),
-                }
-    return counters["step"], tensors["losses"].tolist()
-
-
-def _read_counters(metadata: dict[str, str]) -> dict:
-    """The counters of a saved state; empty where there are none that make sense."""
+    optimizer = build_optimizer(model, recipe)
+    if initial_state is not None:
+        load_state(Path(initial_state), model, optimizer)
+    step, losses = workspace.resume(model, optimizer, start)
+    staged = {due: workspace.folder / f"step{due}" for due in checkpoints}
+    if step == start and start in staged:
+        save_model(model, staged[start], digests=True)
+    updates = train(
+        model, optimizer, tokens, schedule, recipe,
+        start=step, stop=stop, seed=seed, device=device, compute=compute,
+    )  # fmt: skip
+    bar = progress(updates, f"training, steps {step} to {stop}", total=stop - step)
     try:
-        counters = json.loads(metadata.get(_COUNTERS, "{}"))
-    except json.JSONDecodeError:
-        return {}
-    return counters if {"step", "fingerprint", "sha256"} <= set(counters) else {}
+        for update in bar:
+            losses.append(update.loss_nats)
+            if update.step in staged:
+                _check_finite(model, update)
+                save_model(model, staged[update.step], digests=True)
+                bar.set_postfix_str(f"loss {update.loss_nats:.3f} nats", refresh=False)
+            workspace.save(model, optimizer, update.step, losses)
+    except Diverged as error:
+        raise Diverged(f"{error}; lower config key {key}") from None
+    if final_state is not None:
+        mark = {"step": stop, "fingerprint": workspace.fingerprint}
+        save_state(Path(final_state), model, optimizer, losses=[], **mark)
+    workspace.publish(
+        {
+            staged[due] / name: Path(folder) / name
+            for due, folder in checkpoints.items()
+            for name in (*CHECKPOINT_FILES, DIGESTS_FILE)
+        }
+    )
+    rows = range(start, stop)
+    return pd.DataFrame(
+        {
+            "step": [s + 1 for s in rows],
+            "lr": [schedule(s) for s in rows],
+            "loss_nats_per_token": losses,
+        }
+    )
 
 
-def state_fingerprint(path: Path) -> str | None:
-    """Fingerprint of a saved state; ``None`` where there is no state, or none that is whole."""
-    try:
-        return _read_counters(read_metadata(path)).get("fingerprint")
-    except (FileNotFoundError, DamagedFile):
-        return None
+def _check_finite(model: nn.Module, update: Update) -> None:
+    if any(count_not_finite(parameter) for parameter in model.parameters()):
+        raise Diverged(
+            f"training diverged: the update to step {update.step} has left weights that are not "
+            f"finite; its loss is {update.loss_nats} nats per token, its learning rate "
+            f"{update.lr:g}"
+        )

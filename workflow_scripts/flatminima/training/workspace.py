@@ -1,13 +1,17 @@
 """Where an unfinished training job keeps what it needs to go on after a kill.
 
-The folder lies outside the declared outputs of the rule, so Snakemake does not
-delete it when a job fails. It belongs to one fingerprint (settings, inputs, code);
-what another fingerprint left behind, and a state that is damaged, is thrown away.
+A state is weights, Adam's two moments, the losses so far and two counters, in one safetensors
+file that holds its own digest. The folder lies outside the declared outputs of the rule, so
+Snakemake does not delete it when a job fails. It belongs to one fingerprint (settings,
+inputs, code); what another fingerprint left behind, and a state that is damaged, is thrown
+away.
 
-Used as a context, it lets a job that is asked to stop (SIGTERM, as a cluster sends before
-it takes a machine back, or Ctrl-C) finish its update and save its state first.
+Used as a context, a workspace lets a job that is asked to stop (SIGTERM, as a cluster sends
+before it takes a machine back, or Ctrl-C) finish its update and save its state first.
 """
 
+import hashlib
+import json
 import os
 import shutil
 import signal
@@ -17,17 +21,97 @@ from pathlib import Path
 from types import FrameType
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from flatminima.model import load_tensors, read_metadata, save_tensors
 from flatminima.errors import DamagedFile
 from flatminima.files import atomic_path
 from flatminima.jobs import log
-from flatminima.revisions.finished_parts import fingerprint
-from flatminima.training.loop import load_state, save_state, state_fingerprint
-
-__all__ = ["Workspace", "fingerprint"]
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_COUNTERS = "state"
+
+
+def fingerprint(**settings: object) -> str:
+    """Hash of everything that decides what a job computes."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def save_state(
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.AdamW,
+    *,
+    step: int,
+    fingerprint: str,
+    losses: list[float],
+) -> None:
+    """Write weights, moments and counters of a run to one safetensors file, atomically.
+
+    ``fingerprint`` names the settings that the state belongs to; ``losses`` are the
+    training losses since the job began, in nats per token.
+    """
+    tensors = {"losses": torch.tensor(losses, dtype=torch.float64)}
+    for name, parameter in model.named_parameters():
+        tensors[f"weight.{name}"] = parameter.detach()
+        if state := optimizer.state.get(parameter):
+            tensors[f"exp_avg.{name}"] = state["exp_avg"]
+            tensors[f"exp_avg_sq.{name}"] = state["exp_avg_sq"]
+            tensors[f"updates.{name}"] = state["step"]
+    tensors = {name: tensor.cpu() for name, tensor in tensors.items()}
+    # Under one key: safetensors writes several in an order that differs from run to run.
+    counters = {"step": step, "fingerprint": fingerprint}
+    counters["sha256"] = _digest(tensors, counters)
+    save_tensors(path, tensors, {_COUNTERS: json.dumps(counters)})
+
+
+def _digest(tensors: dict[str, Tensor], counters: dict) -> str:
+    """sha256 over the counters, and the names and bytes of all tensors."""
+    digest = hashlib.sha256(f"{counters['step']} {counters['fingerprint']}".encode())
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def load_state(
+    path: Path, model: nn.Module, optimizer: torch.optim.AdamW
+) -> tuple[int, list[float]]:
+    """Restore what ``save_state`` wrote; returns the step and the losses until then.
+
+    Raises ``DamagedFile`` where it is not what was written, before any weight moves.
+    """
+    tensors, metadata = load_tensors(path)
+    counters = _read_counters(metadata)
+    if not counters or counters["sha256"] != _digest(tensors, counters):
+        raise DamagedFile(f"{path}: damaged training state; the sha256 that it holds is another")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors[f"weight.{name}"])
+            if f"exp_avg.{name}" in tensors:
+                optimizer.state[parameter] = {
+                    "step": tensors[f"updates.{name}"].to(parameter.device),
+                    "exp_avg": tensors[f"exp_avg.{name}"].to(parameter.device),
+                    "exp_avg_sq": tensors[f"exp_avg_sq.{name}"].to(parameter.device),
+                }
+    return counters["step"], tensors["losses"].tolist()
+
+
+def _read_counters(metadata: dict[str, str]) -> dict:
+    """The counters of a saved state; empty where there are none that make sense."""
+    try:
+        counters = json.loads(metadata.get(_COUNTERS, "{}"))
+    except json.JSONDecodeError:
+        return {}
+    return counters if {"step", "fingerprint", "sha256"} <= set(counters) else {}
+
+
+def state_fingerprint(path: Path) -> str | None:
+    """Fingerprint of a saved state; ``None`` where there is no state, or none that is whole."""
+    try:
+        return _read_counters(read_metadata(path)).get("fingerprint")
+    except (FileNotFoundError, DamagedFile):
+        return None
 
 
 class Workspace:
@@ -42,7 +126,6 @@ class Workspace:
         self._handlers: dict = {}
         if state_fingerprint(self.state) != fingerprint:
             self._clear()
-        self.folder.mkdir(parents=True, exist_ok=True)
 
     def _clear(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -68,7 +151,7 @@ class Workspace:
         """Delete the folder if the job has ended well."""
         self._restore_handlers()
         if kind is None:
-            self.remove()
+            shutil.rmtree(self.folder)
 
     def resume(
         self, model: nn.Module, optimizer: torch.optim.AdamW, start: int
@@ -114,7 +197,3 @@ class Workspace:
                     os.link(source, temporary)
                 except OSError:
                     shutil.copyfile(source, temporary)
-
-    def remove(self) -> None:
-        """Delete the folder once the job's outputs are all in place."""
-        shutil.rmtree(self.folder)

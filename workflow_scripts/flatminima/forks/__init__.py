@@ -1,1 +1,0 @@
-"""Forks: training that leaves a run at a checkpoint, and what is told of it (section 5)."""
