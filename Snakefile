@@ -22,8 +22,8 @@ wildcard_constraints:
     suite=r"[^/]+",
     steps=r"step\d+(-step\d+)?",
     step=r"\d+",
-    schedule=r"[^/]+?",
-    variant=r"[^/]+?",
+    series=r"forks|cycles|variants",
+    condition=r"[^/]+?",
     seed=r"\d+",
 
 

@@ -145,6 +145,11 @@ def _any_of(names):
     return "|".join(map(re.escape, names)) or r"(?!)"
 
 
+def suites_that_keep_forks(kept):
+    """Pattern of the suites whose forks' weights stay on disk, or of those whose do not."""
+    return _any_of(name for name in config["suites"] if plan_of(name).keeps_forks == kept)
+
+
 def suites_whose_tokenizer_has(key):
     """Pattern of the suites whose tokenizer is given by this key; by a file where it is none."""
     kinds = {

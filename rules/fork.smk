@@ -1,150 +1,152 @@
-"""Forks: training continued under another schedule, probed on the way.
+"""Forks: training continued under another schedule, and what is measured of its checkpoints.
+
+A fork is a series of checkpoints, and so is everything else that leaves the suite's run:
+{series} is `forks` (the schedules of the paper), `cycles` (OLI probed through its last
+cycles) or `variants` (rivals, other amplitudes, the pilot). Training writes weights; what
+measures the checkpoints of the audit measures those of a fork.
 
 REQUIRED INPUTS  results/{suite}/checkpoints/step{start}/
                  results/{suite}/data/train.safetensors, validation.safetensors
-OUTPUTS          results/{suite}/forks/{schedule}-seed{seed}.csv, .parquet, .json
-                 results/{suite}/forks/losses/{schedule}-seed{seed}.csv
-                 results/{suite}/forks.csv
-                 results/{suite}/cycles/{schedule}-{order}first-seed{seed}.csv, .parquet, .json
-                 results/{suite}/cycles/losses/{schedule}-{order}first-seed{seed}.csv
-                 results/{suite}/cycles.csv
+OUTPUTS          results/{suite}/{series}/checkpoints/{condition}-seed{seed}/step{step}/
+                 results/{suite}/{series}/losses/{condition}-seed{seed}.csv, .json
+                 results/{suite}/{series}/{condition}-seed{seed}.csv, .parquet, .json
+                 results/{suite}/{series}/kurtosis/{condition}-seed{seed}.csv
+                 results/{suite}/forks.csv, cycles.csv, pilot.csv, amplitudes.csv
 """
 
 
 rule train_fork:
-    """One schedule, one seed."""
+    """One condition, one seed: checkpoints at the steps that are measured, and losses."""
     input:
-        unpack(planned("fork_inputs", "schedule")),
+        unpack(planned("condition_inputs", "series", "condition")),
         train="results/{suite}/data/train.safetensors",
-        validation="results/{suite}/data/validation.safetensors",
     output:
-        sequences="results/{suite}/forks/{schedule}-seed{seed}.parquet",
-        losses="results/{suite}/forks/losses/{schedule}-seed{seed}.csv",
-        provenance="results/{suite}/forks/{schedule}-seed{seed}.json",
+        checkpoints=directory("results/{suite}/{series}/checkpoints/{condition}-seed{seed}"),
+        losses="results/{suite}/{series}/losses/{condition}-seed{seed}.csv",
+        provenance="results/{suite}/{series}/losses/{condition}-seed{seed}.json",
     log:
-        "logs/{suite}/train_fork/{schedule}-seed{seed}.log",
+        "logs/{suite}/train_fork/{series}/{condition}-seed{seed}.log",
     benchmark:
-        "benchmarks/{suite}/train_fork/{schedule}-seed{seed}.tsv"
+        "benchmarks/{suite}/train_fork/{series}/{condition}-seed{seed}.tsv"
+    wildcard_constraints:
+        suite=suites_that_keep_forks(True),
     priority: 15
     conda:
         "../envs/torch.yaml"
     threads: planned("threads")
     # How a job runs, not what it computes: unlike params, resources rerun nothing.
     resources:
-        gpu=planned("fork_gpus"),
+        gpu=planned("gpus"),
         save_every=planned("save_every"),
     params:
-        workspace="results/{suite}/unfinished/train_fork/{schedule}-seed{seed}",
-        settings=planned("fork_settings", "schedule"),
-        probe=planned("fork_probe"),
+        workspace="results/{suite}/unfinished/train_fork/{series}/{condition}-seed{seed}",
+        settings=planned("condition_settings", "series", "condition"),
+        key=planned("condition_key", "series", "condition"),
+        device=planned("device"),
         code=code_hash("workflow_scripts/train_fork.py"),
     message:
-        "Forking {wildcards.suite}: {wildcards.schedule}, seed {wildcards.seed}"
+        "Forking {wildcards.suite}: {wildcards.condition}, seed {wildcards.seed}"
     script:
         "../workflow_scripts/train_fork.py"
+
+
+# Without fork.keep_checkpoints, weights are deleted once they have been measured.
+use rule train_fork as train_fork_temporary with:
+    output:
+        checkpoints=temp(directory("results/{suite}/{series}/checkpoints/{condition}-seed{seed}")),
+        losses="results/{suite}/{series}/losses/{condition}-seed{seed}.csv",
+        provenance="results/{suite}/{series}/losses/{condition}-seed{seed}.json",
+    wildcard_constraints:
+        suite=suites_that_keep_forks(False),
+
+
+# What training has made is told by the sha256 in `training`, not by the age of a folder.
+use rule probe_checkpoints as probe_fork with:
+    input:
+        checkpoints=ancient("results/{suite}/{series}/checkpoints/{condition}-seed{seed}"),
+        training="results/{suite}/{series}/losses/{condition}-seed{seed}.json",
+        validation="results/{suite}/data/validation.safetensors",
+    output:
+        sequences="results/{suite}/{series}/{condition}-seed{seed}.parquet",
+        provenance="results/{suite}/{series}/{condition}-seed{seed}.json",
+    log:
+        "logs/{suite}/probe_checkpoints/{series}/{condition}-seed{seed}.log",
+    benchmark:
+        "benchmarks/{suite}/probe_checkpoints/{series}/{condition}-seed{seed}.tsv"
+    priority: 18
+    params:
+        folders=planned("condition_folders", "series", "condition", "seed"),
+        probe=planned("fork_probe"),
+        code=code_hash("workflow_scripts/probe_checkpoints.py"),
+    message:
+        "Probing the fork {wildcards.condition} of {wildcards.suite}, seed {wildcards.seed}"
+
+
+use rule measure_kurtosis as measure_kurtosis_of_fork with:
+    input:
+        checkpoints=ancient("results/{suite}/{series}/checkpoints/{condition}-seed{seed}"),
+        training="results/{suite}/{series}/losses/{condition}-seed{seed}.json",
+    output:
+        table="results/{suite}/{series}/kurtosis/{condition}-seed{seed}.csv",
+    log:
+        "logs/{suite}/measure_kurtosis/{series}/{condition}-seed{seed}.log",
+    benchmark:
+        "benchmarks/{suite}/measure_kurtosis/{series}/{condition}-seed{seed}.tsv"
+    priority: 18
+    params:
+        weights=planned("condition_weights", "series", "condition", "seed"),
+        steps=planned("condition_steps", "series", "condition"),
+        layers=planned("kurtosis_layers"),
+        code=code_hash("workflow_scripts/measure_kurtosis.py"),
+    message:
+        "Measuring the kurtosis of {wildcards.condition} of {wildcards.suite}, "
+        "seed {wildcards.seed}"
 
 
 rule summarise_fork:
     """Gaps of one fork at every probe, with intervals."""
     input:
-        sequences="results/{suite}/forks/{schedule}-seed{seed}.parquet",
-        losses="results/{suite}/forks/losses/{schedule}-seed{seed}.csv",
+        # Two conditions that train alike are one trajectory under two names.
+        unpack(planned("trajectory", "series", "condition", "seed")),
     output:
-        table="results/{suite}/forks/{schedule}-seed{seed}.csv",
+        table="results/{suite}/{series}/{condition}-seed{seed}.csv",
     log:
-        "logs/{suite}/summarise_fork/{schedule}-seed{seed}.log",
+        "logs/{suite}/summarise_fork/{series}/{condition}-seed{seed}.log",
     benchmark:
-        "benchmarks/{suite}/summarise_fork/{schedule}-seed{seed}.tsv"
+        "benchmarks/{suite}/summarise_fork/{series}/{condition}-seed{seed}.tsv"
     localrule: True
     conda:
         "../envs/analysis.yaml"
     params:
-        name="{schedule}",
-        settings=planned("fork_settings", "schedule"),
-        labels={},
-        sequence_length=planned("train_length"),
+        settings=planned("condition_settings", "series", "condition"),
+        labels=planned("condition_labels", "series", "condition"),
+        sequence_length=planned("condition_length", "series", "condition"),
         resamples=planned("probe_resamples"),
         code=code_hash("workflow_scripts/summarise_fork.py"),
     message:
-        "Summarising the fork {wildcards.schedule} of {wildcards.suite}, seed {wildcards.seed}"
+        "Summarising the fork {wildcards.condition} of {wildcards.suite}, seed {wildcards.seed}"
     script:
         "../workflow_scripts/summarise_fork.py"
 
 
 rule gather_forks:
-    """All forks of a suite."""
+    """All forks of a suite, or all of one kind of conditions beyond the paper's."""
     input:
-        tables=planned("forks"),
+        tables=planned("trajectories", "gathered"),
     output:
-        table="results/{suite}/forks.csv",
+        table="results/{suite}/{gathered}.csv",
     log:
-        "logs/{suite}/gather_forks.log",
+        "logs/{suite}/gather_forks/{gathered}.log",
     benchmark:
-        "benchmarks/{suite}/gather_forks.tsv"
+        "benchmarks/{suite}/gather_forks/{gathered}.tsv"
+    wildcard_constraints:
+        gathered="forks|cycles|pilot|amplitudes",
     localrule: True
     conda:
         "../envs/analysis.yaml"
     params:
         code=code_hash("workflow_scripts/gather_forks.py"),
     message:
-        "Gathering the forks of {wildcards.suite}"
+        "Gathering the {wildcards.gathered} of {wildcards.suite}"
     script:
         "../workflow_scripts/gather_forks.py"
-
-
-use rule train_fork as train_fork_cycles with:
-    output:
-        sequences="results/{suite}/cycles/{schedule}-{order}first-seed{seed}.parquet",
-        losses="results/{suite}/cycles/losses/{schedule}-{order}first-seed{seed}.csv",
-        provenance="results/{suite}/cycles/{schedule}-{order}first-seed{seed}.json",
-    log:
-        "logs/{suite}/train_fork/{schedule}-{order}first-seed{seed}.log",
-    benchmark:
-        "benchmarks/{suite}/train_fork/{schedule}-{order}first-seed{seed}.tsv"
-    wildcard_constraints:
-        order="bump|cool",
-    params:
-        workspace="results/{suite}/unfinished/train_fork/{schedule}-{order}first-seed{seed}",
-        settings=planned("cycle_settings", "schedule", "order"),
-        probe=planned("fork_probe"),
-        code=code_hash("workflow_scripts/train_fork.py"),
-    message:
-        "Forking {wildcards.suite}: {wildcards.schedule}, {wildcards.order} first, "
-        "seed {wildcards.seed}, every phase probed"
-
-
-use rule summarise_fork as summarise_fork_cycles with:
-    input:
-        sequences="results/{suite}/cycles/{schedule}-{order}first-seed{seed}.parquet",
-        losses="results/{suite}/cycles/losses/{schedule}-{order}first-seed{seed}.csv",
-    output:
-        table="results/{suite}/cycles/{schedule}-{order}first-seed{seed}.csv",
-    log:
-        "logs/{suite}/summarise_fork/{schedule}-{order}first-seed{seed}.log",
-    benchmark:
-        "benchmarks/{suite}/summarise_fork/{schedule}-{order}first-seed{seed}.tsv"
-    wildcard_constraints:
-        order="bump|cool",
-    params:
-        name="{schedule}-{order}first",
-        settings=planned("cycle_settings", "schedule", "order"),
-        labels={},
-        sequence_length=planned("train_length"),
-        resamples=planned("probe_resamples"),
-        code=code_hash("workflow_scripts/summarise_fork.py"),
-    message:
-        "Summarising {wildcards.schedule} of {wildcards.suite}, {wildcards.order} first, "
-        "seed {wildcards.seed}"
-
-
-use rule gather_forks as gather_forks_cycles with:
-    input:
-        tables=planned("cycles"),
-    output:
-        table="results/{suite}/cycles.csv",
-    log:
-        "logs/{suite}/gather_forks/cycles.log",
-    benchmark:
-        "benchmarks/{suite}/gather_forks/cycles.tsv"
-    message:
-        "Gathering the phase-resolved probes of {wildcards.suite}"

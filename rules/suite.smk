@@ -25,7 +25,7 @@ for job in PRETRAINING_JOBS:
             **job.inputs,
         output:
             job.files,
-            state=f"results/{job.suite}/training/step{job.stop}.safetensors",
+            final_state=f"results/{job.suite}/training/step{job.stop}.safetensors",
             losses=f"results/{job.suite}/training/step{job.stop}.csv",
         log:
             f"logs/{job.suite}/pretrain_suite/step{job.stop}.log",

@@ -1,84 +1,12 @@
-"""Conditions that the paper does not have: its pilot taken apart, other amplitudes, rivals.
+"""Conditions that the paper does not have, at their ends: rivals, averages, the amplitude.
 
-REQUIRED INPUTS  results/{suite}/checkpoints/step{start}/, and those that averages are made of
+REQUIRED INPUTS  results/{suite}/checkpoints/ of the steps that averages are made of
                  results/{suite}/data/train.safetensors, validation.safetensors
-                 results/{suite}/forks.csv
-OUTPUTS          results/{suite}/variants/{variant}-seed{seed}.csv, .parquet, .json
-                 results/{suite}/variants/losses/{variant}-seed{seed}.csv
-                 results/{suite}/averages/{average}.csv, .parquet, .json
-                 results/{suite}/pilot.csv, amplitudes.csv, rivals.csv, calibration.json
+                 results/{suite}/forks.csv, variants/{condition}-seed{seed}.csv
+OUTPUTS          results/{suite}/averages/{average}.csv, .parquet, .json
+                 results/{suite}/rivals.csv, calibration.json
                  results/{suite}/figures/fig8_rivals.*             (pdf, svg, png)
 """
-
-
-use rule train_fork as train_fork_variants with:
-    input:
-        unpack(planned("variant_inputs", "variant")),
-        train="results/{suite}/data/train.safetensors",
-        validation="results/{suite}/data/validation.safetensors",
-    output:
-        sequences="results/{suite}/variants/{variant}-seed{seed}.parquet",
-        losses="results/{suite}/variants/losses/{variant}-seed{seed}.csv",
-        provenance="results/{suite}/variants/{variant}-seed{seed}.json",
-    log:
-        "logs/{suite}/train_fork/variants/{variant}-seed{seed}.log",
-    benchmark:
-        "benchmarks/{suite}/train_fork/variants/{variant}-seed{seed}.tsv"
-    priority: 0
-    params:
-        workspace="results/{suite}/unfinished/train_fork/{variant}-seed{seed}",
-        settings=planned("variant_settings", "variant"),
-        probe=planned("fork_probe"),
-        code=code_hash("workflow_scripts/train_fork.py"),
-    message:
-        "Forking {wildcards.suite}: {wildcards.variant}, seed {wildcards.seed}"
-
-
-# A rival that is one of the amplitudes is that trajectory under another name.
-use rule summarise_fork as summarise_fork_variants with:
-    input:
-        unpack(planned("variant_trajectory", "variant", "seed")),
-    output:
-        table="results/{suite}/variants/{variant}-seed{seed}.csv",
-    log:
-        "logs/{suite}/summarise_fork/variants/{variant}-seed{seed}.log",
-    benchmark:
-        "benchmarks/{suite}/summarise_fork/variants/{variant}-seed{seed}.tsv"
-    params:
-        name="{variant}",
-        settings=planned("variant_settings", "variant"),
-        labels=planned("variant_labels", "variant"),
-        sequence_length=planned("variant_length", "variant"),
-        resamples=planned("probe_resamples"),
-        code=code_hash("workflow_scripts/summarise_fork.py"),
-    message:
-        "Summarising {wildcards.variant} of {wildcards.suite}, seed {wildcards.seed}"
-
-
-use rule gather_forks as gather_forks_pilot with:
-    input:
-        tables=planned("pilot_tables"),
-    output:
-        table="results/{suite}/pilot.csv",
-    log:
-        "logs/{suite}/gather_forks/pilot.log",
-    benchmark:
-        "benchmarks/{suite}/gather_forks/pilot.tsv"
-    message:
-        "Gathering the pilot of {wildcards.suite}"
-
-
-use rule gather_forks as gather_forks_amplitudes with:
-    input:
-        tables=planned("amplitude_tables"),
-    output:
-        table="results/{suite}/amplitudes.csv",
-    log:
-        "logs/{suite}/gather_forks/amplitudes.log",
-    benchmark:
-        "benchmarks/{suite}/gather_forks/amplitudes.tsv"
-    message:
-        "Gathering the amplitudes of {wildcards.suite}"
 
 
 rule average_checkpoints:

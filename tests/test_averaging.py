@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-
 from flatminima.forks.averaging import average_model
+
 from flatminima.model import build_model, load_model, save_model
 from flatminima.text.tokens import write_tokens
 from tests.conftest import TINY, TINY_VOCABULARY

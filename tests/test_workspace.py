@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from flatminima.training.pretraining import pretrain
 
 from flatminima.model import save_tensors
 from flatminima.text.tokens import write_tokens
-from flatminima.training.pretraining import pretrain
 from flatminima.training.workspace import Workspace, fingerprint
 from workflow_scripts import pretrain_suite, train_fork
 

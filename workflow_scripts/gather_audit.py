@@ -2,8 +2,8 @@
 
 from flatminima.files import read_rows
 from flatminima.jobs import log, logged
+from flatminima.schedules import read_schedule
 from flatminima.scoring import gather_audit
-from flatminima.training.pretraining import read_schedule
 
 
 def main(

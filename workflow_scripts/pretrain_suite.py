@@ -11,8 +11,9 @@ from flatminima.training.loop import read_recipe, train_series
 from flatminima.training.workspace import Workspace, fingerprint
 
 
-def main(train: str, initial_state: str | None, checkpoints: dict, final_state: str, losses: str,
-         workspace: str, save_every: int, threads: int, settings: dict, code: str) -> None:  # fmt: skip
+def main(train: str, checkpoints: dict, final_state: str, losses: str, workspace: str,
+         save_every: int, threads: int, settings: dict, code: str,
+         initial_state: str | None = None) -> None:  # fmt: skip
     """Write checkpoints (step to folder), the state at the end, the loss of every update.
 
     ``settings`` has architecture, vocab_size, training, total_steps, start and stop. A run

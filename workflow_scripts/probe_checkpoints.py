@@ -1,17 +1,19 @@
-"""Probe a range of revisions at full precision, low bit and high bit."""
+"""Probe a series of checkpoints at full precision, low bit and high bit, whose run they are."""
 
-from flatminima.files import write_json
-from flatminima.jobs import logged, progress
+from flatminima.files import read_json, write_json, write_rows
+from flatminima.jobs import progress, run
 from flatminima.model import WEIGHTS_FILE, load_model
 from flatminima.revisions.absent import absence
 from flatminima.scoring import Prober, write_probes
 
 
-def main(*, folders: dict, validation: str, probe: dict, threads: int, code: str,
-         table: str, sequences: str, provenance: str) -> None:  # fmt: skip
-    """Write a row per step and quantizer, the scores of each sequence, and what made them.
+def main(folders: dict, validation: str, probe: dict, threads: int, code: str,
+         sequences: str, provenance: str, table: str | None = None,
+         training: str | None = None) -> None:  # fmt: skip
+    """Write the scores of each sequence, what made them, and a row per quantizer if asked for.
 
     ``folders`` maps steps to checkpoint folders; no more than one model is in memory.
+    ``training`` says what made the checkpoints, where that is a file.
     """
     prober = Prober(validation, probe, threads)
     there = {s: path for s, path in folders.items() if absence(f"{path}/{WEIGHTS_FILE}") is None}
@@ -19,17 +21,13 @@ def main(*, folders: dict, validation: str, probe: dict, threads: int, code: str
         prober(load_model(folder, prober.device), step)
         for step, folder in progress(there.items(), "probing", total=len(there))
     ]
-    write_probes(scores, resamples=probe["resamples"], table=table, sequences=sequences)
-    write_json(provenance, {**prober.made_by, "code": code})
+    if table is None:
+        write_rows(scores, sequences)
+    else:
+        write_probes(scores, resamples=probe["resamples"], table=table, sequences=sequences)
+    trained = {} if training is None else {"training": read_json(training)}
+    write_json(provenance, {**prober.made_by, **trained, "code": code})
 
 
 if __name__ == "__main__":
-    with logged(snakemake.log[0]):
-        main(
-            validation=snakemake.input.validation,
-            threads=snakemake.threads,
-            table=snakemake.output.table,
-            sequences=snakemake.output.sequences,
-            provenance=snakemake.output.provenance,
-            **snakemake.params,
-        )
+    run(main, snakemake)

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from flatminima.forks.rivals import rival_table
+from flatminima.forks import rival_table
 from flatminima.mechanism import figure_texts
 from flatminima.mechanism.answers import above, answers, rival_answer
 from tests.synthetic import forks

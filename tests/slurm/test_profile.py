@@ -23,7 +23,7 @@ REQUESTS = {"default-resources": PROFILE["default-resources"]} | PROFILE["set-re
 HUB = "tests/config/pythia_tiny.yaml"
 # No part of any plan below: the example, the search, and other ways to make the same files.
 NOT_PLANNED = {
-    "train_example", "audit_example", "try_candidate", "rank_candidates", "judge_claims_one",
+    "train_example", "audit_example", "judge_claims_one", "measure_kurtosis_of_fork",
     "copy_tokenizer", "fix_batches_validation", "render_notebook_your_run",
 }  # fmt: skip
 # What the paper's own model needs is 0.65 GB of weights, and several times that when it is trained.
@@ -108,8 +108,8 @@ def test_a_job_asks_for_a_gpu_where_its_model_is_on_one(trained, streamed, kept)
     wrong = {job["rule"] for job in jobs if (job["gpu"] or 0) != ("cuda" in job["devices"])}
     assert wrong == set()
     on_gpus = {job["rule"] for job in jobs if job["gpu"]}
-    assert {"probe_checkpoints", "survey_revisions", "train_fork", "train_fork_variants",
-            "train_fork_cycles", "probe_layers", "probe_deployed"} <= on_gpus  # fmt: skip
+    assert {"probe_checkpoints", "survey_revisions", "train_fork", "train_fork_temporary",
+            "probe_fork", "probe_layers", "probe_deployed"} <= on_gpus  # fmt: skip
 
 
 @pytest.mark.workflow

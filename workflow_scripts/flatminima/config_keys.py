@@ -425,7 +425,6 @@ class Compute(Section):
         "Sequences per forward pass, for less memory; all of a batch where left out.", None
     )
     attention: Literal["sdpa", "eager"] = key("Attention implementation of transformers.", "sdpa")
-    processes: PositiveInt = key("Processes (GPUs) that divide each batch of a fork.", 1)
 
 
 class Probe(Section):
@@ -488,6 +487,11 @@ class Fork(Section):
     probe_every: PositiveInt = key("Updates between two probes.")
     phase_resolved: PhaseResolved
     batch_size: PositiveInt = key("Sequences per update.")
+    keep_checkpoints: StrictBool = key(
+        "Whether weights of forks stay on disk once they are measured, so that another quantizer "
+        "needs no training; by default with source pretrain only.",
+        None,
+    )
     optimizer_state: Literal["fresh", "rewarmed", "restored"] = key(
         "Adam's moments at the fork; restored needs a state of the run at start."
     )
@@ -807,14 +811,6 @@ class Suite(Section):
                     f"which a suite with source {self.source} does not have; valid: fresh, rewarmed"
                 )
             yield "fork.optimizer_state", f"{needs}{';' if self.states else ','} {more}"
-        processes = (self.compute and self.compute.processes) or 1
-        if fork.batch_size % processes:
-            yield (
-                "compute.processes",
-                f"{processes} does not divide fork.batch_size {fork.batch_size}",
-            )
-        if processes > 1 and self.device == "mps":
-            yield "compute.processes", f"{processes} with device mps; valid: 1"
         if pilot := fork.pilot:
             whole = self.batches.train.length
             if whole % pilot.length or pilot.length == whole:

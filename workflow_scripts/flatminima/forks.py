@@ -54,6 +54,7 @@ def trajectory(
     return pd.concat([pd.DataFrame(before), table.drop(columns="step")], axis=1)
 
 
+def settled_rows(trajectories: pd.DataFrame) -> pd.DataFrame:
     """Rows of the last probe of each condition and seed, for OLI of the last one of each phase.
 
     ``trajectories`` are in the format of forks.csv. A fork that ends on a bump is not at

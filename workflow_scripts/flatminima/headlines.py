@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from flatminima.forks.rivals import compare
+from flatminima.forks import compare
 from flatminima.labels import SCHEDULES, quantizer_label, role_labels
 from flatminima.quantizer_specs import HIGH_BIT, LOW_BIT
 

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from flatminima.figures import plotting
 from flatminima.figures.placement import lead_line, place_label
 from flatminima.figures.plotting import GREY, LOOKS, PAGE_IN
-from flatminima.forks.rivals import compare
+from flatminima.forks import compare
 from flatminima.labels import SCHEDULES, role_labels
 
 ISO_GAPS_PCT = (0, 2, 5, 10, 20, 50, 100, 200, 500, 1000)

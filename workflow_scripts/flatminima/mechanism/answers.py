@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pandas as pd
 
-from flatminima.forks.rivals import compare
+from flatminima.forks import compare
 from flatminima.mechanism.figure_texts import number
 
 COLUMNS = ["question", "answer", "because"]

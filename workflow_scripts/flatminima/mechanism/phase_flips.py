@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from flatminima.mechanism.code_flips import code_flips
 from flatminima.quantizer_specs import AffineQuantizer
 from flatminima.quantizers import linear_weights
-from flatminima.schedules import ForkSchedule, Schedule, fork_schedule
-from flatminima.training.loop import build_optimizer, train
-from flatminima.training.pretraining import read_recipe, read_schedule
+from flatminima.schedules import ForkSchedule, Schedule, fork_schedule, read_schedule
+from flatminima.training.loop import build_optimizer, read_recipe, train
 
 
 def phase_ends(schedule: ForkSchedule) -> list[tuple[int, str]]:

@@ -12,10 +12,10 @@ import pandas as pd
 
 from flatminima.jobs import progress
 from flatminima.model import build_model
+from flatminima.schedules import read_schedule
 from flatminima.scoring import Prober
 from flatminima.suite import even_steps
-from flatminima.training.loop import build_optimizer, train
-from flatminima.training.pretraining import read_recipe, read_schedule
+from flatminima.training.loop import build_optimizer, read_recipe, train
 
 
 def run_scores(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from flatminima.scoring import batches
-from flatminima.training.loop import next_token_loss
+from flatminima.training.gradients import next_token_loss
 
 Vector = Mapping[str, Tensor]
 

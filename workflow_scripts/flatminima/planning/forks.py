@@ -22,16 +22,19 @@ class ForkPlan(PretrainingPlan):
     def forks(self) -> list[str]:
         """Trajectories of all schedules and seeds of the configuration."""
         fork = self.section["fork"]
-        return [
-            f"{self.root}/forks/{schedule}-seed{seed}.csv"
-            for schedule in fork["schedules"]
-            for seed in fork["seeds"]
-        ]
+        pattern = f"{self.root}/forks/{{name}}-seed{{seed}}.csv"
+        return seeded(pattern, fork["schedules"], fork["seeds"])
 
     @property
-    def fork_gpus(self) -> int:
-        """GPUs that a fork asks for: one a process where the device is cuda."""
-        return self.gpus * self.section.get("compute", {}).get("processes", 1)
+    def keeps_forks(self) -> bool:
+        """Whether the weights of forks stay once they have been measured."""
+        kept = self.section["source"] == "pretrain"
+        return self.section.get("fork", {}).get("keep_checkpoints", kept)
+
+    @property
+    def device(self) -> str:
+        """Where models run."""
+        return self.section["device"]
 
     @property
     def fork_probe(self) -> dict:
@@ -42,14 +45,6 @@ class ForkPlan(PretrainingPlan):
     def train_length(self) -> int:
         """Tokens per training sequence."""
         return self.section["batches"]["train"]["length"]
-
-    def fork_inputs(self, schedule: str) -> dict[str, str]:
-        """The checkpoint that a fork leaves from, and the run's state where moments are restored.
-
-        Raises ``ConfigError`` for an unknown schedule.
-        """
-        find_schedule(self.section, schedule)
-        return self._inputs_of(self.section["fork"]["optimizer_state"])
 
     def _inputs_of(self, optimizer_state: str) -> dict[str, str]:
         start = self.section["fork"]["start"]
@@ -79,19 +74,26 @@ class ForkPlan(PretrainingPlan):
     def cycles(self) -> list[str]:
         """Phase-resolved probes of every OLI schedule, both orders and all seeds."""
         fork = self.section["fork"]
-        return [
-            f"{self.root}/cycles/{schedule}-{order}first-seed{seed}.csv"
+        names = [
+            f"{schedule}-{order}first"
             for schedule, definition in fork["schedules"].items()
             if definition["kind"] == "oli"
             for order in ("bump", "cool")
-            for seed in fork["seeds"]
         ]
+        return seeded(f"{self.root}/cycles/{{name}}-seed{{seed}}.csv", names, fork["seeds"])
 
-    def cycle_settings(self, schedule: str, order: str) -> dict:
+    def cycle_settings(self, condition: str) -> dict:
         """A fork of OLI with one order of its phases, probed densely through its last cycles.
 
-        Raises ``ConfigError`` for a schedule without phases.
+        ``condition`` is ``{schedule}-{order}first``. Raises ``ConfigError`` for another name and
+        for a schedule without phases.
         """
+        schedule, _, order = condition.removesuffix("first").rpartition("-")
+        if order not in ("bump", "cool"):
+            raise ConfigError(
+                f"suite {self.name}: cycles {condition!r}; valid: a schedule of kind oli with "
+                "-bumpfirst or -coolfirst"
+            )
         settings = self.fork_settings(schedule)
         definition = settings["definition"]
         if definition["kind"] != "oli":

@@ -50,7 +50,7 @@ class PretrainingPlan(DataPlan, AuditPlan):
         names = (*CHECKPOINT_FILES, DIGESTS_FILE)
         inputs = {"train": f"{self.root}/data/train.safetensors"}
         if start:
-            inputs["state"] = f"{self.root}/training/step{start}.safetensors"
+            inputs["initial_state"] = f"{self.root}/training/step{start}.safetensors"
         return PretrainingJob(
             suite=self.name,
             start=start,
@@ -68,13 +68,3 @@ class PretrainingPlan(DataPlan, AuditPlan):
             },
             threads=self.threads,
         )
-
-    @property
-    def search_settings(self) -> dict:
-        """What the search for the embedded suite's free numbers holds fixed."""
-        return {
-            "architecture": dict(self.section["architecture"]),
-            "vocab_size": self.vocab_size,
-            "training": self.training,
-            "grid": dict(self.section["grid"]),
-        }

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from flatminima.errors import ConfigError, suggest
-from flatminima.forks.settings import ForkSettings
 from flatminima.planning.forks import ForkPlan, seeded
-from flatminima.schedules import AverageKind, ScheduleKind, read_kind
+from flatminima.schedules import AverageKind, Condition, ScheduleKind, read_kind
+from flatminima.suite import CHECKPOINT_FILES
 
 CALIBRATION_BATCHES = 16  # of the fork's own, over which gradients are averaged
 
@@ -101,34 +101,72 @@ class VariantPlan(ForkPlan):
             )
         return known[name]
 
-    def variant_trajectory(self, name: str, seed: str) -> dict[str, str]:
+    # What rules ask of a condition: the schedules of the forks, the cycles, or a variant.
+
+    def condition_settings(self, series: str, condition: str) -> dict:
+        """What a condition's weights depend on besides its seed and its inputs."""
+        if series == "forks":
+            return self.fork_settings(condition)
+        if series == "cycles":
+            return self.cycle_settings(condition)
+        variant = self._variant(condition)
+        return self._settings_of(variant.definition, variant.fork)
+
+    def condition_inputs(self, series: str, condition: str) -> dict[str, str]:
+        """The checkpoint that a condition leaves from, and the run's state if it is restored."""
+        return self._inputs_of(
+            self.condition_settings(series, condition)["fork"]["optimizer_state"]
+        )
+
+    def condition_key(self, series: str, condition: str) -> str:
+        """The key of the configuration that decides how fast a condition learns."""
+        fork = self.section["fork"]
+        if series != "variants":
+            schedules = [name for name in fork["schedules"] if condition.startswith(name)]
+            return f"fork.schedules.{max(schedules, key=len)}"
+        if condition in fork.get("rivals", {}):
+            return f"fork.rivals.{condition}"
+        return "fork.amplitudes" if condition in self._amplitudes else "training.lr_max"
+
+    def condition_steps(self, series: str, condition: str) -> list[int]:
+        """Steps whose weights are measured."""
+        return Condition(**self.condition_settings(series, condition)).saved_steps
+
+    def condition_folders(self, series: str, condition: str, seed: str) -> dict[int, str]:
+        """Checkpoints of a condition by their step."""
+        folder = f"{self.root}/{series}/checkpoints/{condition}-seed{seed}"
+        return {s: f"{folder}/step{s}" for s in self.condition_steps(series, condition)}
+
+    def condition_weights(self, series: str, condition: str, seed: str) -> list[str]:
+        """Weights of a condition in step order."""
+        folders = self.condition_folders(series, condition, seed).values()
+        return [f"{folder}/{CHECKPOINT_FILES[0]}" for folder in folders]
+
+    def condition_labels(self, series: str, condition: str) -> dict:
+        """Columns that tell a condition from the others of its table."""
+        return dict(self._variant(condition).labels) if series == "variants" else {}
+
+    def condition_length(self, series: str, condition: str) -> int:
+        """Tokens per training sequence of a condition."""
+        fork = self.condition_settings(series, condition)["fork"]
+        return fork.get("length", self.train_length)
+
+    def trajectory(self, series: str, condition: str, seed: str) -> dict[str, str]:
         """Scores and losses of a condition; two that train alike are trained once."""
-        own = self._variant(name)
-        known = self._amplitudes | self._variants  # the amplitudes come first
-        first = next(n for n, other in known.items() if other.trains_as(own))
-        folder = f"{self.root}/variants"
+        if series == "variants":
+            own, known = self._variant(condition), self._amplitudes | self._variants
+            # The amplitudes come first.
+            condition = next(name for name, other in known.items() if other.trains_as(own))
+        folder = f"{self.root}/{series}"
         return {
-            "sequences": f"{folder}/{first}-seed{seed}.parquet",
-            "losses": f"{folder}/losses/{first}-seed{seed}.csv",
+            "sequences": f"{folder}/{condition}-seed{seed}.parquet",
+            "losses": f"{folder}/losses/{condition}-seed{seed}.csv",
         }
 
-    def variant_inputs(self, name: str) -> dict[str, str]:
-        """The checkpoint that a condition leaves from, and the run's state if it is restored."""
-        fork = self.section["fork"] | dict(self._variant(name).fork)
-        return self._inputs_of(fork["optimizer_state"])
-
-    def variant_settings(self, name: str) -> dict:
-        """What one condition's trajectory depends on besides its seed and its inputs."""
-        variant = self._variant(name)
-        return self._settings_of(variant.definition, fork=variant.fork)
-
-    def variant_labels(self, name: str) -> dict:
-        """Columns that tell a condition from the others of its table."""
-        return dict(self._variant(name).labels)
-
-    def variant_length(self, name: str) -> int:
-        """Tokens per training sequence of a condition."""
-        return self._variant(name).fork.get("length", self.train_length)
+    def trajectories(self, gathered: str) -> list[str]:
+        """Tables of all conditions of one gathered table."""
+        tables = {"forks": "forks", "cycles": "cycles", "pilot": "pilot_tables"}
+        return getattr(self, tables.get(gathered, "amplitude_tables"))
 
     def _tables(self, key: str, variants: Mapping[str, Variant]) -> list[str]:
         if not variants:
@@ -196,7 +234,7 @@ class VariantPlan(ForkPlan):
         bumps = [d["bump_steps"] for d in fork["schedules"].values() if d["kind"] == "oli"]
         if not bumps:
             raise ConfigError(f"suite {self.name}: fork.schedules has no schedule of kind oli")
-        settings = ForkSettings({"kind": "cosine"}, fork, training, self.last)
+        settings = Condition({"kind": "cosine"}, fork, training, self.last)
         return {
             "quantizer": dict(self.quantizers[self.section["probe"]["low_bit"]]),
             "start": fork["start"],
@@ -206,11 +244,6 @@ class VariantPlan(ForkPlan):
             "bump": bumps[0],
             "training": {key: training[key] for key in ("beta1", "beta2", "eps")},
         }
-
-    @property
-    def device(self) -> str:
-        """Where models run."""
-        return self.section["device"]
 
     @property
     def fork_measurements(self) -> dict[str, str]:

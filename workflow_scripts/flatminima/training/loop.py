@@ -20,10 +20,10 @@ import pandas as pd
 import torch
 from torch import nn
 
-from flatminima.model import count_not_finite, save_model
 from flatminima.errors import UserError
 from flatminima.files import DIGESTS_FILE
 from flatminima.jobs import progress
+from flatminima.model import count_not_finite, save_model
 from flatminima.schedules import Schedule
 from flatminima.suite import CHECKPOINT_FILES
 from flatminima.training.gradients import (
@@ -128,6 +128,7 @@ def train(
     says how gradients are computed. The caller saves or stops between updates. Raises
     ``Diverged`` where a loss or a gradient is not finite, before any weight moves.
     """
+    rate = 0.0
     for step in range(start, stop):
         model.train()
         rows = batch_rows(step, sequences=len(tokens), batch_size=recipe.batch_size, seed=seed)

@@ -23,10 +23,10 @@ from types import FrameType
 import torch
 from torch import Tensor, nn
 
-from flatminima.model import load_tensors, read_metadata, save_tensors
 from flatminima.errors import DamagedFile
 from flatminima.files import atomic_path
 from flatminima.jobs import log
+from flatminima.model import load_tensors, read_metadata, save_tensors
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _COUNTERS = "state"
