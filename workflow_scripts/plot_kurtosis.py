@@ -1,33 +1,121 @@
-"""Draw figure 2: excess kurtosis of the weights, and against the gap."""
+"""Draw figure 2: weight excess kurtosis along training, and against the low-bit gap."""
 
-import json
-from pathlib import Path
+from collections.abc import Sequence
 
 import pandas as pd
+from matplotlib import ticker
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from flatminima import headlines
-from flatminima.figures import figure_kurtosis, plotting
-from flatminima.jobs import log, logged
+from flatminima import style
+from flatminima.comparisons import kurtosis_rows
+from flatminima.files import read_json
+from flatminima.hypothesis_tests import Row, join_notes
+from flatminima.jobs import run
+from flatminima.revisions.missing import missing_words
+from flatminima.style import GREY, Look
+
+SUMMARIES = {
+    "mean_over_tensors": ("mean over\ntensors", Look("black", "-", "o")),
+    "pooled": ("pooled\nweights", Look("black", (0, (4, 1.5)), "s")),
+}
 
 
-def main(*, kurtosis: str, audit: str, phases: str, figures: list[str], suite: dict) -> None:
-    """Write ``figures`` (pdf, svg, png).
+def main(kurtosis: str, audit: str, phases: str, outputs: list, suite: dict) -> None:
+    """Write ``outputs`` (pdf, svg, png); ``suite`` has the keys label and spacing."""
+    drawing = draw(pd.read_csv(kurtosis), pd.read_csv(audit), read_json(phases), suite=suite)
+    style.save(drawing, outputs)
 
-    ``suite`` has the keys name, label, is_paper_model and spacing.
+
+def draw(kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, *, suite: dict) -> Figure:
+    """Excess kurtosis over steps, and beside it the gap against it in phase 3.
+
+    The gap stands against each definition of kurtosis in a panel of its own. Where no onset
+    was found these panels show the checkpoints after FP32 convergence and say so. Their r, n
+    and p are those of statistics.csv. The paper's figure 2, section 4.5.
     """
-    found = json.loads(Path(phases).read_text(encoding="utf-8"))
-    table = pd.read_csv(kurtosis)
-    drawing = figure_kurtosis.draw(table, pd.read_csv(audit), found, suite=suite)
-    plotting.save(drawing, figures)
-    log(headlines.written(figures, headlines.kurtosis(table)))
+    with style.style():
+        figure = Figure(figsize=(style.PAGE_IN, 3.3))
+        grid = figure.add_gridspec(
+            1, 2, width_ratios=(1.3, 1), wspace=0.47, left=0.07, right=0.985, bottom=0.13, top=0.745
+        )
+        course = figure.add_subplot(grid[0])
+        course.set_xlim(0, kurtosis["step"].max())
+        style.draw_phases([course], style.named_segments(phases))
+        _draw_course(course, kurtosis)
+        relations = grid[1].subgridspec(1, len(SUMMARIES), wspace=0.12).subplots(sharey=True)
+        _draw_relations(relations, kurtosis, audit, phases, suite["spacing"])
+        title = join_notes(
+            f"{suite['label']}: excess kurtosis of the weights", missing_words(phases)
+        )
+        style.put_title(figure, title, x=0.07, y=0.975)
+    return figure
+
+
+def _draw_course(axes: Axes, kurtosis: pd.DataFrame) -> None:
+    words = style.choose_scale(axes.yaxis, kurtosis["excess_kurtosis"], unit=1.0, span=100.0)
+    tensors = kurtosis[kurtosis["statistic"] == "per_tensor"]
+    for _, part in tensors.groupby("tensor"):
+        axes.plot(part["step"], part["excess_kurtosis"], color=GREY, lw=0.4, alpha=0.6)
+    axes.axhline(0, color=GREY, lw=0.5, zorder=0)
+    ends = []
+    for statistic, (name, look) in SUMMARIES.items():
+        part = kurtosis[kurtosis["statistic"] == statistic]
+        axes.plot(
+            part["step"], part["excess_kurtosis"], color=look.color, ls=look.linestyle, lw=1.6
+        )
+        ends.append((name, part["excess_kurtosis"].iloc[-1], look.color))
+    style.end_labels(axes, ends)
+    widest = tensors.loc[tensors["excess_kurtosis"].idxmax()]
+    style.place_label(
+        axes, widest["step"], widest["excess_kurtosis"],
+        f"each of {tensors['tensor'].nunique()} tensors", color=GREY,
+    )  # fmt: skip
+    axes.set_ylabel("excess kurtosis (0: normal)" + (f"\n{words}" if words else ""))
+    style.step_axis(axes)
+
+
+def _draw_relations(
+    panels: Sequence[Axes], kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, spacing: int
+) -> None:
+    # The selection of kurtosis_rows, whose correlations are printed.
+    start, label, title = phases["onset"]["step"], "phase 3", "phase 3"
+    if start is None:
+        start, label = phases["convergence"]["step"], "after convergence"
+        title = "after FP32 convergence (no onset found)"
+    low = audit[(audit["role"] == "low_bit") & (audit["step"] % spacing == 0)]
+    low = low[low["step"] >= start]
+    rows = kurtosis_rows(kurtosis, audit, phases, spacing)
+    found = {row.comparison: row for row in rows if row.test == "Pearson r"}
+    words = style.choose_scale(panels[0].yaxis, low["gap_pct"])
+    for axes, (statistic, (name, look)) in zip(panels, SUMMARIES.items(), strict=True):
+        part = kurtosis[kurtosis["statistic"] == statistic].merge(low, on="step")
+        axes.plot(
+            part["excess_kurtosis"], part["gap_pct"], ls="", marker=look.marker, ms=3,
+            mec=look.color, mfc=look.color if look.linestyle == "-" else "none", mew=0.8,
+        )  # fmt: skip
+        axes.margins(x=0.12)
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(2))
+        row = found[f"kurtosis {statistic} v low_bit gap ({label})"]
+        # Line by line, so that both panels have them at the same heights.
+        for line, text in enumerate([*_correlation(row)[::-1], name.replace("\n", " ")]):
+            axes.annotate(
+                text, (0, 1), (0, 4 + 10 * line), xycoords="axes fraction",
+                textcoords="offset points",
+            )  # fmt: skip
+        axes.set_xlabel("excess kurtosis")
+    panels[0].set_title(title, loc="left", pad=36, color=GREY)
+    name = style.role_labels(audit)["low_bit"]
+    panels[0].set_ylabel(f"{name} gap (% of FP32)" + (f"\n{words}" if words else ""))
+
+
+def _correlation(row: Row) -> tuple[str, str]:
+    """What is printed of one correlation: r, and below it n and p."""
+    if pd.isna(row.value):
+        return "no r", f"n = {row.n_a}"
+    chance = f"p = {row.p_value:.3f}" if row.p_value >= 0.001 else "p < 0.001"
+    return f"r = {row.value:.2f}".replace("-", "−"), f"n = {row.n_a}, {chance}"
 
 
 if __name__ == "__main__":
-    with logged(snakemake.log[0]):
-        main(
-            kurtosis=snakemake.input.kurtosis,
-            audit=snakemake.input.audit,
-            phases=snakemake.input.phases,
-            figures=list(snakemake.output),
-            suite=snakemake.params.suite,
-        )
+    run(main, snakemake)

@@ -2,29 +2,17 @@
 
 import pandas as pd
 
-from flatminima import headlines, tables
-from flatminima.jobs import log, logged
-from flatminima.labels import role_labels
-from flatminima.table_formats import write
+from flatminima.jobs import run
+from flatminima.style import role_labels
+from flatminima.tables import forks_table, write
 
 
-def main(*, statistics: str, forks: str, paper_table: str, outputs: list[str], suite: dict) -> None:
-    """Write ``outputs`` (csv, md, tex).
-
-    ``suite`` has the keys name, label, is_paper_model and spacing.
-    """
-    measured, found, paper = (pd.read_csv(path) for path in (forks, statistics, paper_table))
-    low = role_labels(measured)["low_bit"]
-    write(tables.forks_table(found, paper, suite=suite, low=low), outputs)
-    log(headlines.written(outputs, headlines.forks(measured)))
+def main(forks: str, statistics: str, paper_table: str, outputs: list, suite: dict) -> None:
+    """Write ``outputs`` (csv, md, tex); ``suite`` has the keys label and is_paper_model."""
+    low = role_labels(pd.read_csv(forks))["low_bit"]
+    found, paper = pd.read_csv(statistics), pd.read_csv(paper_table)
+    write(forks_table(found, paper, suite=suite, low=low), outputs)
 
 
 if __name__ == "__main__":
-    with logged(snakemake.log[0]):
-        main(
-            statistics=snakemake.input.statistics,
-            forks=snakemake.input.forks,
-            paper_table=snakemake.input.paper_table,
-            outputs=list(snakemake.output),
-            suite=snakemake.params.suite,
-        )
+    run(main, snakemake)

@@ -1,29 +1,42 @@
-"""Tables 1 and 2 beside the paper's printed numbers.
+"""Tables 1 and 2 beside the paper's printed numbers, as CSV, Markdown and LaTeX.
 
-Columns of a frame are pairs (group, heading). The paper's group says in its name whose
-model it is about, and that it is not comparable unless the suite is that model.
+The heading over the paper's columns says whose model they are about, and that they are not
+comparable unless the suite is that model. CSV and LaTeX have a row for each step or
+condition; Markdown has a column for each, so that it can be read in a terminal.
 """
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from flatminima.labels import PAPER_MODEL, SCHEDULES, role_labels
 from flatminima.revisions.missing import missing_words
-from flatminima.table_formats import HIGH, LOW, Table
+from flatminima.style import PAPER_MODEL, SCHEDULES, role_labels
 
 BASELINE = "cosine"  # the condition that the others are compared with
 PAPER_SPACING = 1000  # steps between the paper's evenly spaced checkpoints
 PAPER_LAST = 143_000  # the last of them
-Column = tuple[str, Iterable]  # how values are printed, and the values
+LOW, HIGH = "95 % low", "95 % high"
+MISSING_CELL = "NA"
+Columns = dict[str, tuple[str, Iterable]]  # heading: how values are printed, and the values
 
 
-def paper_heading(suite: dict) -> str:
-    """Group heading of the paper's columns; ``suite`` has the key is_paper_model."""
-    warning = "" if suite["is_paper_model"] else "; not comparable"
-    return f"paper ({PAPER_MODEL}{warning})"
+@dataclass(frozen=True)
+class Table:
+    """Numbers, the same as they are printed, a caption and a LaTeX label.
+
+    Columns of both frames are pairs: whose they are, and the heading. ``key`` is the heading
+    whose values head the columns of the Markdown table.
+    """
+
+    frame: pd.DataFrame
+    text: pd.DataFrame
+    caption: str
+    label: str
+    key: str
+    comparable: bool
 
 
 def _phase_of(step: int, segments: Iterable[dict]) -> int | None:
@@ -37,15 +50,14 @@ def _phase_of(step: int, segments: Iterable[dict]) -> int | None:
 def _nearest_shares(
     steps: np.ndarray, last: int, paper: pd.DataFrame
 ) -> tuple[pd.Series, pd.DataFrame]:
-    """The suite's step nearest to each of the paper's shares of training, once each.
+    """The suite's step nearest to each of the paper's fractions of training, once each.
 
     Returns them with the rows of ``paper`` that they stand beside: of several the nearest.
     """
     steps = np.sort(steps[steps > 0])
     wanted = paper["step"] * last / PAPER_LAST
     nearest = wanted.map(lambda step: int(steps[np.argmin(np.abs(steps - step))]))
-    distance = (nearest - wanted).abs()
-    kept = distance.groupby(nearest).idxmin().sort_index()
+    kept = (nearest - wanted).abs().groupby(nearest).idxmin().sort_index()
     return nearest[kept].reset_index(drop=True), paper.loc[kept].reset_index(drop=True)
 
 
@@ -53,12 +65,11 @@ def audit_table(audit: pd.DataFrame, phases: dict, paper: pd.DataFrame, *, suite
     """Table 1: the audit at the suite's equivalents of the paper's ten steps.
 
     ``audit`` and ``phases`` are audit.csv and phases.json of ``suite`` (keys label,
-    is_paper_model, spacing in steps); ``paper`` has the columns phase, step, fp32_ppl,
-    int4_gap_pct, int8_gap_pct, lr_pct. The equivalent of a step is step x spacing / 1000;
-    where the suite has no such checkpoint its cells are empty, and where its revision could
-    not be had they are NA. A suite without an even grid
+    is_paper_model, spacing in steps); ``paper`` is resources/paper/table1.csv. The equivalent
+    of a step is step x spacing / 1000; where the suite has no such checkpoint its cells are
+    empty, and where its revision could not be had they are NA. A suite without an even grid
     (key ``last``) has a row for each checkpoint that is nearest to one of the paper's
-    shares of training.
+    fractions of training.
     """
     names = role_labels(audit)
     low, high = names["low_bit"], names["high_bit"]
@@ -71,11 +82,10 @@ def audit_table(audit: pd.DataFrame, phases: dict, paper: pd.DataFrame, *, suite
     lost = set(phases.get("missing", ()))
     by_role = {role: part.set_index("step").reindex(steps) for role, part in audit.groupby("role")}
     fp32, low_bit, high_bit = by_role["fp32"], by_role["low_bit"], by_role["high_bit"]
+    segments = phases["segments"]
+    phase = [None if step in lost else _phase_of(step, segments) for step in steps]
     measured = {
-        "phase": (
-            "{:.0f}",
-            [None if step in lost else _phase_of(step, phases["segments"]) for step in steps],
-        ),
+        "phase": ("{:.0f}", phase),
         "step": ("{:,.0f}", steps),
         "FP32 PPL": ("{:.2f}", fp32["ppl"]),
         f"{low} gap (%)": ("{:z.1f}", low_bit["gap_pct"]),
@@ -99,30 +109,25 @@ def audit_table(audit: pd.DataFrame, phases: dict, paper: pd.DataFrame, *, suite
         f"{'ten' if len(steps) == 10 else len(steps)} steps ({said}). Intervals: 95 %, paired "
         "bootstrap over validation sequences. Phases are the suite's own."
     )
-    missing = tuple(row for row, step in enumerate(steps) if step in lost)
     if lost:
         text += f" NA: the revision could not be had ({missing_words(phases)})."
-    table = _side_by_side(measured, printed, suite=suite, text=text, label="tab:audit", key="step")
-    return replace(table, missing=missing)
+    missing = [row for row, step in enumerate(steps) if step in lost]
+    return _table(measured, printed, suite, text, label="audit", key="step", missing=missing)
 
 
 def forks_table(statistics: pd.DataFrame, paper: pd.DataFrame, *, suite: dict, low: str) -> Table:
     """Table 2: the forks' conditions, with the seed as the unit.
 
-    ``statistics`` is statistics.csv of ``suite`` (keys label, is_paper_model); ``paper``
-    has the columns condition, schedule, probes, mean_gap_pct, sd_gap_pct, fp32_ppl, wins,
-    pairs. ``low`` is the printed name of the low-bit quantizer. Conditions that the suite
-    did not run have empty cells.
+    ``statistics`` is statistics.csv of ``suite`` (keys label, is_paper_model); ``paper`` is
+    resources/paper/table2.csv. ``low`` is the printed name of the low-bit quantizer.
+    Conditions that the suite did not run have empty cells.
     """
     by_seed = statistics[statistics["unit"] == "seed"]
     summary = by_seed[by_seed["test"] == "summary"].set_index(["comparison", "measure"])
     versus = by_seed[by_seed["test"] == "pairwise wins"].set_index(["comparison", "measure"])
     # A schedule without phases has all its probes in one condition of its own name.
     tested = set(summary.index.get_level_values("comparison"))
-    names = [
-        f"{schedule} {probes}"
-        for schedule, probes in zip(paper["schedule"], paper["probes"], strict=True)
-    ]
+    names = list(paper["schedule"] + " " + paper["probes"])
     names = [name if name in tested else name.removesuffix(" all") for name in names]
 
     def over_seeds(measure: str, column: str) -> pd.Series:
@@ -159,9 +164,7 @@ def forks_table(statistics: pd.DataFrame, paper: pd.DataFrame, *, suite: dict, l
         "are means at the last probe. Wins: pairs of seeds in which the condition has the lower "
         "gap than cosine at the same steps. The gap is relative to each fork's own FP32 model."
     )
-    return _side_by_side(
-        measured, printed, suite=suite, text=text, label="tab:forks", key="condition"
-    )
+    return _table(measured, printed, suite, text, label="forks", key="condition")
 
 
 def _wins(wins: Iterable[float], pairs: Iterable[float]) -> list[str | None]:
@@ -170,21 +173,89 @@ def _wins(wins: Iterable[float], pairs: Iterable[float]) -> list[str | None]:
     ]
 
 
-def _side_by_side(
-    measured: dict[str, Column],
-    printed: dict[str, Column],
-    *,
-    suite: dict,
-    text: str,
-    label: str,
-    key: str,
-) -> Table:
-    """Columns of the suite and of the paper, each a format and values, as one table."""
-    groups = {suite["label"]: measured, paper_heading(suite): printed}
-    columns, formats = {}, {}
-    for group, named in groups.items():
+def _table(
+    measured: Columns, printed: Columns, suite: dict, text: str, *, label: str, key: str,
+    missing: Sequence[int] = (),
+) -> Table:  # fmt: skip
+    """The suite's columns beside the paper's; empty cells of the rows ``missing`` are ``NA``."""
+    comparable = suite["is_paper_model"]
+    paper = f"paper ({PAPER_MODEL}{'' if comparable else '; not comparable'})"
+    numbers, cells = {}, {}
+    for group, named in {suite["label"]: measured, paper: printed}.items():
         for heading, (pattern, values) in named.items():
-            columns[group, heading] = pd.array(list(values))  # keeps integers beside gaps
-            formats[group, heading] = pattern
+            found = list(values)
+            shown = ["" if pd.isna(value) else pattern.format(value) for value in found]
+            for row in missing if group != paper else ():
+                if pd.isna(found[row]):
+                    found[row] = shown[row] = MISSING_CELL
+            lost = MISSING_CELL in shown
+            # An array of pandas keeps integers beside gaps.
+            numbers[group, heading] = pd.Series(found, dtype=object) if lost else pd.array(found)
+            cells[group, heading] = shown
     caption = f"{suite['label']}: {text}"
-    return Table(pd.DataFrame(columns), formats, caption, label, key, suite["is_paper_model"])
+    return Table(
+        pd.DataFrame(numbers), pd.DataFrame(cells), caption, f"tab:{label}", key, comparable
+    )
+
+
+def write(table: Table, paths: Iterable[str | Path]) -> None:
+    """Write ``table`` once for each path; the suffix (csv, md, tex) decides the format."""
+    forms = {".csv": _csv, ".md": _markdown, ".tex": _latex}
+    for path in map(Path, paths):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(forms[path.suffix](table), encoding="utf-8", newline="\n")
+
+
+def _warning(what: str) -> str:
+    """What must be said of the paper's numbers in the table of another model."""
+    return (
+        f"{what} are the paper's printed numbers for another model ({PAPER_MODEL}), text and "
+        "scale; they stand here for orientation and are not comparable with the suite's."
+    )
+
+
+def _headings(table: Table, paper: str) -> list[str]:
+    """One-line headings: the suite's as they are, the paper's behind ``paper``."""
+    suite = table.frame.columns[0][0]
+    return [name if group == suite else f"{paper}: {name}" for group, name in table.frame.columns]
+
+
+def _csv(table: Table) -> str:
+    paper = table.frame.columns[-1][0]
+    return table.frame.set_axis(_headings(table, paper), axis=1).to_csv(index=False)
+
+
+def _markdown(table: Table) -> str:
+    paper = "paper" if table.comparable else "paper, not comparable"
+    turned = table.text.set_axis(_headings(table, paper), axis=1).set_index(table.key).T
+    body = turned.to_markdown(
+        headers=[table.key, *turned.columns], disable_numparse=True,
+        colalign=["left"] + ["right"] * turned.shape[1],
+    )  # fmt: skip
+    said = "" if table.comparable else f"**{_warning(f'Rows headed {paper!r}')}**\n\n"
+    return f"{table.caption}\n\n{said}{body}\n"
+
+
+def _latex(table: Table) -> str:
+    text, caption = table.text.copy(), table.caption
+    if not table.comparable:
+        caption += " " + _warning(f"The columns headed '{text.columns[-1][0]}'")
+    # Intervals stand in brackets behind their value.
+    for group, low in [column for column in text.columns if LOW in column[1]]:
+        value, high = low.replace(f" {LOW}", ""), low.replace(LOW, HIGH)
+        interval = " [" + text[group, low] + ", " + text[group, high] + "]"
+        text[group, value] += interval.where(~text[group, value].isin(["", MISSING_CELL]), "")
+        text = text.drop(columns=[(group, low), (group, high)])
+    # Headings of three short lines keep the columns narrow enough for a page.
+    parts = []
+    for group, heading in text.columns:
+        name, bracket, unit = heading.partition(" (")
+        first, _, others = name.partition(" ")
+        parts.append((group, first, others, f"({unit}" if bracket else ""))
+    latex = text.set_axis(pd.MultiIndex.from_tuples(parts), axis=1).to_latex(
+        index=False, escape=True, column_format="r" * text.shape[1], multicolumn_format="c",
+        caption=caption.replace("%", r"\%").replace("_", r"\_"), label=table.label,
+        position="htbp",
+    )  # fmt: skip
+    small = r"\footnotesize\setlength{\tabcolsep}{2.5pt}"
+    return latex.replace(r"\begin{tabular}", small + "\n" + r"\begin{tabular}")

@@ -25,7 +25,7 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from flatminima.errors import DamagedFile, UserError
-from flatminima.figures import figure_audit, plotting
+from flatminima import audit_figure, style
 from flatminima.files import atomic_path, write_json
 from flatminima.hub.errors import HubError, RevisionMissing
 from flatminima.intervals import summarise
@@ -189,8 +189,8 @@ class _Audit:
         """Figure 1 of the audit; nothing for a single checkpoint, which is no curve."""
         if audited["step"].nunique() < 2:
             return []
-        figure = figure_audit.draw(audited, phases, suite={"label": self.options.name})
-        plotting.save(figure, [self.folder / name for name in FIGURES])
+        figure = audit_figure.draw(audited, phases, suite={"label": self.options.name})
+        style.save(figure, [self.folder / name for name in FIGURES])
         return [*FIGURES]
 
     def _probe_as_shipped(self, prober: Prober, sequences: pd.DataFrame) -> None:
