@@ -7,7 +7,6 @@
 # make report     report.html: every table and figure of what was built, on one page
 # make plan       what a suite costs: downloads, disk, operations, hours on this machine
 # make freeze     which revisions a hub suite has, listed once and committed (needs the hub)
-# make rulegraph  draw the rules in README.md anew
 # make bench      the benchmarks beside other tools; ROWS="quantize probe" measures some rows
 # make lint       the checks of style and structure alone
 # make lock       write envs/requirements.lock anew (needs uv)
@@ -27,7 +26,7 @@ CONFIGURED = $(if $(CONFIG),--configfile $(CONFIG)) $(if $(SUITE),--config suite
 NAMED = $(if $(SUITE),--suite $(SUITE)) $(if $(CONFIG),--configfile $(CONFIG))
 READY := .venv/ready
 
-.PHONY: all figures publish test test-slow report plan freeze rulegraph bench lint lock clean
+.PHONY: all figures publish test test-slow report plan freeze bench lint lock clean
 .DEFAULT_GOAL := all
 
 # The environment is whole when the lock file has been installed to the end.
@@ -68,9 +67,6 @@ plan: $(READY)
 
 freeze: $(READY)
 	@$(BIN)/python -m flatminima freeze $(NAMED)
-
-rulegraph: $(READY)
-	@$(BIN)/python -m workflow_scripts.draw_rulegraph
 
 # The other tools have an environment of their own, on top of the workflow's.
 .venv-bench/ready: $(READY) envs/bench.txt

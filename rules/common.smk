@@ -25,26 +25,24 @@ TABLES = ["table1", "table2"]
 # Companion notebooks and the results of a suite that each one reads.
 NOTEBOOKS = {
     "tour": [
-        "suite.csv",
-        "audit.csv",
-        "phases.json",
-        "kurtosis.csv",
-        "forks.csv",
-        "tables/table2.md",
+        *("suite.csv", "audit.csv", "kurtosis.csv", "forks.csv"),
+        *("figures/fig1_audit.png", "figures/fig2_kurtosis.png", "figures/fig3_forks.png"),
     ],
-    "audit": ["suite.csv", "audit.csv", "phases.json", "tables/table1.md"],
-    "kurtosis": ["suite.csv", "kurtosis.csv", "audit.csv", "phases.json", "statistics.csv"],
-    "forks": ["suite.csv", "forks.csv", "audit.csv", "statistics.csv", "tables/table2.md"],
+    "audit": [
+        *("suite.csv", "audit.csv", "phases.json", "tables/table1.md"),
+        *("figures/fig1_audit.png", "figures/fig5_bit_widths.png"),
+    ],
+    "kurtosis": ["audit.csv", "kurtosis.csv", "statistics.csv", "figures/fig2_kurtosis.png"],
+    "forks": ["forks.csv", "statistics.csv", "tables/table2.md", "figures/fig3_forks.png"],
 }
 # Notebooks of the target extended.
 EXTENDED_NOTEBOOKS = {
     "mechanism": [
-        *(f"mechanism/{name}.csv" for name in MECHANISM_TABLES),
-        "rivals.csv",
-        "suite.csv",
-        "audit.csv",
-        "kurtosis.csv",
-        "phases.json",
+        *("mechanism/findings.csv", "mechanism/sensitivity.csv", "rivals.csv"),
+        *("figures/fig6_factorial.png", "figures/fig7_layers.png", "figures/fig8_rivals.png"),
+        *("figures/fig9_sensitivity.png", "figures/fig10_curvature.png"),
+        *("figures/fig11_drift.png", "figures/fig12_activations.png"),
+        "figures/fig13_replication.png",
     ],
 }
 LEDGER = "resources/paper/claims.yaml"
@@ -103,11 +101,6 @@ def facts_of_claim(wildcards):
     if wildcards.claim not in known:
         sys.exit(f"Error: {LEDGER} has no claim {wildcards.claim!r}; valid: {', '.join(known)}")
     return planned("ledger_facts")(wildcards)
-
-
-def results_folder(wildcards, input):
-    """The folder of all suites' results, from a file of one of them."""
-    return Path(input.results[0]).parts[0]
 
 
 def printed_facts():

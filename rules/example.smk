@@ -1,6 +1,6 @@
 """Somebody's own run in miniature: Trainer.train(), the audit command, a notebook.
 
-REQUIRED INPUTS  notebooks/your_run.ipynb, resources/paper/table1.csv
+REQUIRED INPUTS  notebooks/your_run.ipynb
 OUTPUTS          results/example/run/checkpoint-{step}/, validation.jsonl, monitor.json
                  results/example/audit/audit.csv, audit_sequences.parquet, audit.json, audit.svg
                  results/example/your_run.html
@@ -57,9 +57,12 @@ rule audit_example:
 use rule render_notebook_tour as render_notebook_your_run with:
     input:
         notebook="notebooks/your_run.ipynb",
-        results=["results/example/audit/audit.csv", "results/example/audit/audit.json"],
-        record="results/example/monitor.json",
-        paper_table="resources/paper/table1.csv",
+        results=[
+            "results/example/monitor.json",
+            "results/example/audit/audit.csv",
+            "results/example/audit/audit.json",
+            "results/example/audit/audit.png",
+        ],
     output:
         html="results/example/your_run.html",
     log:
@@ -67,8 +70,8 @@ use rule render_notebook_tour as render_notebook_your_run with:
     benchmark:
         "benchmarks/example/render_notebook/your_run.tsv"
     params:
-        suite={"name": "example", "label": "example run (not Pythia)", "is_paper_model": False},
-        results=results_folder,
+        suite="example",
+        folder="results",
         code=code_hash("workflow_scripts/render_notebook.py", "notebooks/your_run.ipynb"),
     message:
         "Notebook of the example run"

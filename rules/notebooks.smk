@@ -1,7 +1,6 @@
 """Companion notebooks: executed on the suite's results and rendered.
 
-REQUIRED INPUTS  notebooks/{notebook}.ipynb, the suite's results that it reads,
-                 resources/paper/table1.csv
+REQUIRED INPUTS  notebooks/{notebook}.ipynb and the suite's results that it reads
 OUTPUTS          results/{suite}/notebooks/{notebook}.html
 """
 
@@ -15,7 +14,6 @@ for notebook, needed in {**NOTEBOOKS, **EXTENDED_NOTEBOOKS}.items():
         input:
             notebook=f"notebooks/{notebook}.ipynb",
             results=[f"results/{{suite}}/{name}" for name in needed],
-            paper_table="resources/paper/table1.csv",
         output:
             html=in_report(
                 f"results/{{suite}}/notebooks/{notebook}.html",
@@ -32,8 +30,7 @@ for notebook, needed in {**NOTEBOOKS, **EXTENDED_NOTEBOOKS}.items():
         conda:
             "../envs/notebook.yaml"
         params:
-            suite=planned("fork_facts" if "forks.csv" in needed else "facts"),
-            results=results_folder,
+            folder="results",
             code=code_hash("workflow_scripts/render_notebook.py", f"notebooks/{notebook}.ipynb"),
         message:
             f"Notebook {notebook} of {{wildcards.suite}}"

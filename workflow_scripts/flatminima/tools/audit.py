@@ -24,8 +24,8 @@ from rich.live import Live
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from flatminima.errors import DamagedFile, UserError
 from flatminima import audit_figure, style
+from flatminima.errors import DamagedFile, UserError
 from flatminima.files import atomic_path, write_json
 from flatminima.hub.errors import HubError, RevisionMissing
 from flatminima.intervals import summarise

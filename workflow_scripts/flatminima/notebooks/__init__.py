@@ -1,1 +1,0 @@
-"""The companion notebooks: executed, rendered, and what they read."""
