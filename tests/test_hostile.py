@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from flatminima.errors import DamagedFile
 from flatminima.hub.weights import WeightsRefused, read_tensors
 from flatminima.model import WEIGHTS_FILE, build_model, load_model, save_model
-from flatminima.notebooks.results import open_results
 from tests.conftest import TINY, TINY_VOCABULARY
 from tests.workflow import ROOT, copy_checkout, snakemake
 
@@ -100,26 +99,6 @@ def test_targets_are_file_names_and_nothing_else(tmp_path):
         assert "Traceback" not in run.stdout, run.stdout
     after = {path.name for path in folder.iterdir()} - {".snakemake"}
     assert sorted(after) == before
-
-
-# Notebooks
-
-
-@pytest.mark.parametrize(
-    "name", ["x'; import os; os.system('touch harm'); '", "../..", "$(touch harm)", "{{7*7}}", ""]
-)
-def test_a_notebook_parameter_with_code_is_a_name_that_is_not_known(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="SUITE"):
-        open_results({"SUITE": name})
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_settings_of_a_notebook_are_read_as_data(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError):
-        open_results({"SUITE": "mini", "SUITE_SETTINGS": "__import__('os').system('touch harm')"})
-    assert list(tmp_path.iterdir()) == []
 
 
 # Packages

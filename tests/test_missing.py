@@ -6,22 +6,16 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from flatminima import table_formats, tables
+from flatminima import audit_figure, tables
 from flatminima.claims.verdicts import NOT_RUN, judge_claim
 from flatminima.comparisons import all_statistics
 from flatminima.early_warning import warning_table
-from flatminima.figures import (
-    figure_audit,
-    figure_bit_widths,
-    figure_kurtosis,
-    figure_texts,
-)
-from flatminima.notebooks.results import Results
 from flatminima.phases import describe_phases
 from flatminima.revisions.missing import holes, missing_steps, missing_words
 from tests import synthetic
 from tests.test_claims_suites import measure, suite_table
 from tests.test_phases import suite as run_of
+from workflow_scripts import plot_bit_widths, plot_kurtosis
 
 MINI, LOST = synthetic.MINI, 3080  # the sixth row of Table 1
 WORDS = "missing: step 3,080"
@@ -53,7 +47,7 @@ def printed(tmp_path_factory) -> dict[str, str]:
     audit = without(synthetic.audit())
     table = tables.audit_table(audit, PHASES, synthetic.PAPER_TABLE1, suite=MINI)
     paths = [tmp_path_factory.mktemp("t") / f"table1.{suffix}" for suffix in ("csv", "md", "tex")]
-    table_formats.write(table, paths)
+    tables.write(table, paths)
     return {path.suffix: " ".join(path.read_text().split("\n")) for path in paths}
 
 
@@ -76,7 +70,7 @@ def test_a_suite_without_holes_has_neither(tmp_path):
         synthetic.audit(), synthetic.phases(), synthetic.PAPER_TABLE1, suite=MINI
     )
     paths = [tmp_path / f"table1.{suffix}" for suffix in ("csv", "md", "tex")]
-    table_formats.write(table, paths)
+    tables.write(table, paths)
     assert not any("NA" in path.read_text() for path in paths)
 
 
@@ -126,23 +120,15 @@ def test_early_warnings_leave_it_out_and_note_it():
     assert (left["evaluations"] == whole["evaluations"] - 1).all()
 
 
-def test_figures_and_their_texts_say_so():
+def test_figures_say_so():
     audit, kurtosis = without(synthetic.audit()), without(synthetic.kurtosis())
     figures = [
-        figure_audit.draw(audit, PHASES, suite=MINI),
-        figure_kurtosis.draw(kurtosis, audit, PHASES, suite=MINI),
-        figure_bit_widths.draw(audit, synthetic.PAPER_TABLE1, suite=MINI),
+        audit_figure.draw(audit, PHASES, suite=MINI),
+        plot_kurtosis.draw(kurtosis, audit, PHASES, suite=MINI),
+        plot_bit_widths.draw(audit, synthetic.PAPER_TABLE1, suite=MINI),
     ]
     assert all(figure.get_suptitle().endswith(f"; {WORDS}") for figure in figures)
     assert "at 153 checkpoints" in figures[0].get_suptitle()
-    assert WORDS in figure_texts.audit_text(audit, PHASES, suite=MINI)
-
-
-def test_notebooks_say_so_on_top(tmp_path):
-    synthetic.suite_table(missing=(LOST,)).to_csv(tmp_path / "suite.csv", index=False)
-    assert Results(tmp_path, MINI).notice().endswith(f"could not be had ({WORDS}).")
-    synthetic.suite_table().to_csv(tmp_path / "suite.csv", index=False)
-    assert "could not be had" not in Results(tmp_path, MINI).notice()
 
 
 def test_the_ledger_counts_what_is_there_and_names_what_is_not():

@@ -124,7 +124,7 @@ CHANGES = {
                 "draw_audit_page": 1,
                 "plot_kurtosis": 1, "tabulate_forks": 1},
     ),
-    "code of a figure": (code("figures/figure_forks"), {"plot_forks": 1, "render_notebook": 2}),
+    "code of a figure": (code("../plot_forks"), {"plot_forks": 1, "render_notebook": 2}),
     "period of one schedule": (
         setting("period: 16", "period: 20"),
         FORKS | LAST | AFTER_FORKS | {"train_fork": 2, "summarise_fork": 2},

@@ -40,7 +40,7 @@ def draw(audit: pd.DataFrame, paper: pd.DataFrame, *, suite: dict) -> Figure:
     warning = "" if suite["is_paper_model"] else "; not comparable"
     sides = [
         (suite["label"], even, names, suite["spacing"], "95 % intervals"),
-        (f"the paper's Table 1 ({PAPER_MODEL}{warning})", _printed(paper), PAPER_NAMES,
+        (f"paper's Table 1 ({PAPER_MODEL}{warning})", _printed(paper), PAPER_NAMES,
          PAPER_SPACING, "rounding"),
     ]  # fmt: skip
     with style.style():

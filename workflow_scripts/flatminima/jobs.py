@@ -73,9 +73,7 @@ def _arguments(main: Callable[..., None], job: object) -> dict[str, object]:
 
 def _items(part: object) -> dict[str, object]:
     """What a part of a job, such as its params, holds by name."""
-    if part is None:
-        return {}
-    return dict(part.items() if hasattr(part, "items") else vars(part).items())
+    return dict(part.items() if hasattr(part, "items") else getattr(part, "__dict__", {}))
 
 
 def _plain(value: object) -> object:
