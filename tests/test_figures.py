@@ -118,8 +118,8 @@ def test_scripts_write_three_formats_with_the_same_bytes_twice(name, tmp_path):
     for folder in ("first", "second"):
         written.append([tmp_path / folder / f"f.{kind}" for kind in ("pdf", "svg", "png")])
         job = SimpleNamespace(
-            input=SimpleNamespace(**files), output=list(map(str, written[-1])), log=[tmp_path / "log.txt"],
-            params=SimpleNamespace(suite=synthetic.MINI),
+            input=SimpleNamespace(**files), output=list(map(str, written[-1])),
+            log=[tmp_path / "log.txt"], params=SimpleNamespace(suite=synthetic.MINI),
         )  # fmt: skip
         run(SCRIPTS[name].main, job)
     first, second = ([path.read_bytes() for path in paths] for paths in written)
