@@ -17,6 +17,10 @@ class DamagedFile(UserError):
     """A file is not what its writer wrote, or not what a reader can use."""
 
 
+class NotMeasured(UserError):
+    """A checkpoint that cannot be scored: it diverged, or its model is of another kind."""
+
+
 class ConfigError(UserError):
     """A mistake in the configuration."""
 
@@ -27,3 +31,10 @@ def suggest(name: str, valid: list[str]) -> str:
     hint = f"did you mean {close[0]}? " if close else ""
     more = f" and {len(valid) - SHOWN} more" if len(valid) > 2 * SHOWN else ""
     return f"{hint}valid: {', '.join(valid[:SHOWN] if more else valid)}{more}"
+
+
+def one_line(error: BaseException, most: int = 300) -> str:
+    """What went wrong, in one line; with the kind of error where its text is a mere name."""
+    text = " ".join(str(error).split())[:most]
+    bare = isinstance(error, LookupError | AttributeError | AssertionError) or not text
+    return f"{type(error).__name__}: {text}" if bare else text

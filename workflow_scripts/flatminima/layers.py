@@ -230,6 +230,11 @@ class _Products(TorchDispatchMode):
         self.found[home[0]] = note if self.found.get(home[0], note) == note else None
 
 
+def kind_of(name: str) -> str:
+    """A parameter's name with ``*`` for the numbers of layers and experts."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
+
+
 def not_selected(model: nn.Module, selected: Iterable[str]) -> dict[str, int]:
     """Weights outside ``selected``: how many, by name with ``*`` for numbers.
 
@@ -238,7 +243,7 @@ def not_selected(model: nn.Module, selected: Iterable[str]) -> dict[str, int]:
     selected, counts = set(selected), {}
     for name, parameter in model.named_parameters():
         if name not in selected:
-            kind = "vectors" if parameter.ndim < 2 else re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
+            kind = "vectors" if parameter.ndim < 2 else kind_of(name)
             counts[kind] = counts.get(kind, 0) + parameter.numel()
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import psutil
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from flatminima.errors import DamagedFile, UserError
+from flatminima.errors import DamagedFile, NotMeasured, UserError, one_line
 from flatminima.files import (
     DIGESTS_FILE,
     atomic_path,
@@ -32,7 +32,9 @@ from flatminima.files import (
 )
 from flatminima.revisions.absent import absence
 
-WEIGHTS_FILE = "model.safetensors"
+WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
+ADAPTER_FILE = "adapter_config.json"
+WIDENED = ("F64", "F32", "F16", "BF16")  # as safetensors calls what float32 can hold
 INDEX_SUFFIX = ".index.json"
 # Masks and tables that old checkpoints carry beside the weights: GPT-NeoX and GPT-Neo;
 # GPT-2, GPT-J and CodeGen; every family with rotary embeddings.
@@ -42,6 +44,7 @@ LEGACY_BUFFERS = (
     "rotary_emb.inv_freq",
 )  # fmt: skip
 LOGITS_AT_ONCE = 2**23  # numbers; 32 MiB, which the caches of processors hold for the most part
+LOOKS_AHEAD = 1e-4  # of the largest logit: what rounding may move in a causal model
 _TRIED = 4  # positions on which a head is tried
 
 
@@ -108,13 +111,8 @@ def _cgroups(
     yield from (place for place in (folder, *folder.parents) if place.is_relative_to(root))
 
 
-def check_memory(folder: Path, device: str) -> None:
-    """``UserError`` with what is missing where the weights in float32 are more than there is."""
-    numbers = 0
-    for file in folder.glob("*.safetensors"):
-        with damage_named(folder), safe_open(file, framework="pt") as stored:
-            names = (name for name in stored.keys() if not is_legacy_buffer(name))  # noqa: SIM118
-            numbers += sum(math.prod(stored.get_slice(name).get_shape()) for name in names)
+def check_memory(folder: Path, device: str, numbers: int) -> None:
+    """``UserError`` with what is missing where ``numbers`` in float32 are more than there is."""
     for place in dict.fromkeys(("cpu", device)):
         needed, there = 4 * numbers, available_bytes(place)
         if needed > there:
@@ -140,13 +138,50 @@ def damage_named(path: str | Path) -> Iterator[None]:
     """Say which file it is that a library cannot read, in one line."""
     try:
         yield
-    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
-        if isinstance(error, DamagedFile | FileNotFoundError | FloatingPointError):
+    except Exception as error:  # whatever a library raises over somebody's file
+        if isinstance(error, UserError | FileNotFoundError | FloatingPointError):
             raise
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error)
         if "trust_remote_code" in str(error):
             reason = "it wants code that came with it to be run, which is never done here"
         raise DamagedFile(f"{path}: cannot be read as a checkpoint: {reason}") from error
+
+
+def check_kind(folder: Path) -> int:
+    """How many numbers a checkpoint's weights are, read from its headers alone.
+
+    Raises ``DamagedFile`` for what would be measured as something that it is not: weights
+    that are quantized already, or a base model beside the adapter that was trained.
+    """
+    with damage_named(folder / CONFIG_FILE):
+        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        nested = [part for part in config.values() if isinstance(part, dict)]
+    for part in (config, *nested):
+        if quantization := part.get("quantization_config"):
+            method = quantization.get("quant_method", "quantization_config in config.json")
+            raise DamagedFile(
+                f"{folder}: its weights are already quantized ({method}); measure the model that "
+                "they were made from"
+            )
+    if (folder / ADAPTER_FILE).is_file():
+        raise DamagedFile(
+            f"{folder}: an adapter lies beside the model ({ADAPTER_FILE}) and is not applied; "
+            "measure the two merged (merge_and_unload of peft)"
+        )
+    numbers = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        with damage_named(file), safe_open(file, framework="pt") as stored:
+            for name in stored.keys():  # noqa: SIM118, no mapping
+                if is_legacy_buffer(name):
+                    continue
+                part = stored.get_slice(name)
+                numbers += math.prod(part.get_shape())
+                if len(part.get_shape()) > 1 and part.get_dtype() not in WIDENED:
+                    raise DamagedFile(
+                        f"{folder}: {name} is stored as {part.get_dtype()}, so its weights are "
+                        "already quantized; measure the model that they were made from"
+                    )
+    return numbers
 
 
 def load_model(folder: str | Path, device: str = "cpu") -> nn.Module:
@@ -165,9 +200,9 @@ def load_model(folder: str | Path, device: str = "cpu") -> nn.Module:
         raise DamagedFile(f"{folder}: there is no such checkpoint ({reason})")
     hide_progress_bars()
     folder = Path(folder)
-    for name in (WEIGHTS_FILE, "config.json"):
+    for name in (WEIGHTS_FILE, CONFIG_FILE):
         check_digest(folder / name)
-    check_memory(folder, device)
+    check_memory(folder, device, check_kind(folder))
     with damage_named(folder):
         model, found = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -191,6 +226,47 @@ def load_model(folder: str | Path, device: str = "cpu") -> nn.Module:
         if count:
             raise DamagedFile(f"{folder}: {count} of {parameter.numel()} {name} are not finite")
     return model.to(device).eval()
+
+
+def text_config(model: nn.Module) -> object:
+    """The part of a model's configuration that is about text; the whole where it has no parts."""
+    find = getattr(model.config, "get_text_config", None)
+    return find(decoder=True) if find else model.config
+
+
+def peculiarities(model: nn.Module) -> list[str]:
+    """What a reader of its numbers should know about a model, one line each."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = getattr(text_config(model), "tie_word_embeddings", False)
+    if not tied or head is None or head.weight is embedding.weight:
+        return []
+    return [
+        "the configuration ties the head to the embedding, but the file has a head of its own, "
+        "which is used"
+    ]
+
+
+@torch.inference_mode()
+def check_causal(model: nn.Module, ids: Tensor) -> None:
+    """Raise ``NotMeasured`` where tokens change what is said of those before them.
+
+    ``ids`` is ``[1, length]``; its second half is replaced, and the logits of the first half
+    must stay. A model of masked language, whose perplexity would mean nothing, fails.
+    """
+    half = ids.shape[1] // 2
+    other = torch.cat([ids[:, :half], ids[:, :half].flip(1), ids[:, 2 * half :]], dim=1)
+    if not half or torch.equal(ids, other):
+        other = torch.cat([ids[:, :-1], (ids[:, -1:] + 1) % max(2, int(ids.max()))], dim=1)
+        half = ids.shape[1] - 1
+    first, second = (
+        model(input_ids=part, use_cache=False).logits[:, :half].double() for part in (ids, other)
+    )
+    moved = (first - second).abs().amax()
+    if moved > LOOKS_AHEAD * first.abs().amax():
+        raise NotMeasured(
+            f"{type(model).__name__} looks ahead: tokens change what it says of those before "
+            "them, so it is no causal language model"
+        )
 
 
 @torch.inference_mode()

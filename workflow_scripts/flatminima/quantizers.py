@@ -22,14 +22,20 @@ The four-bit code books scale a group, take the nearest entry (the lower one at 
 scale back; a group whose scale is zero becomes zero.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import numpy as np
 import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from flatminima.layers import LinearWeight, count_weights, linear_layers, not_selected
+from flatminima.layers import (
+    LinearWeight,
+    count_weights,
+    kind_of,
+    linear_layers,
+    not_selected,
+)
 from flatminima.quantizer_specs import AffineQuantizer, AnyQuantizer
 
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
@@ -230,17 +236,21 @@ def quantized_weights(model: nn.Module, spec: AnyQuantizer) -> dict[str, Tensor]
     return dict(Quantized(model, spec, most_held=0))
 
 
-def coverage(model: nn.Module, spec: AnyQuantizer) -> dict:
+def coverage(model: nn.Module, spec: AnyQuantizer, read: Collection[str] | None = None) -> dict:
     """How many weights of the model ``spec`` quantizes, in how many groups, and which it leaves.
 
-    Keys: weights, of, matrices, groups, bits_per_weight (of those quantized, scales among
-    them), narrowed (inputs by name of layers that are narrower than a group), left (counts by
-    name, ``layers.not_selected``).
+    ``read`` are the names of those that the model has read when it ran; others change nothing
+    and count as left. Keys: weights, of, matrices, groups, bits_per_weight (of those
+    quantized, scales among them), narrowed (inputs of layers that are narrower than a group,
+    by name with ``*`` for numbers), left (counts by name, ``layers.not_selected``), unread
+    (the part of ``left`` that was selected but not read).
     """
     selected = linear_layers(model, spec.layers)
-    shapes = [(layer.weight.numel(), tuple(layer.matrices().shape)) for layer in selected.values()]
+    used = selected if read is None else {n: v for n, v in selected.items() if n in read}
+    shapes = [(layer.weight.numel(), tuple(layer.matrices().shape)) for layer in used.values()]
     weights = sum(count for count, _ in shapes)
     bits = sum(count * spec.storage_bits(*shape[1:]) for count, shape in shapes)
+    left = not_selected(model, used)
     return {
         "weights": weights,
         "of": count_weights(model),
@@ -248,11 +258,12 @@ def coverage(model: nn.Module, spec: AnyQuantizer) -> dict:
         "groups": sum(shape[0] * spec.count_groups(*shape[1:]) for _, shape in shapes),
         "bits_per_weight": bits / weights if weights else 0.0,
         "narrowed": {
-            name: layer.in_features
-            for name, layer in selected.items()
+            kind_of(name): layer.in_features
+            for name, layer in used.items()
             if spec.row_group is not None and spec.group_length(layer.in_features) < spec.row_group
         },
-        "left": not_selected(model, selected),
+        "left": left,
+        "unread": {k: left[k] for k in dict.fromkeys(map(kind_of, set(selected) - set(used)))},
     }
 
 
@@ -267,6 +278,6 @@ def coverage_line(found: Mapping) -> str:
     if found["narrowed"]:
         narrowed = ", ".join(f"{name} {inputs}" for name, inputs in found["narrowed"].items())
         line += f"; groups narrowed to the rows of {narrowed}"
-    if found.get("unread"):
-        line += f"; not read when the model ran: {', '.join(found['unread'])}"
+    if found["unread"]:
+        line += f"; not read when the model ran: {', '.join(sorted(found['unread']))}"
     return line

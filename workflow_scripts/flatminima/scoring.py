@@ -20,21 +20,25 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from flatminima.errors import NotMeasured, one_line
 from flatminima.files import describe_run, file_sha256, write_rows
 from flatminima.intervals import summarise
 from flatminima.jobs import log, own_gpu, slots_folder
 from flatminima.model import (
     LOGITS_AT_ONCE,
     assert_float32,
+    check_causal,
     choose_device,
     head_in_pieces,
     last_states,
+    peculiarities,
     prepare_backend,
 )
 from flatminima.quantizer_specs import FP32, read_specs
 from flatminima.quantizers import Quantized, coverage, coverage_line
 from flatminima.text.tokens import check_ids, read_tokens
 
+TRIED = 16  # tokens on which a model is shown to be causal
 SCORED_AT_ONCE = 2**20  # logits; what is made of them stays in a processor's cache
 # Next-token logits of ``[batch, length]`` ids, some positions at a time: ``model_logits``.
 Forward = Callable[[Tensor], Iterator[Tensor]]
@@ -296,17 +300,20 @@ class Prober:
     def __call__(self, model: nn.Module, step: int) -> pd.DataFrame:
         """Per-sequence scores of the model of ``step`` and of its quantized variants.
 
-        The rows are those of ``SequenceScores.table``. Raises ``FloatingPointError`` or
-        ``ValueError`` naming the step where the model cannot be scored.
+        The rows are those of ``SequenceScores.table``. Raises ``NotMeasured`` naming
+        the step where the model cannot be scored, for whatever reason.
         """
-        check_ids(self.tokens, model.config.vocab_size, whose=f"step {step}: the vocabulary")
         try:
+            rows = model.eval().get_input_embeddings().weight.shape[0]
+            check_ids(self.tokens, rows, whose="the vocabulary")
+            ids = torch.from_numpy(self.tokens[:1, :TRIED].astype(np.int64)).to(self.device)
+            check_causal(model, ids)
             forwards = {FP32: ModelForward(model)}
             forwards |= {n: ModelForward(model, Quantized(model, s)) for n, s in self.specs.items()}
             scores = self.score(forwards)
             self._say_coverage(model, forwards)
-        except (FloatingPointError, ValueError) as error:
-            raise type(error)(f"step {step}: {error}") from error
+        except Exception as error:  # whatever somebody's model raises
+            raise NotMeasured(f"step {step}: {one_line(error)}") from error
         tables = [record.table(step, name, self.roles[name]) for name, record in scores.items()]
         return pd.concat(tables, ignore_index=True)
 
@@ -317,19 +324,19 @@ class Prober:
     def _say_coverage(self, model: nn.Module, forwards: Mapping[str, ModelForward]) -> None:
         """Say once, and keep in ``made_by``, which weights are quantized and which are not.
 
-        Raises ``ValueError`` where a model read none of the weights that were to be quantized:
+        Raises ``NotMeasured`` where a model read none of the weights that were to be quantized:
         its gap would be that of no quantizer.
         """
-        covered = {}
-        for name, spec in self.specs.items():
-            wanted, read = set(forwards[name].weights), forwards[name].read
-            if wanted and not read:
-                raise ValueError(f"{name}: the model ran without reading a weight that it changes")
-            covered[name] = coverage(model, spec) | {"unread": sorted(wanted - read)}
+        covered = {n: coverage(model, s, forwards[n].read) for n, s in self.specs.items()}
+        for name, found in covered.items():
+            if not found["weights"]:
+                raise NotMeasured(f"{name}: no weight that the model reads can be quantized")
         if "coverage" not in self.made_by:
-            self.made_by["coverage"] = covered
+            self.made_by |= {"coverage": covered, "peculiarities": peculiarities(model)}
             for name, found in covered.items():
                 log(f"{name}: {coverage_line(found)}")
+            for line in self.made_by["peculiarities"]:
+                log(line)
 
 
 def write_probes(
