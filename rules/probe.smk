@@ -43,7 +43,7 @@ rule gather_audit:
     input:
         suite_table="results/{suite}/suite.csv",
         tables=planned("probe_tables"),
-        sequences=planned("probe_sequences"),
+        scores=planned("probe_sequences"),
     output:
         audit=in_report(
             "results/{suite}/audit.csv", "audit", "Audit", item="All rows", suite="{suite}"

@@ -260,7 +260,7 @@ def probed(data, checkpoints, tmp_path_factory) -> Path:
     run_script(
         "gather_audit", folder,
         input={"tables": [str(folder / f"step{s}.csv") for s in (2, 0)],
-               "sequences": [str(folder / f"step{s}.parquet") for s in (2, 0)]},
+               "scores": [str(folder / f"step{s}.parquet") for s in (2, 0)]},
         output={"audit": str(folder / "audit.csv"), "sequences": str(folder / "all.parquet")},
         params={"schedule": SCHEDULE, "total_steps": 40, "tokens_per_step": 128, "code": "abc"},
     )  # fmt: skip

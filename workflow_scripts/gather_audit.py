@@ -1,43 +1,22 @@
 """Gather the probes of all revisions of a suite."""
 
 from flatminima.files import read_rows
-from flatminima.jobs import log, logged
+from flatminima.jobs import run
 from flatminima.schedules import read_schedule
 from flatminima.scoring import gather_audit
 
 
-def main(
-    *,
-    tables: list[str],
-    sequences: list[str],
-    suite: str,
-    schedule: dict | None,
-    total_steps: int,
-    tokens_per_step: int | None,
-    audit: str,
-    all_sequences: str,
-) -> None:
+def main(tables: list, scores: list, suite: str, schedule: dict | None, total_steps: int,
+         tokens_per_step: int | None, audit: str, sequences: str) -> None:  # fmt: skip
     """Write ``audit.csv`` and the per-sequence scores of the whole suite."""
-    probes = read_rows(tables)
-    lr, lr_max = (
-        (read_schedule(schedule, total_steps), schedule["lr_max"]) if schedule else (None, None)
-    )
-    gathered = gather_audit(probes, lr, suite=suite, lr_max=lr_max, tokens_per_step=tokens_per_step)
+    lr = read_schedule(schedule, total_steps) if schedule else None
+    gathered = gather_audit(
+        read_rows(tables), lr, suite=suite, lr_max=schedule["lr_max"] if schedule else None,
+        tokens_per_step=tokens_per_step,
+    )  # fmt: skip
     gathered.to_csv(audit, index=False)
-    read_rows(sequences).to_parquet(all_sequences, index=False)
-    last = gathered[gathered["step"] == gathered["step"].max()].set_index("role")["gap_pct"]
-    log(f"final gap: low bit {last['low_bit']:.2f} %, high bit {last['high_bit']:.3f} %")
+    read_rows(scores).to_parquet(sequences, index=False)
 
 
 if __name__ == "__main__":
-    with logged(snakemake.log[0]):
-        main(
-            tables=snakemake.input.tables,
-            sequences=snakemake.input.sequences,
-            suite=snakemake.wildcards.suite,
-            audit=snakemake.output.audit,
-            all_sequences=snakemake.output.sequences,
-            schedule=snakemake.params.schedule,
-            total_steps=snakemake.params.total_steps,
-            tokens_per_step=snakemake.params.tokens_per_step,
-        )
+    run(main, snakemake)
