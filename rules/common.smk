@@ -128,6 +128,11 @@ def frozen_files(plan):
     return lambda wildcards: planned("frozen_files")(SimpleNamespace(suite=plan.name))
 
 
+def code_of_measure(wildcards):
+    """The hash of the code of one measurement beyond the paper."""
+    return code_hash(f"workflow_scripts/measure_{wildcards.measure}.py")
+
+
 def suites_from(source):
     """Pattern that matches the names of the suites with this source, and nothing else."""
     return _any_of(name for name, suite in config["suites"].items() if suite["source"] == source)

@@ -67,7 +67,7 @@ rule plot_sensitivity:
         "benchmarks/{suite}/plot_sensitivity.tsv"
     localrule: True
     conda:
-        "../envs/torch.yaml"
+        "../envs/analysis.yaml"
     params:
         suite=planned("facts"),
         low=planned("low_bit_name"),
@@ -189,7 +189,7 @@ rule summarise_mechanism:
         "benchmarks/{suite}/summarise_mechanism.tsv"
     localrule: True
     conda:
-        "../envs/torch.yaml"
+        "../envs/analysis.yaml"
     params:
         spacing=planned("spacing"),
         code=code_hash("workflow_scripts/summarise_mechanism.py"),

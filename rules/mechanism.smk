@@ -1,119 +1,51 @@
-"""Beyond the paper: measurements at checkpoints that ask why. No part of `all`.
+"""Beyond the paper: measurements that ask why. No part of `all`.
 
 REQUIRED INPUTS  results/{suite}/checkpoints/step{step}/
                  results/{suite}/data/validation.safetensors, train.safetensors
 OUTPUTS          results/{suite}/mechanism/{measure}/{steps}.csv
                  results/{suite}/mechanism/{measure}.csv
-                 results/{suite}/mechanism/drift.csv, displacement.csv, phase_flips.csv
+                 results/{suite}/mechanism/factors.csv, drift.csv, displacement.csv, phase_flips.csv
+                 results/{suite}/mechanism/replication/width{width}-seed{seed}.csv, .parquet
+                 results/{suite}/mechanism/replication.csv, replication_runs.csv
 """
 
 
-rule probe_layers:
-    """One matrix quantized alone, and all but one."""
+# Each measurement has a script of its own, so that editing one reruns no other.
+rule measure_mechanism:
+    """One measurement at the checkpoints of a range: layers, sensitivity, curvature …"""
     input:
-        checkpoints=planned("measure_files", "steps", measure="layers"),
+        checkpoints=planned("measure_files", "steps", "measure"),
         validation="results/{suite}/data/validation.safetensors",
     output:
-        table="results/{suite}/mechanism/layers/{steps}.csv",
+        table="results/{suite}/mechanism/{measure}/{steps}.csv",
     log:
-        "logs/{suite}/probe_layers/{steps}.log",
+        "logs/{suite}/measure_{measure}/{steps}.log",
     benchmark:
-        "benchmarks/{suite}/probe_layers/{steps}.tsv"
+        "benchmarks/{suite}/measure_{measure}/{steps}.tsv"
+    wildcard_constraints:
+        measure="|".join(RANGED[1:]),
     conda:
         "../envs/torch.yaml"
     threads: planned("threads")
     resources:
         gpu=planned("gpus"),
     params:
-        folders=planned("measure_folders", "steps", measure="layers"),
-        settings=planned("measure_settings", measure="layers"),
-        quantizer=planned("probed_quantizer", role="low_bit"),
-        code=code_hash("workflow_scripts/probe_layers.py"),
+        folders=planned("measure_folders", "steps", "measure"),
+        settings=planned("measure_settings", "measure"),
+        code=code_of_measure,
     message:
-        "Layer by layer probes of {wildcards.suite} {wildcards.steps}"
+        "Measuring the {wildcards.measure} of {wildcards.suite} {wildcards.steps}"
     script:
-        "../workflow_scripts/probe_layers.py"
+        "../workflow_scripts/measure_{wildcards.measure}.py"
 
 
-rule measure_sensitivity:
-    """Quantization noise, and what the loss makes of it."""
-    input:
-        checkpoints=planned("measure_files", "steps", measure="sensitivity"),
-        validation="results/{suite}/data/validation.safetensors",
+# The same, and the scores of each sequence, which the analysis resamples.
+use rule measure_mechanism as measure_factorial with:
     output:
-        table="results/{suite}/mechanism/sensitivity/{steps}.csv",
-    log:
-        "logs/{suite}/measure_sensitivity/{steps}.log",
-    benchmark:
-        "benchmarks/{suite}/measure_sensitivity/{steps}.tsv"
-    conda:
-        "../envs/torch.yaml"
-    threads: planned("threads")
-    resources:
-        gpu=planned("gpus"),
-    params:
-        folders=planned("measure_folders", "steps", measure="sensitivity"),
-        settings=planned("measure_settings", measure="sensitivity"),
-        quantizers=planned("probed_quantizers"),
-        code=code_hash("workflow_scripts/measure_sensitivity.py"),
-    message:
-        "Noise and sensitivity of {wildcards.suite} {wildcards.steps}"
-    script:
-        "../workflow_scripts/measure_sensitivity.py"
-
-
-rule measure_curvature:
-    """Largest eigenvalue and trace of the Hessian."""
-    input:
-        checkpoints=planned("measure_files", "steps", measure="curvature"),
-        validation="results/{suite}/data/validation.safetensors",
-    output:
-        table="results/{suite}/mechanism/curvature/{steps}.csv",
-    log:
-        "logs/{suite}/measure_curvature/{steps}.log",
-    benchmark:
-        "benchmarks/{suite}/measure_curvature/{steps}.tsv"
-    conda:
-        "../envs/torch.yaml"
-    threads: planned("threads")
-    resources:
-        gpu=planned("gpus"),
-    params:
-        folders=planned("measure_folders", "steps", measure="curvature"),
-        settings=planned("measure_settings", measure="curvature"),
-        layers=planned("kurtosis_layers"),
-        code=code_hash("workflow_scripts/measure_curvature.py"),
-    message:
-        "Curvature of {wildcards.suite} {wildcards.steps}"
-    script:
-        "../workflow_scripts/measure_curvature.py"
-
-
-rule measure_activations:
-    """Activation kurtosis, rounded activations and anisotropy."""
-    input:
-        checkpoints=planned("measure_files", "steps", measure="activations"),
-        validation="results/{suite}/data/validation.safetensors",
-    output:
-        table="results/{suite}/mechanism/activations/{steps}.csv",
-    log:
-        "logs/{suite}/measure_activations/{steps}.log",
-    benchmark:
-        "benchmarks/{suite}/measure_activations/{steps}.tsv"
-    conda:
-        "../envs/torch.yaml"
-    threads: planned("threads")
-    resources:
-        gpu=planned("gpus"),
-    params:
-        folders=planned("measure_folders", "steps", measure="activations"),
-        settings=planned("measure_settings", measure="activations"),
-        quantizer=planned("probed_quantizer", role="low_bit"),
-        code=code_hash("workflow_scripts/measure_activations.py"),
-    message:
-        "Activations of {wildcards.suite} {wildcards.steps}"
-    script:
-        "../workflow_scripts/measure_activations.py"
+        table="results/{suite}/mechanism/{measure}/{steps}.csv",
+        sequences="results/{suite}/mechanism/{measure}/{steps}.parquet",
+    wildcard_constraints:
+        measure="factorial",
 
 
 rule gather_mechanism:
@@ -128,6 +60,7 @@ rule gather_mechanism:
         "benchmarks/{suite}/gather_mechanism/{measure}.tsv"
     wildcard_constraints:
         measure="|".join(RANGED),
+    localrule: True
     conda:
         "../envs/analysis.yaml"
     params:
@@ -138,10 +71,33 @@ rule gather_mechanism:
         "../workflow_scripts/gather_mechanism.py"
 
 
+rule analyse_factorial:
+    """Main effects, interactions, and one sensitivity times step²."""
+    input:
+        cells="results/{suite}/mechanism/factorial.csv",
+        sequences=planned("measure_tables", measure="factorial", suffix="parquet"),
+    output:
+        effects="results/{suite}/mechanism/factors.csv",
+    log:
+        "logs/{suite}/analyse_factorial.log",
+    benchmark:
+        "benchmarks/{suite}/analyse_factorial.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        probed=planned("probed_cells"),
+        resamples=200,
+        code=code_hash("workflow_scripts/analyse_factorial.py"),
+    message:
+        "Separating the factors of {wildcards.suite}"
+    script:
+        "../workflow_scripts/analyse_factorial.py"
+
+
 rule measure_drift:
     """Where weights sit in their grids, which codes flip, and how far they move."""
     input:
-        weights=planned("drift_files"),
+        files=planned("drift_files"),
     output:
         drift="results/{suite}/mechanism/drift.csv",
         displacement="results/{suite}/mechanism/displacement.csv",
@@ -187,3 +143,56 @@ rule trace_phase_flips:
         "Following the codes of {wildcards.suite} through bumps and cool phases"
     script:
         "../workflow_scripts/trace_phase_flips.py"
+
+
+rule train_replica:
+    """One run, probed on the way; nothing of it is kept but its scores."""
+    input:
+        train="results/{suite}/data/train.safetensors",
+        validation="results/{suite}/data/validation.safetensors",
+    output:
+        table="results/{suite}/mechanism/replication/width{width}-seed{seed}.csv",
+        sequences="results/{suite}/mechanism/replication/width{width}-seed{seed}.parquet",
+    log:
+        "logs/{suite}/train_replica/width{width}-seed{seed}.log",
+    benchmark:
+        "benchmarks/{suite}/train_replica/width{width}-seed{seed}.tsv"
+    wildcard_constraints:
+        suite=suites_from("pretrain"),
+        width=r"\d+",
+    priority: 15
+    conda:
+        "../envs/torch.yaml"
+    threads: planned("threads")
+    params:
+        settings=planned("replica_settings", "width"),
+        probe=planned("replica_probe"),
+        code=code_hash("workflow_scripts/train_replica.py"),
+    message:
+        "Training a run of {wildcards.suite} with width {wildcards.width}, seed {wildcards.seed}"
+    script:
+        "../workflow_scripts/train_replica.py"
+
+
+rule compare_replicas:
+    """Each run's onset beside its own FP32 minimum."""
+    input:
+        tables=planned("replicas"),
+        sequences=planned("replica_sequences"),
+    output:
+        runs="results/{suite}/mechanism/replication_runs.csv",
+        comparison="results/{suite}/mechanism/replication.csv",
+    log:
+        "logs/{suite}/compare_replicas.log",
+    benchmark:
+        "benchmarks/{suite}/compare_replicas.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        spacing=planned("replica_spacing"),
+        resamples=planned("phase_resamples"),
+        code=code_hash("workflow_scripts/compare_replicas.py"),
+    message:
+        "Comparing the runs of {wildcards.suite}"
+    script:
+        "../workflow_scripts/compare_replicas.py"

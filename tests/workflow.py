@@ -9,7 +9,9 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 from filelock import FileLock
 
@@ -103,21 +105,36 @@ def _declarations(configfiles: list[Path]) -> list[dict]:
             config_settings=ConfigSettings(configfiles=configfiles),
             snakefile=ROOT / "Snakefile",
         )._workflow
-        return [
-            {
-                "name": rule.name,
-                "docstring": rule.docstring,
-                "message": rule.message,
-                "script": rule.script,
-                "conda": rule.conda_env,
-                "log": [str(path) for path in rule.log],
-                "benchmark": rule.benchmark and str(rule.benchmark),
-                "code": dict(rule.params.items()).get("code"),
-                "inputs": [str(path) for path in rule.input if not callable(path)],
-                "outputs": [path.regex().pattern for path in rule.output],
-            }
-            for rule in workflow.rules
-        ]
+        return [one for rule in workflow.rules for one in _declared(rule)]
+
+
+def _declared(rule) -> Iterator[dict]:
+    """One rule; where a wildcard names the script, once for each of its scripts."""
+    code = dict(rule.params.items()).get("code")
+    declared = {
+        "name": rule.name,
+        "docstring": rule.docstring,
+        "message": rule.message,
+        "script": rule.script,
+        "conda": rule.conda_env,
+        "log": [str(path) for path in rule.log],
+        "benchmark": rule.benchmark and str(rule.benchmark),
+        "code": code,
+        "inputs": [str(path) for path in rule.input if not callable(path)],
+        "outputs": [path.regex().pattern for path in rule.output],
+    }
+    named = re.search(r"\{wildcards\.(\w+)\}", rule.script or "")
+    if not named:
+        yield declared
+        return
+    for value in rule.wildcard_constraints[named[1]].split("|"):
+        script = rule.script.replace(named[0], value)
+        log, benchmark = (re.sub(rf"\{{{named[1]}[^}}]*\}}", value, path)
+                          for path in (declared["log"][0], declared["benchmark"]))  # fmt: skip
+        yield declared | {
+            "name": Path(script).stem, "script": script, "log": [log], "benchmark": benchmark,
+            "code": code(SimpleNamespace(**{named[1]: value})),
+        }  # fmt: skip
 
 
 if __name__ == "__main__":

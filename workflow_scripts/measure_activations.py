@@ -3,35 +3,21 @@
 import pandas as pd
 
 from flatminima.files import write_table
-from flatminima.jobs import logged
-from flatminima.mechanism.activations import hidden_kurtosis, weights_and_activations
-from flatminima.mechanism.anisotropy import anisotropy
-from flatminima.mechanism.jobs import visits
+from flatminima.jobs import run
+from flatminima.mechanism.activations import activation_table
+from flatminima.mechanism.visits import visits
 from flatminima.quantizer_specs import read_spec
 
 
-def main(*, folders: dict, validation: str, settings: dict, quantizer: dict, threads: int,
-         table: str) -> None:  # fmt: skip
+def main(*, folders: dict, validation: str, settings: dict, threads: int, table: str) -> None:
     """Write a row per step, measure and name."""
-    spec, tables = read_spec(quantizer), []
-    for visit in visits(folders, validation, settings, name="activations", threads=threads):
-        how = {"batch_size": settings["batch_size"], "resamples": settings["resamples"],
-               "device": visit.device}  # fmt: skip
-        rows = hidden_kurtosis(visit.model, visit.tokens, **how)
-        rows += weights_and_activations(
-            visit.model, visit.tokens, spec, bits=settings["bits"], step=visit.step, **how
-        )
-        rows += anisotropy(visit.model, visit.tokens, **how)
-        tables.append(pd.DataFrame(rows).assign(step=visit.step))
-    gathered = pd.concat(tables)
-    write_table(table, gathered[["step", *gathered.columns.drop("step")]])
+    spec = read_spec(settings["low_bit"])
+    found = [
+        activation_table(visit, spec, settings["bits"])
+        for visit in visits(folders, validation, settings, threads)
+    ]
+    write_table(table, pd.concat(found))
 
 
 if __name__ == "__main__":
-    with logged(snakemake.log[0]):
-        main(
-            validation=snakemake.input.validation,
-            threads=snakemake.threads,
-            table=snakemake.output.table,
-            **{k: v for k, v in snakemake.params.items() if k != "code"},
-        )
+    run(main, snakemake)

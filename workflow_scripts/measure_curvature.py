@@ -3,31 +3,20 @@
 import pandas as pd
 
 from flatminima.files import write_table
-from flatminima.jobs import logged
-from flatminima.mechanism.curvature import curvature_row
-from flatminima.mechanism.jobs import visits
-from flatminima.mechanism.surface import LossSurface
+from flatminima.jobs import run
+from flatminima.mechanism.sensitivity import LossSurface, curvature_row
+from flatminima.mechanism.visits import visits
 
 
-def main(*, folders: dict, validation: str, settings: dict, layers: str, threads: int,
-         table: str) -> None:  # fmt: skip
-    """Write a row per step; ``layers`` are those whose weights may move."""
+def main(*, folders: dict, validation: str, settings: dict, threads: int, table: str) -> None:
+    """Write a row per step."""
     rows = []
-    for visit in visits(folders, validation, settings, name="curvature", threads=threads):
-        surface = LossSurface(
-            visit.model, visit.tokens, list(visit.weights(layers)),
-            batch_size=settings["batch_size"], device=visit.device,
-        )  # fmt: skip
-        draws, resamples = settings["draws"], settings["resamples"]
-        rows.append(curvature_row(surface, step=visit.step, draws=draws, resamples=resamples))
+    for visit in visits(folders, validation, settings, threads):
+        surface = LossSurface(visit, list(visit.weights(settings["layers"])))
+        rows.append(curvature_row(surface, step=visit.step, draws=settings["draws"],
+                                  resamples=visit.resamples))  # fmt: skip
     write_table(table, pd.DataFrame(rows))
 
 
 if __name__ == "__main__":
-    with logged(snakemake.log[0]):
-        main(
-            validation=snakemake.input.validation,
-            threads=snakemake.threads,
-            table=snakemake.output.table,
-            **{k: v for k, v in snakemake.params.items() if k != "code"},
-        )
+    run(main, snakemake)

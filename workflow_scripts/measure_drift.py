@@ -1,11 +1,8 @@
 """Follow the weights from checkpoint to checkpoint: grid positions, codes, distances."""
 
-import pandas as pd
-
 from flatminima.files import write_table
-from flatminima.jobs import logged, progress
-from flatminima.mechanism.displacement import COLUMNS
-from flatminima.mechanism.drift import drift_rows
+from flatminima.jobs import progress, run
+from flatminima.mechanism.drift import drift_tables
 from flatminima.quantizer_specs import read_spec
 
 
@@ -16,15 +13,11 @@ def main(*, weights: dict, quantizer: dict, layers: str, spacing: int, drift: st
     ``weights`` maps steps to files; ``layers`` are those whose weights are followed.
     """
     states = progress(weights.items(), "drift", total=len(weights))
-    positions, distances = drift_rows(states, read_spec(quantizer), layers=layers, spacing=spacing)
-    write_table(drift, pd.DataFrame(positions))
-    write_table(displacement, pd.DataFrame(distances, columns=COLUMNS))
+    spec = read_spec(quantizer)
+    positions, distances = drift_tables(states, spec, layers=layers, spacing=spacing)
+    write_table(drift, positions)
+    write_table(displacement, distances)
 
 
 if __name__ == "__main__":
-    with logged(snakemake.log[0]):
-        main(
-            drift=snakemake.output.drift,
-            displacement=snakemake.output.displacement,
-            **{k: v for k, v in snakemake.params.items() if k != "code"},
-        )
+    run(main, snakemake)

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from flatminima.files import write_table
-from flatminima.jobs import logged
-from flatminima.mechanism.jobs import prepare
+from flatminima.jobs import run
 from flatminima.mechanism.phase_flips import trace_phases
+from flatminima.mechanism.visits import prepare
 from flatminima.model import load_model
 from flatminima.quantizer_specs import read_spec
 from flatminima.text.tokens import read_tokens
@@ -14,22 +14,13 @@ from flatminima.text.tokens import read_tokens
 def main(*, weights: str, train: str, settings: dict, quantizer: dict, threads: int,
          table: str) -> None:  # fmt: skip
     """Write a row per schedule, seed and phase."""
-    device = prepare(settings, threads)
+    device = prepare(settings["device"], threads)
     found = trace_phases(
         lambda: load_model(Path(weights).parent, device), read_tokens(train),
-        read_spec(quantizer), settings=settings,
-        cycles=settings["cycles"], seeds=settings["seeds"], device=device,
+        read_spec(quantizer), settings=settings, device=device,
     )  # fmt: skip
     write_table(table, found)
 
 
 if __name__ == "__main__":
-    with logged(snakemake.log[0]):
-        main(
-            weights=snakemake.input.weights,
-            train=snakemake.input.train,
-            settings=snakemake.params.settings,
-            quantizer=snakemake.params.quantizer,
-            threads=snakemake.threads,
-            table=snakemake.output.table,
-        )
+    run(main, snakemake)

@@ -1,54 +1,184 @@
-"""Weights followed through saved checkpoints whose moves are known."""
+"""Positions on the grid, flips, distances and phases of OLI, where the answer is known."""
 
 import copy
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-from flatminima.mechanism.drift import block_weights, drift_rows
-from flatminima.mechanism.grid import steps
-from flatminima.model import save_model
-from flatminima.quantizers import linear_weights
-from tests.conftest import affine
+from flatminima.mechanism.drift import (
+    DISTANCES,
+    LAGS,
+    code_flips,
+    displacements,
+    drift_tables,
+    group_index,
+    levels,
+    misalignment,
+    residuals,
+)
+from flatminima.mechanism.findings import exponents
+from flatminima.mechanism.phase_flips import phase_ends, trace_phases
+from flatminima.model import build_model, save_model
+from flatminima.quantizers import fake_quantize, grid_steps, linear_weights
+from flatminima.schedules import Cosine, fork_schedule
+from tests.conftest import TINY, affine
 
-INT4 = affine(4, "group", False, 16)
-SPACING, STEPS = 10, (10, 20, 30)
+INT4 = affine(4, "group", False, 64)
+SPECS = [INT4, affine(8, "channel", True), affine(3, "tensor", False), affine(2, "group", True, 48)]
 
 
-@pytest.fixture
-def states(tiny_model, tmp_path):
-    """Three checkpoints: each weight moves by a third of its first step, then back again."""
-    moved = copy.deepcopy(tiny_model)
+def normal(shape, seed=0):
+    drawn = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    return torch.from_numpy(drawn)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.description)
+def test_level_times_step_is_the_quantized_weight(spec):
+    w = normal((6, 128))
+    values, step = fake_quantize(w, spec), grid_steps(w, spec)
+    inside = (levels(w, step) * step - values).abs() < 1e-5 * w.abs().max()
+    # Equal wherever the code was not clamped; clamped codes are at the ends of a range.
+    assert step.shape == w.shape and (step > 0).all() and inside.double().mean() > 0.95
+    assert ((values - w).abs() <= step * 1.001)[inside].all()
+
+
+def on_grid(offset: torch.Tensor) -> torch.Tensor:
+    """Weights ``offset`` steps away from points of a grid of step 1 per group of 64."""
+    base = np.random.default_rng(1).integers(-6, 8, offset.shape).astype(np.float32)
+    groups = (torch.from_numpy(base) + offset).reshape(-1, 64)
+    groups[:, 0], groups[:, 1] = -7.0, 8.0
+    return groups.reshape(offset.shape)
+
+
+@pytest.mark.parametrize(("offset", "index"), [(0.0, 0.0), (0.25, 0.75), (0.4999, 3.0)])
+def test_the_index_of_weights_at_one_place_in_their_cells(offset, index):
+    found = misalignment({"w": on_grid(torch.full((64, 128), offset))}, INT4, seed=0)["index"]
+    # Two of the 64 weights of each group hold the grid in place.
+    assert found == pytest.approx(index * 62 / 64, abs=2e-3)
+
+
+def test_the_index_of_uniform_positions_is_one():
+    drawn = np.random.default_rng(3).uniform(-0.5, 0.5, (512, 128)).astype(np.float32)
+    found = misalignment({"w": on_grid(torch.from_numpy(drawn))}, INT4, seed=0)
+    assert found["index_low"] < 62 / 64 < found["index_high"]
+    assert found["near_midpoint"] == pytest.approx(0.2 * 62 / 64, abs=0.005)
+    assert found["index_shifted"] == pytest.approx(1.0, abs=0.02)
+    assert found["n_groups"] == 1024
+    assert found["index_p05"] < found["index_p50"] < found["index_p95"]
+
+
+def test_a_constant_group_has_no_grid_and_no_index():
+    w = normal((2, 128))
+    w[0, :64] = 0.3
+    assert levels(w, grid_steps(w, INT4))[0, :64].abs().sum() == 0
+    assert torch.isnan(residuals(w, INT4)[0, :64]).all()
+    assert len(group_index(residuals(w, INT4), INT4)) == 3
+
+
+def test_flips_of_weights_that_move_by_a_known_part_of_their_step():
+    w = normal((64, 128))
+    step = grid_steps(w, INT4)
+    assert set(code_flips({"w": w}, {"w": w.clone()}, INT4).values()) == {0.0}
+    whole = code_flips({"w": w}, {"w": w + step}, INT4)
+    assert whole["flipped_fixed"] == 1.0 and whole["flipped_expected"] == pytest.approx(1.0)
+    part = code_flips({"w": w}, {"w": w + 0.3 * step}, INT4)
+    assert part["flipped_expected"] == pytest.approx(0.3, abs=1e-5)
+    assert part["flipped_fixed"] == pytest.approx(0.3, abs=0.02)
+    # Weights that grow in proportion take their own grid, anchored at zero, along.
+    grown = code_flips({"w": w}, {"w": 1.5 * w}, INT4)
+    assert grown["flipped_own"] < 0.002 < grown["flipped_fixed"]
+
+
+def walk(moves: np.ndarray, spacing=10) -> pd.DataFrame:
+    states = np.cumsum(moves, axis=0)
+    at = (np.arange(len(states)) + 1) * spacing
+    rows = displacements(zip(at.tolist(), states, strict=True), spacing)
+    return pd.DataFrame(rows, columns=DISTANCES)
+
+
+def test_a_straight_line_has_cosine_and_exponent_one():
+    table = walk(np.ones((40, 50)))
+    assert table["cosine"].dropna().to_numpy() == pytest.approx(1.0)
+    assert exponents(table, 10, 10).to_numpy() == pytest.approx(1.0)
+    # No past before the first step that is asked for.
+    assert exponents(table, 200, 10).index.min() == 200 + 10 * max(LAGS)
+    assert exponents(table, 390, 10).empty
+
+
+def test_a_random_walk_has_cosine_zero_and_exponent_one_half():
+    table = walk(np.random.default_rng(0).standard_normal((60, 20_000)))
+    assert table["cosine"].abs().max() < 0.04
+    assert exponents(table, 10, 10).to_numpy() == pytest.approx(0.5, abs=0.02)
+
+
+def test_the_past_is_forgotten_where_a_step_is_missing():
+    states = [(step, np.full(3, float(step))) for step in (10, 20, 30, 50, 60)]
+    table = pd.DataFrame(displacements(states, 10), columns=DISTANCES)
+    assert [(r.step, r.lag) for r in table.itertuples()] == [(20, 1), (30, 1), (30, 2), (60, 1)]
+
+
+def test_a_move_and_the_way_back_through_saved_checkpoints(tiny_model, tmp_path):
+    """Each weight moves by a third of its first step, then back again."""
+    spec, moved = affine(4, "group", False, 16), copy.deepcopy(tiny_model)
+    weights = linear_weights(tiny_model, "blocks")
+    thirds = {name: grid_steps(w.detach(), spec) / 3 for name, w in weights.items()}
     with torch.no_grad():
-        for weight in linear_weights(moved, "blocks").values():
-            weight += steps(weight.detach(), INT4) / 3
-    found = []
-    for step, model in zip(STEPS, (tiny_model, moved, tiny_model), strict=True):
-        folder = tmp_path / f"step{step}"
-        save_model(model, folder)
-        found.append((step, str(folder / "model.safetensors")))
-    return found
-
-
-def test_the_matrices_of_a_file_are_those_a_probe_takes(states, tiny_model):
-    found = block_weights(states[0][1], "blocks")
-    expected = linear_weights(tiny_model, "blocks")
-    assert sorted(found) == sorted(expected)
-    assert all(torch.equal(found[name], expected[name]) for name in found)
-
-
-def test_a_move_and_the_way_back(states):
-    positions, distances = drift_rows(iter(states), INT4, layers="blocks", spacing=SPACING)
-    first, out, back = positions
-    assert [row["previous_step"] for row in positions] == [None, 10, 20]
+        for name, weight in linear_weights(moved, "blocks").items():
+            weight += thirds[name]
+    states = []
+    for step, model in ((10, tiny_model), (20, moved), (30, tiny_model)):
+        save_model(model, tmp_path / f"step{step}")
+        states.append((step, str(tmp_path / f"step{step}" / "model.safetensors")))
+    positions, distances = drift_tables(states, spec, layers="blocks", spacing=10)
+    first, out, back = positions.to_dict("records")
+    assert positions["previous_step"].dropna().tolist() == [10, 20]
     assert np.isnan(first["flipped_own"])
     assert out["mean_move_in_steps"] == pytest.approx(1 / 3, abs=1e-4)
     assert out["flipped_fixed"] == pytest.approx(1 / 3, abs=0.03)
     assert back["index"] == first["index"] and back["flipped_own"] == out["flipped_own"]
-    by_lag = {(row["step"], row["lag"]): row for row in distances}
-    assert by_lag[30, 1]["cosine"] == pytest.approx(-1.0)
-    assert by_lag[30, 2]["distance"] == 0.0
-    weights = block_weights(states[0][1], "blocks").values()
-    moved = np.sqrt(sum(float((steps(w, INT4) / 3).double().pow(2).sum()) for w in weights))
-    assert by_lag[20, 1]["distance"] == pytest.approx(moved, rel=1e-5)
+    by_lag = distances.set_index(["step", "lag"])
+    assert by_lag.loc[(30, 1), "cosine"] == pytest.approx(-1.0)
+    assert by_lag.loc[(30, 2), "distance"] == 0.0
+    far = np.sqrt(sum(float(d.double().pow(2).sum()) for d in thirds.values()))
+    assert by_lag.loc[(20, 1), "distance"] == pytest.approx(far, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("first", "ends"),
+    [
+        ("cool", {105: "cool", 106: "bump", 111: "cool", 112: "bump"}),
+        ("bump", {101: "bump", 106: "cool", 107: "bump", 112: "cool"}),
+    ],
+)
+def test_phases_end_where_the_rate_changes(first, ends):
+    run = Cosine(lr_max=0.01, lr_min=0.001, warmup_steps=1, total_steps=200)
+    oli = {"kind": "oli", "bump_steps": 1, "cool_steps": 5, "amplitude": 4.0, "first": first}
+    assert phase_ends(fork_schedule(oli, baseline=run, start=100, stop=112)) == ends
+
+
+def trace(amplitude: float) -> pd.DataFrame:
+    training = {"schedule": "cosine_neox_v1", "lr_max": 0.01, "lr_min": 0.001, "warmup_steps": 2,
+                "batch_size": 4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.0,
+                "clip_norm": 1.0}  # fmt: skip
+    oli = {"kind": "oli", "bump_steps": 1, "cool_steps": 3, "amplitude": amplitude, "first": "cool"}
+    settings = {"schedules": {"cosine": {"kind": "cosine"}, "oli": oli}, "start": 50,
+                "batch_size": 4, "training": training, "total_steps": 120, "cycles": 2,
+                "seeds": [0, 1]}  # fmt: skip
+    tokens = np.random.default_rng(0).integers(0, 64, (32, 16)).astype(np.int32)
+    return trace_phases(lambda: build_model(TINY, 64, seed=0), tokens,
+                        affine(4, "group", False, 8), settings=settings, device="cpu")  # fmt: skip
+
+
+def test_a_larger_bump_flips_more_codes_and_an_amplitude_of_one_is_the_baseline():
+    plain, bumped = trace(1.0), trace(20.0)
+    assert set(plain["schedule"]) == {"oli", "baseline"} and len(plain) == 2 * 2 * 4
+    assert list(plain["updates"].unique()) == [3, 1]
+    flips = plain.pivot(index=["seed", "step"], columns="schedule", values="flipped_own")
+    assert flips["oli"].to_numpy() == pytest.approx(flips["baseline"].to_numpy())
+    more, less = (
+        table.set_index(["schedule", "phase"]).loc[("oli", "bump"), "flipped_own"].mean()
+        for table in (bumped, plain)
+    )
+    assert more > 2 * less > 0

@@ -24,11 +24,11 @@ MINI, PYTHIA = plan_of("mini"), plan_of("pythia-160m")
 @pytest.mark.parametrize("measure", RANGED)
 def test_the_jobs_of_a_measurement_cover_its_checkpoints_once(plan, measure):
     names = [path.split("/")[-1].removesuffix(".csv") for path in plan.measure_tables(measure)]
-    covered = [step for name in names for step in plan.measure_folders(name, measure=measure)]
+    covered = [step for name in names for step in plan.measure_folders(name, measure)]
     assert covered == plan.measured_steps(measure)
     assert covered[-1] == plan.last and set(covered) <= set(plan.steps)
     size = plan.mechanism[measure]["steps_per_job"]
-    assert all(len(plan.measure_folders(name, measure=measure)) <= size for name in names)
+    assert all(len(plan.measure_folders(name, measure)) <= size for name in names)
 
 
 def test_every_nth_is_counted_back_from_the_end():
@@ -37,9 +37,9 @@ def test_every_nth_is_counted_back_from_the_end():
 
 
 def test_a_single_step_can_be_measured_though_it_is_none_of_those():
-    assert list(MINI.measure_folders("step1000", measure="curvature")) == [1000]
+    assert list(MINI.measure_folders("step1000", "curvature")) == [1000]
     with pytest.raises(ConfigError, match="curvature looks at no step of step1000-step1040"):
-        MINI.measure_folders("step1000-step1040", measure="curvature")
+        MINI.measure_folders("step1000-step1040", "curvature")
 
 
 def test_what_a_suite_does_not_measure_is_one_line():
@@ -48,8 +48,8 @@ def test_what_a_suite_does_not_measure_is_one_line():
 
 
 def test_settings_hold_what_the_job_reads_and_not_how_often():
-    settings = MINI.measure_settings(measure="curvature")
-    assert set(settings) == {"sequences", "draws", "batch_size", "resamples", "device"}
+    settings = MINI.measure_settings("curvature")
+    assert set(settings) == {"sequences", "draws", "batch_size", "resamples", "device", "layers"}
     assert MINI.probed_cells["low_bit"] == {
         "bits": 4, "symmetric": False, "granularity": "g64"}  # fmt: skip
     assert MINI.probed_cells["high_bit"]["granularity"] == "channel"

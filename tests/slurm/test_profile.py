@@ -109,7 +109,7 @@ def test_a_job_asks_for_a_gpu_where_its_model_is_on_one(trained, streamed, kept)
     assert wrong == set()
     on_gpus = {job["rule"] for job in jobs if job["gpu"]}
     assert {"probe_checkpoints", "survey_revisions", "train_fork", "train_fork_temporary",
-            "probe_fork", "probe_layers", "probe_deployed"} <= on_gpus  # fmt: skip
+            "probe_fork", "measure_mechanism", "probe_deployed"} <= on_gpus  # fmt: skip
 
 
 @pytest.mark.workflow

@@ -1,9 +1,16 @@
-"""Activations: their kurtosis as outlier-safe pre-training defines it, and W4A4 beside W4.
+"""Activations beside weights: their kurtosis, W4A4 beside W4, and anisotropy.
 
-The paper holds weight kurtosis against a work that measures activations. Its measure is
-taken token by token: fourth moment about zero over the squared variance, less 3, values
-below 0 set to 0, then the mean over tokens (dmis-lab/Outlier-Safe-Pre-Training,
+*Kurtosis*: the paper holds weight kurtosis against a work that measures activations. Its
+measure is taken token by token: fourth moment about zero over the squared variance, less 3,
+values below 0 set to 0, then the mean over tokens (dmis-lab/Outlier-Safe-Pre-Training,
 ``evaluate_kurtosis.py``).
+
+*Anisotropy*: Godey et al. (arXiv 2404.07647) tie the late loss of quality of small Pythia
+models to a head whose vectors crowd into one direction: a mean cosine that rises and singular
+values that are dominated by the first ones.
+
+Every measurement is a row with measure, name, value, low, high and n. Intervals are over
+sequences; values of the weights alone are exact and have none.
 """
 
 from collections.abc import Iterator
@@ -14,8 +21,14 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from flatminima.intervals import percentile_interval, summarise
-from flatminima.mechanism.scoring import VARIANT
+from flatminima.intervals import summarise
+from flatminima.mechanism.visits import (
+    Visit,
+    embedding_names,
+    matrices,
+    mean_interval,
+    role_of,
+)
 from flatminima.quantizer_specs import FP32, AffineQuantizer, AnyQuantizer
 from flatminima.quantizers import fake_quantize, quantized_weights
 from flatminima.scoring import Forward, ModelForward, batches, score
@@ -35,27 +48,29 @@ def token_kurtosis(states: Tensor) -> Tensor:
     return excess.clamp(min=0.0)
 
 
+def mean_cosine(vectors: Tensor) -> float:
+    """Mean cosine of all pairs of different rows of ``[n, d]``: 0 isotropic, 1 one direction."""
+    unit = torch.nn.functional.normalize(vectors.double(), dim=1)
+    count = len(unit)
+    return float((unit.sum(dim=0).pow(2).sum() - unit.pow(2).sum()) / (count * (count - 1)))
+
+
+def singular_entropy(matrix: Tensor) -> float:
+    """Entropy of the normalised singular values over that of equal ones: 1 isotropic, 0 rank 1."""
+    values = torch.linalg.svdvals(matrix.double())
+    shares = values / values.sum()
+    entropy = -torch.where(shares > 0, shares * shares.log(), 0.0).sum()
+    return float(entropy / np.log(len(values)))
+
+
 @torch.inference_mode()
-def hidden_kurtosis(
-    model: nn.Module, tokens: np.ndarray, *, batch_size: int, resamples: int, device: str = "cpu"
-) -> list[dict]:
-    """Mean token kurtosis of each hidden state, with an interval over sequences.
+def hidden_states(visit: Visit) -> Iterator[tuple[Tensor, ...]]:
+    """Hidden states of each batch, ``[batch, length, features]`` each.
 
     State 0 is the embedding, the last one the output of the last block after its norm.
     """
-    found: list[list[np.ndarray]] = []
-    for ids in batches(tokens, batch_size, device):
-        states = model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
-        found.append([token_kurtosis(state).mean(dim=1).cpu().numpy() for state in states])
-    rng = np.random.default_rng(0)
-    rows = []
-    for number, parts in enumerate(zip(*found, strict=True)):
-        values = np.concatenate(parts)
-        drawn = rng.integers(0, len(values), (resamples, len(values)))
-        low, high = percentile_interval(values[drawn].mean(axis=1))
-        rows.append({"measure": "kurtosis", "name": f"state{number}", "value": values.mean(),
-                     "low": low, "high": high, "n": len(values)})  # fmt: skip
-    return rows
+    for ids in batches(visit.tokens, visit.batch_size, visit.device):
+        yield visit.model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
 
 
 @contextmanager
@@ -80,37 +95,59 @@ def rounded_inputs(model: nn.Module, bits: int) -> Iterator[None]:
             hook.remove()
 
 
-def weights_and_activations(
-    model: nn.Module,
-    tokens: np.ndarray,
-    spec: AnyQuantizer,
-    *,
-    bits: int,
-    step: int,
-    batch_size: int,
-    resamples: int,
-    device: str = "cpu",
-) -> list[dict]:
+def _row(measure: str, name: str, value: float, low: float, high: float, n: int) -> dict:
+    return {"measure": measure, "name": name, "value": value, "low": low, "high": high, "n": n}
+
+
+def kurtosis_rows(visit: Visit) -> Iterator[dict]:
+    """Mean token kurtosis of each hidden state."""
+    found = [
+        [token_kurtosis(state).mean(dim=1).cpu().numpy() for state in states]
+        for states in hidden_states(visit)
+    ]
+    rng = np.random.default_rng(0)
+    for number, parts in enumerate(zip(*found, strict=True)):
+        values = np.concatenate(parts)
+        ends = mean_interval(values, visit.resamples, rng)
+        yield _row("kurtosis", f"state{number}", values.mean(), *ends, len(values))
+
+
+def rounding_rows(visit: Visit, spec: AnyQuantizer, bits: int) -> Iterator[dict]:
     """Loss added by rounding weights, activations (``bits``) and both, nats per token."""
-    whole, quantized = ModelForward(model), ModelForward(model, quantized_weights(model, spec))
+    plain = ModelForward(visit.model)
+    quantized = ModelForward(visit.model, quantized_weights(visit.model, spec))
 
     def rounded(forward: Forward) -> Forward:
         def run(ids: Tensor) -> Iterator[Tensor]:
-            with rounded_inputs(model, bits):
+            with rounded_inputs(visit.model, bits):
                 return forward(ids)
 
         return run
 
-    forwards = {
-        FP32: whole, WEIGHTS: quantized, ACTIVATIONS: rounded(whole), BOTH: rounded(quantized),
-    }  # fmt: skip
-    records = score(tokens, forwards, batch_size=batch_size, device=device)
-    tables = [r.table(step, n, FP32 if n == FP32 else VARIANT) for n, r in records.items()]
-    scores = pd.concat(tables, ignore_index=True)
-    table = summarise(scores, ["step"], resamples=resamples, seed=0).set_index("quantizer")
-    return [
-        {"measure": "added_loss", "name": name, "value": row["delta_nll_nats_per_token"],
-         "low": np.log1p(row["gap_low_pct"] / 100), "high": np.log1p(row["gap_high_pct"] / 100),
-         "n": row["n_sequences"]}
-        for name, row in table.loc[[WEIGHTS, ACTIVATIONS, BOTH]].iterrows()
-    ]  # fmt: skip
+    forwards = {FP32: plain, WEIGHTS: quantized, ACTIVATIONS: rounded(plain),
+                BOTH: rounded(quantized)}  # fmt: skip
+    found = score(visit.tokens, forwards, batch_size=visit.batch_size, device=visit.device)
+    scores = pd.concat([one.table(visit.step, n, role_of(n)) for n, one in found.items()])
+    table = summarise(scores, ["step"], resamples=visit.resamples, seed=0).set_index("quantizer")
+    for name, row in table.loc[[WEIGHTS, ACTIVATIONS, BOTH]].iterrows():
+        ends = np.log1p(row["gap_low_pct"] / 100), np.log1p(row["gap_high_pct"] / 100)
+        yield _row("added_loss", name, row["delta_nll_nats_per_token"], *ends, row["n_sequences"])
+
+
+def anisotropy_rows(visit: Visit) -> Iterator[dict]:
+    """Mean cosine and singular entropy of embedding and head; mean cosine of the last states."""
+    weights = matrices(visit.model)
+    for kind, name in embedding_names(visit.model).items():
+        matrix = weights[name].detach()
+        for measure in (mean_cosine, singular_entropy):
+            value = measure(matrix)
+            yield _row(measure.__name__, kind, value, value, value, len(matrix))
+    values = np.array([mean_cosine(one) for states in hidden_states(visit) for one in states[-1]])
+    ends = mean_interval(values, visit.resamples, np.random.default_rng(0))
+    yield _row("mean_cosine", "last state", values.mean(), *ends, len(values))
+
+
+def activation_table(visit: Visit, spec: AnyQuantizer, bits: int) -> pd.DataFrame:
+    """All rows of one checkpoint, the step in front."""
+    rows = [*kurtosis_rows(visit), *rounding_rows(visit, spec, bits), *anisotropy_rows(visit)]
+    return pd.DataFrame([{"step": visit.step, **row} for row in rows])

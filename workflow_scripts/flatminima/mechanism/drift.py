@@ -1,50 +1,176 @@
-"""Weights along training: how they sit in their grids, which codes flip, how far they move."""
+"""Weights along training: where they sit in their grids, which codes flip, how far they move.
 
-from collections.abc import Iterable, Iterator
+*Misalignment* (section 6: weights drift to positions "maximally misaligned" with the INT4
+grid). A weight whose position within its cell of the grid is uniform has a mean squared
+rounding error of step²/12. The index is the measured one over that: 1 where positions are as
+good as random, 3 where every weight sits at a midpoint, 0 where every weight sits on the grid.
+
+*Flips* of codes between two checkpoints: ``own``, each has its own grid, as a probe of it has;
+``fixed``, both are read on the grid of the earlier one (movement of weights alone);
+``expected``, on a fixed grid if positions within cells were uniform: a weight that moves by d
+crosses min(1, |d| / step) boundaries on average.
+
+*Displacement*: a random walk has a cosine of 0 between successive moves and a distance that
+grows with the square root of the number of moves; a straight line has 1 and exponent 1.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+import torch
 from torch import Tensor
 
 from flatminima.layers import matrices_of
-from flatminima.mechanism.code_flips import code_flips
-from flatminima.mechanism.displacement import displacements, flatten
-from flatminima.mechanism.misalignment import misalignment
 from flatminima.model import load_model
 from flatminima.quantizer_specs import AffineQuantizer
+from flatminima.quantizers import fake_quantize, grid_steps
 
-_FLIPS = ("flipped_own", "flipped_fixed", "flipped_expected", "mean_move_in_steps")
+NEAR_MIDPOINT = 0.4  # of a step from the grid point: the outer fifth of a cell
+QUANTILES = {"p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
+LAGS = (1, 2, 4, 8, 16)
+DISTANCES = ["step", "lag", "distance", "weight_norm", "cosine"]
+
+Weights = Mapping[str, Tensor]
 
 
-def block_weights(path: str, layers: str) -> dict[str, Tensor]:
-    """Float32 matrices of a checkpoint that a probe of ``layers`` quantizes, by name.
+def residuals(weight: Tensor, spec: AffineQuantizer) -> Tensor:
+    """Rounding errors in units of the step, in the shape of ``weight``; NaN without a grid."""
+    step = grid_steps(weight, spec)
+    return torch.where(step > 0, (fake_quantize(weight, spec) - weight) / step, torch.nan)
 
-    ``path`` is its file of weights or the index of its shards.
+
+def shifted_residuals(weight: Tensor, spec: AffineQuantizer, rng: np.random.Generator) -> Tensor:
+    """The same against each group's grid moved by a random part of its step: the control.
+
+    Weights that cluster at a distance from their own grid do so no more from a moved one.
     """
-    return matrices_of(load_model(Path(path).parent), layers)
+    step = grid_steps(weight, spec)
+    parts = [
+        torch.from_numpy(rng.random((len(part), 1), dtype=np.float32)).expand_as(part)
+        for part in torch.split(weight, spec.group_length(weight.shape[1]), dim=1)
+    ]
+    position = weight / step + torch.cat(parts, dim=1).to(weight.device)
+    return torch.where(step > 0, torch.round(position) - position, torch.nan)
 
 
-def drift_rows(
+def group_index(residual: Tensor, spec: AffineQuantizer) -> np.ndarray:
+    """Index of each group: mean squared residual over 1/12, one number per group."""
+    parts = torch.split(residual, spec.group_length(residual.shape[1]), dim=1)
+    squares = torch.cat([(part.double() ** 2).mean(dim=1) for part in parts])
+    values = (12.0 * squares).cpu().numpy()
+    return values[np.isfinite(values)]
+
+
+def misalignment(weights: Weights, spec: AffineQuantizer, *, seed: int) -> dict[str, float]:
+    """Index and distribution over the groups of all matrices of one checkpoint.
+
+    Keys: ``index`` with its 95 % interval (normal, groups as units), its quantiles over
+    groups, ``near_midpoint`` (share of weights at least 0.4 steps away from their grid
+    point; 0.2 where positions are uniform), ``index_shifted`` (the control) and n_groups.
+    """
+    rng = np.random.default_rng(seed)
+    own = {name: residuals(w, spec) for name, w in weights.items()}
+    groups = np.concatenate([group_index(r, spec) for r in own.values()])
+    moved = np.concatenate(
+        [group_index(shifted_residuals(w, spec, rng), spec) for w in weights.values()]
+    )
+    error = 1.96 * groups.std(ddof=1) / np.sqrt(len(groups))
+    far = torch.cat([r.abs().reshape(-1) for r in own.values()])
+    far = far[torch.isfinite(far)] >= NEAR_MIDPOINT
+    return {
+        "index": float(groups.mean()),
+        "index_low": float(groups.mean() - error),
+        "index_high": float(groups.mean() + error),
+        **{f"index_{k}": float(np.quantile(groups, q)) for k, q in QUANTILES.items()},
+        "near_midpoint": float(far.double().mean()),
+        "index_shifted": float(moved.mean()),
+        "n_groups": len(groups),
+    }
+
+
+def levels(weight: Tensor, step: Tensor) -> Tensor:
+    """Index of the grid point nearest to each weight, zero being point 0.
+
+    The code of equation 2 without its zero point and its clamp; zero where there is no grid.
+    """
+    return torch.where(step > 0, torch.round(weight / step), 0.0)
+
+
+def code_flips(before: Weights | None, after: Weights, spec: AffineQuantizer) -> dict[str, float]:
+    """Shares of weights whose level differs between two states of the same matrices.
+
+    NaN where there is no state before.
+    """
+    found = {key: [] for key in ("flipped_own", "flipped_fixed", "flipped_expected",
+                                 "mean_move_in_steps")}  # fmt: skip
+    for name, weight in (before or {}).items():
+        grid_before, grid_after = grid_steps(weight, spec), grid_steps(after[name], spec)
+        level = levels(weight, grid_before)
+        distance = (after[name] - weight).abs() / grid_before
+        distance = torch.where(grid_before > 0, distance, 0.0)
+        found["flipped_own"].append(levels(after[name], grid_after) != level)
+        found["flipped_fixed"].append(levels(after[name], grid_before) != level)
+        found["flipped_expected"].append(distance.clamp(max=1.0))
+        found["mean_move_in_steps"].append(distance)
+    return {key: _mean(parts) if parts else np.nan for key, parts in found.items()}
+
+
+def _mean(parts: list[Tensor]) -> float:
+    return float(torch.cat([part.reshape(-1) for part in parts]).double().mean())
+
+
+def displacements(states: Iterable[tuple[int, np.ndarray]], spacing: int) -> Iterator[dict]:
+    """Distances back from each state, one row per lag in ``LAGS`` (columns ``DISTANCES``).
+
+    ``states`` yields steps in order with their flat weights, ``spacing`` steps apart (where
+    one is missing the past is forgotten); no more than the largest lag of them are kept.
+    A row has the later step, the Euclidean distance, the norm of the later state, and for
+    lag 1 the cosine of this move and the one before.
+    """
+    kept: deque[tuple[int, np.ndarray]] = deque(maxlen=max(LAGS) + 1)
+    for step, state in states:
+        if kept and step - kept[-1][0] != spacing:
+            kept.clear()
+        kept.append((step, state))
+        norm = float(np.linalg.norm(state))
+        for lag in LAGS:
+            if lag >= len(kept):
+                break
+            move = state - kept[-1 - lag][1]
+            row = {"step": step, "lag": lag, "distance": float(np.linalg.norm(move)),
+                   "weight_norm": norm, "cosine": np.nan}  # fmt: skip
+            if lag == 1 and len(kept) > 2:
+                before = kept[-2][1] - kept[-3][1]
+                scale = np.linalg.norm(move) * np.linalg.norm(before)
+                row["cosine"] = float(move @ before / scale) if scale else np.nan
+            yield row
+
+
+def drift_tables(
     states: Iterable[tuple[int, str]], spec: AffineQuantizer, *, layers: str, spacing: int
-) -> tuple[list[dict], list[dict]]:
-    """Rows of drift.csv (every step) and displacement.csv (evenly spaced steps and lags).
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """drift.csv (a row per step) and displacement.csv (evenly spaced steps and lags).
 
-    ``states`` yields steps in order with their weights files; few of them are in memory
-    at a time. The codes of a step are compared with those of the step before it.
+    ``states`` yields steps in order with their weights files (or the index of their shards);
+    few of them are in memory at a time. The codes of a step are compared with those of the
+    step before it; ``layers`` are those whose weights are followed.
     """
     positions: list[dict] = []
 
     def even() -> Iterator[tuple[int, np.ndarray]]:
         before, earlier = None, None
         for step, path in states:
-            weights = block_weights(path, layers)
+            weights = matrices_of(load_model(Path(path).parent), layers)
             row = {"step": step, "previous_step": earlier,
                    **misalignment(weights, spec, seed=step)}  # fmt: skip
-            flips = code_flips(before, weights, spec) if before else dict.fromkeys(_FLIPS, np.nan)
-            positions.append(row | flips)
+            positions.append(row | code_flips(before, weights, spec))
             before, earlier = weights, step
             if step % spacing == 0 and step > 0:
-                yield step, flatten(weights)
+                flat = [w.reshape(-1).double().cpu().numpy() for w in weights.values()]
+                yield step, np.concatenate(flat)
 
-    distances = list(displacements(even(), spacing))
-    return positions, distances
+    distances = pd.DataFrame(displacements(even(), spacing), columns=DISTANCES)
+    return pd.DataFrame(positions), distances

@@ -25,9 +25,9 @@ from flatminima.intervals import (
     percentile_interval,
     resampled_means,
 )
-from flatminima.mechanism.factorial_design import PAPER_LAYERS
 from flatminima.quantizer_specs import FP32
 
+PAPER_LAYERS = "blocks"  # the layer set that the paper quantizes
 FORMULA = "log_loss ~ (C(bits) + C(symmetric) + C(granularity)) ** 2"
 TERMS = {
     "C(bits)": "bits",

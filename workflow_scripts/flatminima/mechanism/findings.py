@@ -2,17 +2,354 @@
 
 Every finding is a name, a value with its 95 % interval, the number of units behind it and
 what they are. ``best`` in a name means the checkpoint of FP32 convergence (phases.json),
-or the nearest one that was measured.
+or the nearest one that was measured; ``start`` is where rapid learning ends.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 
+import numpy as np
 import pandas as pd
+from scipy import stats
 
-from flatminima.mechanism import finding_losses, finding_weights
+from flatminima.intervals import CONFIDENCE, FEWEST_PROBES, stationary_bootstrap
 
 COLUMNS = ["finding", "value", "low", "high", "n", "unit", "about"]
-Maker = Callable[[pd.DataFrame], Iterable[tuple]]
+RESAMPLES = 2_000
+_DELTA = "delta_nll_nats_per_token"
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value, its 95 % interval, how many units it rests on, and which these are."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+    unit: str
+
+    def times(self, factor: float) -> "Value":
+        """The same in another measure."""
+        return Value(self.value * factor, self.low * factor, self.high * factor, self.n, self.unit)
+
+
+Found = Iterator[tuple[str, Value, str]]  # finding, value, about
+
+
+def exact(value: float, n: int, unit: str) -> Value:
+    """A number that is known without error."""
+    return Value(float(value), float(value), float(value), n, unit)
+
+
+def mean_of(values: np.ndarray, unit: str) -> Value:
+    """Mean with Student's t interval; units that are independent."""
+    values = np.asarray(values, dtype=float)
+    mean, error = float(values.mean()), float(stats.sem(values)) if len(values) > 1 else np.nan
+    if not error > 0:
+        return Value(mean, mean, mean, len(values), unit)
+    low, high = stats.t.interval(CONFIDENCE, len(values) - 1, mean, error)
+    return Value(mean, float(low), float(high), len(values), unit)
+
+
+def mean_of_series(values: np.ndarray, unit: str) -> Value:
+    """Mean of a series whose neighbours depend on each other (stationary bootstrap).
+
+    NaN as the interval where the series is too short for one.
+    """
+    values = np.asarray(values, dtype=float)
+    mean = float(values.mean()) if len(values) else np.nan
+    if len(values) < FEWEST_PROBES:
+        return Value(mean, np.nan, np.nan, len(values), unit)
+    found = stationary_bootstrap(values[:, None])
+    return Value(mean, found.low, found.high, len(values), unit)
+
+
+def growth(last: Value, first: Value) -> Value:
+    """Ratio of two estimates, their errors taken as independent and normal in logarithms.
+
+    Both rest on the same sequences, which makes the true interval narrower. NaN where an
+    interval reaches zero.
+    """
+    ratio = last.value / first.value
+    ends = np.array([last.low, last.high, first.low, first.high])
+    if not (ends > 0).all():
+        return Value(ratio, np.nan, np.nan, min(last.n, first.n), last.unit)
+    half = np.hypot(np.log(last.high / last.low), np.log(first.high / first.low)) / 2
+    return Value(ratio, ratio / np.exp(half), ratio * np.exp(half), last.n, last.unit)
+
+
+def rank_correlation(x: np.ndarray, y: np.ndarray, unit: str) -> Value:
+    """Spearman's rank correlation with a percentile bootstrap over pairs.
+
+    Neighbouring checkpoints are no independent pairs: the interval is too narrow. NaN
+    where there are fewer than four pairs or one of the two is constant.
+    """
+    if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return Value(np.nan, np.nan, np.nan, len(x), unit)
+
+    def spearman(a: np.ndarray, b: np.ndarray) -> float:
+        return float(stats.spearmanr(a, b).statistic)
+
+    found = stats.bootstrap(
+        (np.asarray(x), np.asarray(y)), spearman, paired=True, vectorized=False,
+        n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(0),
+    ).confidence_interval  # fmt: skip
+    return Value(spearman(x, y), float(found.low), float(found.high), len(x), unit)
+
+
+def near(steps: pd.Series, wanted: int) -> int:
+    """The measured step nearest to ``wanted``, the earlier one at a tie."""
+    known = np.sort(pd.unique(steps))
+    return int(known[np.abs(known - wanted).argmin()])
+
+
+def _interval(row: pd.Series, name: str, unit: str, n: str | int) -> Value:
+    """A column (``name`` or ``name_nats``) with its ``_low`` and ``_high``.
+
+    ``n`` is a number or the column that holds it.
+    """
+    value = f"{name}_nats" if f"{name}_nats" in row else name
+    ends = (float(row[column]) for column in (value, f"{name}_low", f"{name}_high"))
+    return Value(*ends, int(row[n]) if isinstance(n, str) else n, unit)
+
+
+def _low_bit_loss(audit: pd.DataFrame, steps: pd.Index) -> np.ndarray:
+    """Loss that the low-bit quantizer adds at ``steps``, nats per token."""
+    return audit[audit["role"] == "low_bit"].set_index("step")[_DELTA].reindex(steps).to_numpy()
+
+
+def factorial_findings(factors: pd.DataFrame) -> Found:
+    """Shares, factors between the two probes, and the step² prediction at the last step."""
+    for row in factors[factors["step"] == factors["step"].max()].itertuples():
+        term = row.term.replace(" x ", "_x_").replace("'", "").replace(" ", "_")
+        value = Value(row.value, row.low, row.high, row.n, "cells; interval over sequences")
+        yield f"{row.analysis}_{row.response}_{term}_{row.measure}", value, f"step {row.step}"
+
+
+def additivity(layers: pd.DataFrame) -> pd.DataFrame:
+    """Per step the loss that all matrices add, and the sum over those quantized alone.
+
+    Columns: step, all, sum_in, ratio (sum_in / all), of the paper's layers only.
+    """
+    inside = set(layers.loc[layers["probe"] == "out", "tensor"])
+    alone = layers[(layers["probe"] == "in") & layers["tensor"].isin(inside)]
+    whole = layers[layers["probe"] == "all"].set_index("step")[_DELTA]
+    table = pd.DataFrame({"all": whole, "sum_in": alone.groupby("step")[_DELTA].sum()})
+    return table.assign(ratio=table["sum_in"] / table["all"]).reset_index()
+
+
+def layer_findings(layers: pd.DataFrame, best: int) -> Found:
+    """Do matrices add up, and which one costs most at the end?"""
+    sums = additivity(layers)
+    late = sums[sums["step"] >= best]
+    total = late["sum_in"].sum() / late["all"].sum()
+    spread = mean_of_series(late["ratio"].to_numpy(), "checkpoints")
+    yield (
+        "layers_sum_over_all",
+        Value(total, spread.low, spread.high, spread.n, spread.unit),
+        "losses of single matrices, summed, over the loss of all; since the best step",
+    )
+    last = layers[(layers["step"] == layers["step"].max()) & (layers["probe"] == "in")]
+    worst = last.loc[last[_DELTA].idxmax()]
+    ends = np.log1p(worst[["gap_low_pct", "gap_high_pct"]].to_numpy(float) / 100)
+    value = Value(worst[_DELTA], *ends, int(worst["n_sequences"]), "sequences")
+    yield "layers_worst_alone_nats", value, f"{worst['tensor']} at the last step"
+
+
+def _growth_findings(first: pd.Series, last: pd.Series, prefix: str) -> Found:
+    """Growth of the cost and of its two factors between two checkpoints."""
+    about = f"from step {first.name} to step {last.name}"
+    cost, second = (
+        growth(*(_interval(row, name, "batches", "n_batches") for row in (last, first)))
+        for name in ("measured", "second_order")
+    )
+    noise = last["noise_norm2"] / first["noise_norm2"]
+    size = last["weight_norm2"] / first["weight_norm2"]
+    ends = (end / noise for end in (second.value, second.low, second.high))
+    yield f"{prefix}cost_growth", cost, about
+    yield f"{prefix}noise_growth", exact(noise, 1, "checkpoint"), about
+    yield f"{prefix}relative_noise_growth", exact(noise / size, 1, "checkpoint"), about
+    yield f"{prefix}sensitivity_growth", Value(*ends, second.n, second.unit), about
+
+
+def sensitivity_findings(table: pd.DataFrame, best: int, start: int) -> Found:
+    """Which factor grew, since the best step and since ``start``; is their product the cost?
+
+    Ratios are taken over all checkpoints from ``start`` on.
+    """
+    whole = table[table["tensor"] == "all"]
+    low, high = (
+        whole[whole["perturbation"] == role].set_index("step").sort_index()
+        for role in ("low_bit", "high_bit")
+    )
+    kept, last = low[low.index >= start], low.iloc[-1]
+    yield from _growth_findings(low.loc[near(low.index, best)], last, "")
+    yield from _growth_findings(kept.iloc[0], last, "run_")
+    unit = f"checkpoints from step {start} on"
+    ratio = kept["predicted_nats"].sum() / kept["measured_nats"].sum()
+    spread = mean_of_series((kept["predicted_nats"] / kept["measured_nats"]).to_numpy(), "")
+    yield (
+        "predicted_over_measured",
+        Value(ratio, spread.low, spread.high, spread.n, unit),
+        "first- plus second-order term over the measured loss",
+    )
+    for control in ("noise", "dither"):
+        rows = whole[whole["perturbation"].str.startswith(control) & whole["step"].ge(start)]
+        if rows.empty:
+            continue
+        mean = rows.groupby("step")["second_order_nats"].mean()
+        yield (
+            f"{control}_over_rounding",
+            mean_of_series((mean / kept["second_order_nats"]).to_numpy(), unit),
+            "second-order cost of the control over that of rounding",
+        )
+    ratios = (kept["second_order_nats"] / high["second_order_nats"]).dropna()
+    yield (
+        "low_over_high_second_order",
+        mean_of_series(ratios.to_numpy(), unit),
+        "second-order cost of the low-bit quantizer over that of the high-bit one",
+    )
+
+
+def curvature_findings(table: pd.DataFrame, audit: pd.DataFrame, best: int, start: int) -> Found:
+    """How curvature changed since the best step, and whether the low-bit loss follows it.
+
+    As it is and for weights of unit norm; rank correlations over checkpoints.
+    """
+    rows = table.set_index("step").sort_index()
+    first, last = rows.loc[near(rows.index, best)], rows.iloc[-1]
+    about = f"from step {first.name} to step {last.name}"
+    size = last["weight_norm2"] / first["weight_norm2"]
+    units = {"trace": "random vectors", "top_eigenvalue": "batches"}
+    for name, unit in units.items():
+        grown = growth(*(_interval(row, name, unit, f"{name}_n") for row in (last, first)))
+        yield f"{name}_growth", grown, about
+        normalised = f"{about}, times the squared norm of the weights"
+        yield f"normalised_{name}_growth", grown.times(size), normalised
+    rows = table[table["step"] >= start].set_index("step")
+    for name in units:
+        yield (
+            f"{name}_rank_r",
+            rank_correlation(rows[name].to_numpy(), _low_bit_loss(audit, rows.index),
+                             "checkpoints"),
+            f"Spearman r with the low-bit loss from step {start} on",
+        )  # fmt: skip
+
+
+def drift_findings(drift: pd.DataFrame, best: int) -> Found:
+    """Misalignment at the end and at its largest, and codes that flip."""
+    last, worst = drift.iloc[-1], drift.loc[drift["index"].idxmax()]
+    groups = int(last["n_groups"])
+    yield (
+        "misalignment_last",
+        _interval(last, "index", "groups", groups),
+        f"step {last['step']:.0f}",
+    )
+    yield (
+        "misalignment_largest",
+        _interval(worst, "index", "groups", groups),
+        f"step {worst['step']:.0f}, of {len(drift)} checkpoints",
+    )
+    yield (
+        "near_midpoint_last",
+        exact(last["near_midpoint"], groups, "groups"),
+        "share of weights at least 0.4 steps from their grid point; 0.2 where uniform",
+    )
+    late = drift[drift["previous_step"] >= best]
+    unit = "pairs of checkpoints since the best step"
+    yield (
+        "flips_between_checkpoints",
+        mean_of_series(late["flipped_own"].to_numpy(), unit),
+        "share of codes that differ between neighbouring checkpoints",
+    )
+    yield (
+        "flips_over_expected",
+        mean_of_series((late["flipped_fixed"] / late["flipped_expected"]).to_numpy(), unit),
+        "flips on a fixed grid over those of uniform positions",
+    )
+
+
+def exponents(table: pd.DataFrame, first_step: int, spacing: int) -> pd.Series:
+    """Growth exponent of the distance for each later step whose whole past is after a step.
+
+    ``table`` is displacement.csv. Slope of log distance over log lag, by step. 1/2: random
+    walk; 1: straight line; below 1/2: the weights turn back.
+    """
+    wide = table.pivot(index="step", columns="lag", values="distance").dropna()
+    wide = wide[wide.index - spacing * wide.columns.max() >= first_step]
+    if wide.empty:
+        return pd.Series(dtype=float)
+    slopes = np.polyfit(np.log(wide.columns.to_numpy(float)), np.log(wide.to_numpy().T), 1)[0]
+    return pd.Series(slopes, index=wide.index)
+
+
+def displacement_findings(table: pd.DataFrame, best: int, spacing: int) -> Found:
+    """Angles and growth of distances after the best step."""
+    cosines = table[(table["lag"] == 1) & (table["step"] - 2 * spacing >= best)]["cosine"].dropna()
+    yield (
+        "move_cosine",
+        mean_of_series(cosines.to_numpy(), "moves since the best step"),
+        "cosine of successive moves; 0 for a random walk",
+    )
+    slopes = exponents(table, best, spacing)
+    yield (
+        "walk_exponent",
+        mean_of_series(slopes.to_numpy(), "end points since the best step"),
+        "growth of the distance with the number of moves; 1/2 for a random walk",
+    )
+
+
+def phase_findings(flips: pd.DataFrame) -> Found:
+    """Codes flipped by one bump, by one cool phase, and by the baseline over the same spans."""
+    for (schedule, phase), rows in flips.groupby(["schedule", "phase"]):
+        arm = "baseline" if schedule == "baseline" else "oli"
+        about = f"{schedule}, {rows['updates'].iloc[0]} updates"
+        yield f"{arm}_{phase}_flips", mean_of(rows["flipped_own"].to_numpy(), "phases"), about
+
+
+def activation_findings(table: pd.DataFrame, audit: pd.DataFrame, best: int, start: int) -> Found:
+    """Activation kurtosis, rounded activations and anisotropy: at the best step and the end."""
+    wide = table.set_index(["measure", "name", "step"]).sort_index()
+    steps = {"best": near(table["step"], best), "last": int(table["step"].max())}
+    for (measure, name), _ in table.groupby(["measure", "name"], sort=False):
+        for when, step in steps.items():
+            row = wide.loc[(measure, name, step)]
+            label = f"{measure}_{name}_{when}".replace(" ", "_").replace("+", "")
+            value = Value(row["value"], row["low"], row["high"], int(row["n"]), "sequences")
+            yield label, value, f"step {step}"
+    states = table[table["measure"] == "kurtosis"]
+    curve = states.pivot(index="step", columns="name", values="value").mean(axis=1)
+    curve = curve[curve.index >= start]
+    yield (
+        "activation_kurtosis_rank_r",
+        rank_correlation(curve.to_numpy(), _low_bit_loss(audit, curve.index), "checkpoints"),
+        f"Spearman r of the mean over hidden states with the low-bit loss from step {start} on",
+    )
+
+
+def replication_findings(table: pd.DataFrame) -> Found:
+    """Onsets that were found, and whether growth changes at each run's own minimum."""
+    found = table["onset_step"].notna()
+    yield "replicas_with_onset", exact(found.sum(), len(table), "runs"), "runs with an onset"
+    yield (
+        "replica_slope_change",
+        mean_of(table["slope_change"].to_numpy(), "runs"),
+        "growth after its own minimum less growth before, nats per 1,000 steps",
+    )
+    faster = (table["slope_change_low"] > 0).sum()
+    yield (
+        "replicas_faster_after_minimum",
+        exact(faster, len(table), "runs"),
+        "runs whose growth is faster after their minimum, by their interval",
+    )
+    both = table[found]
+    if len(both) >= 4:
+        yield (
+            "replica_onset_rank_r",
+            rank_correlation(both["fp32_step"].to_numpy(), both["onset_step"].to_numpy(), "runs"),
+            "Spearman r of the step of the own minimum and the onset",
+        )
 
 
 def findings(tables: Mapping[str, pd.DataFrame], phases: Mapping, *, spacing: int) -> pd.DataFrame:
@@ -21,28 +358,23 @@ def findings(tables: Mapping[str, pd.DataFrame], phases: Mapping, *, spacing: in
     ``tables`` has audit and any of factors, layers, sensitivity, curvature, drift,
     displacement, phase_flips, activations and replication, as under results/{suite}.
     """
-    best = phases["convergence"]["step"]
-    start, audit = phases["rapid_learning_end"]["step"], tables["audit"]
-    losses, weights = finding_losses, finding_weights
-    makers: dict[str, Maker] = {
-        "factors": lambda t: losses.factorial_findings(t),
-        "layers": lambda t: losses.layer_findings(t, best),
-        "sensitivity": lambda t: losses.sensitivity_findings(t, best, start),
-        "curvature": lambda t: (
-            *losses.curvature_findings(t, best),
-            *losses.curvature_relation(t, audit, start),
-        ),
-        "drift": lambda t: weights.drift_findings(t, best),
-        "displacement": lambda t: weights.displacement_findings(t, best, spacing),
-        "phase_flips": weights.phase_findings,
-        "activations": lambda t: weights.activation_findings(t, audit, best, start),
-        "replication": weights.replication_findings,
+    best, start = phases["convergence"]["step"], phases["rapid_learning_end"]["step"]
+    audit = tables["audit"]
+    makers = {
+        "factors": factorial_findings,
+        "layers": lambda t: layer_findings(t, best),
+        "sensitivity": lambda t: sensitivity_findings(t, best, start),
+        "curvature": lambda t: curvature_findings(t, audit, best, start),
+        "drift": lambda t: drift_findings(t, best),
+        "displacement": lambda t: displacement_findings(t, best, spacing),
+        "phase_flips": phase_findings,
+        "activations": lambda t: activation_findings(t, audit, best, start),
+        "replication": replication_findings,
     }
     rows = [
-        {"finding": name, "value": v.value, "low": v.low, "high": v.high, "n": v.n,
-         "unit": v.unit, "about": about}
+        {"finding": name, **asdict(value), "about": about}
         for source, make in makers.items()
         if source in tables and len(tables[source])
-        for name, v, about in make(tables[source])
-    ]  # fmt: skip
+        for name, value, about in make(tables[source])
+    ]
     return pd.DataFrame(rows, columns=COLUMNS)

@@ -10,14 +10,18 @@ not compound; where ``out`` helps more than ``in`` hurts, they do.
 
 from collections.abc import Iterator
 
-import numpy as np
 import pandas as pd
 from torch import nn
 
 from flatminima.intervals import summarise
-from flatminima.mechanism.factorial_design import PAPER_LAYERS
-from flatminima.mechanism.layers import in_order, layer_sets, matrices
-from flatminima.mechanism.scoring import Variant, score_variants
+from flatminima.mechanism.visits import (
+    Variant,
+    Visit,
+    in_order,
+    layer_sets,
+    matrices,
+    score_variants,
+)
 from flatminima.quantizer_specs import AnyQuantizer
 from flatminima.quantizers import fake_quantize
 
@@ -27,7 +31,7 @@ ALL = "all"
 def layer_variants(model: nn.Module, spec: AnyQuantizer) -> Iterator[Variant]:
     """The variants of one model: ``all``, then ``in <name>`` and ``out <name>``."""
     quantized = {n: fake_quantize(w.detach(), spec) for n, w in matrices(model).items()}
-    blocks = layer_sets(model)[PAPER_LAYERS]
+    blocks = layer_sets(model)["blocks"]
     whole = {name: quantized[name] for name in blocks}
     yield ALL, whole
     for name in in_order(quantized):
@@ -36,25 +40,14 @@ def layer_variants(model: nn.Module, spec: AnyQuantizer) -> Iterator[Variant]:
         yield f"out {name}", {n: w for n, w in whole.items() if n != name}
 
 
-def probe_layers(
-    model: nn.Module,
-    tokens: np.ndarray,
-    spec: AnyQuantizer,
-    *,
-    step: int,
-    batch_size: int,
-    resamples: int,
-    device: str = "cpu",
-) -> pd.DataFrame:
-    """A row per probe of one model: step, probe (in, out, all, fp32), tensor and scores.
+def probe_layers(visit: Visit, spec: AnyQuantizer) -> pd.DataFrame:
+    """A row per probe of one checkpoint: step, probe (in, out, all, fp32), tensor and scores.
 
     ``removed_nats`` is what leaving the matrix out takes away from the loss that all
     together add (rows ``out``).
     """
-    scores = score_variants(
-        model, tokens, layer_variants(model, spec), step=step, batch_size=batch_size, device=device
-    )
-    table = summarise(scores, ["step"], resamples=resamples, seed=0)
+    scores = score_variants(visit, layer_variants(visit.model, spec))
+    table = summarise(scores, ["step"], resamples=visit.resamples, seed=0)
     named = table["quantizer"].str.split(" ", n=1, expand=True)
     table.insert(1, "probe", named[0])
     table.insert(2, "tensor", named[1].fillna(ALL))
@@ -63,16 +56,3 @@ def probe_layers(
     return table.assign(removed_nats=removed.where(table["probe"] == "out")).drop(
         columns=["quantizer", "role"]
     )
-
-
-def additivity(layers: pd.DataFrame) -> pd.DataFrame:
-    """Per step the loss that all matrices add, and the sum over those quantized alone.
-
-    Columns: step, all, sum_in, ratio (sum_in / all), of the paper's layers only.
-    """
-    inside = set(layers.loc[layers["probe"] == "out", "tensor"])
-    alone = layers[(layers["probe"] == "in") & layers["tensor"].isin(inside)]
-    value = "delta_nll_nats_per_token"
-    whole = layers[layers["probe"] == ALL].set_index("step")[value]
-    table = pd.DataFrame({ALL: whole, "sum_in": alone.groupby("step")[value].sum()})
-    return table.assign(ratio=table["sum_in"] / table[ALL]).reset_index()

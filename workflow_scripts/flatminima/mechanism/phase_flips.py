@@ -10,22 +10,20 @@ import numpy as np
 import pandas as pd
 from torch import Tensor, nn
 
-from flatminima.mechanism.code_flips import code_flips
+from flatminima.mechanism.drift import code_flips
 from flatminima.quantizer_specs import AffineQuantizer
 from flatminima.quantizers import linear_weights
 from flatminima.schedules import ForkSchedule, Schedule, fork_schedule, read_schedule
 from flatminima.training.loop import build_optimizer, read_recipe, train
 
 
-def phase_ends(schedule: ForkSchedule) -> list[tuple[int, str]]:
+def phase_ends(schedule: ForkSchedule) -> dict[int, str]:
     """Step after each phase of a fork of whole OLI cycles, and which phase ended there."""
     start, phase = schedule.start, schedule.kind.phase
     count = schedule.stop - start
-    return [
-        (start + n + 1, phase(n))
-        for n in range(count)
-        if n + 1 == count or phase(n + 1) != phase(n)
-    ]
+    return {
+        start + n + 1: phase(n) for n in range(count) if n + 1 == count or phase(n + 1) != phase(n)
+    }
 
 
 def _state(model: nn.Module, layers: str) -> dict[str, Tensor]:
@@ -36,28 +34,23 @@ def follow(
     model: nn.Module,
     tokens: np.ndarray,
     schedule: Schedule,
-    ends: list[tuple[int, str]],
+    ends: Mapping[int, str],
     spec: AffineQuantizer,
     *,
-    training: Mapping,
-    batch_size: int,
-    start: int,
+    settings: Mapping,
     seed: int,
     device: str,
 ) -> Iterator[dict]:
     """Train through ``ends`` and compare the codes at each with those at the one before."""
-    recipe = read_recipe(training, batch_size)
-    optimizer = build_optimizer(model, recipe)
-    before, at = _state(model, spec.layers), start
-    phases = dict(ends)
-    updates = train(
-        model, optimizer, tokens, schedule, recipe,
-        start=start, stop=ends[-1][0], seed=seed, device=device,
-    )  # fmt: skip
+    recipe = read_recipe(settings["training"], settings["batch_size"])
+    optimizer, at = build_optimizer(model, recipe), settings["start"]
+    before = _state(model, spec.layers)
+    updates = train(model, optimizer, tokens, schedule, recipe, start=at, stop=max(ends),
+                    seed=seed, device=device)  # fmt: skip
     for update in updates:
-        if update.step in phases:
+        if update.step in ends:
             after = _state(model, spec.layers)
-            yield {"phase": phases[update.step], "first_step": at, "step": update.step,
+            yield {"phase": ends[update.step], "first_step": at, "step": update.step,
                    "updates": update.step - at, **code_flips(before, after, spec)}  # fmt: skip
             before, at = after, update.step
 
@@ -68,30 +61,28 @@ def trace_phases(
     spec: AffineQuantizer,
     *,
     settings: Mapping,
-    cycles: int,
-    seeds: list[int],
     device: str,
 ) -> pd.DataFrame:
     """Every OLI schedule and, over the same phases, the baseline; a row per phase and seed.
 
     ``load`` gives the model of the fork point on ``device``; ``settings`` has schedules
-    (definitions by name), start, batch_size, training and total_steps.
+    (definitions by name), start, batch_size, training, total_steps, cycles and seeds.
     """
+    start = settings["start"]
     baseline = read_schedule(settings["training"], settings["total_steps"])
     rows = []
     for name, definition in settings["schedules"].items():
         if definition["kind"] != "oli":
             continue
-        start, span = settings["start"], definition["bump_steps"] + definition["cool_steps"]
-        stop = start + cycles * span
+        span = definition["bump_steps"] + definition["cool_steps"]
+        stop = start + settings["cycles"] * span
         oli = fork_schedule(definition, baseline=baseline, start=start, stop=stop)
         ends = phase_ends(oli)
-        for arm, schedule in ((name, oli), ("baseline", baseline)):
-            for seed in seeds:
-                found = follow(
-                    load(), tokens, schedule, ends, spec, training=settings["training"],
-                    batch_size=settings["batch_size"], start=settings["start"], seed=seed,
-                    device=device,
-                )  # fmt: skip
-                rows += [{"phases_of": name, "schedule": arm, "seed": seed, **row} for row in found]
+        rows += [
+            {"phases_of": name, "schedule": arm, "seed": seed, **row}
+            for arm, schedule in ((name, oli), ("baseline", baseline))
+            for seed in settings["seeds"]
+            for row in follow(load(), tokens, schedule, ends, spec, settings=settings, seed=seed,
+                              device=device)
+        ]  # fmt: skip
     return pd.DataFrame(rows)

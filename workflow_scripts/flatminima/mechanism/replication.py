@@ -2,45 +2,74 @@
 
 Each run is the suite's own training, shortened: the schedule, the optimiser and the text
 of the suite, fewer steps and a part of the text in proportion, so that every run sees its
-text as often as the suite's run does. Nothing of a run is kept but its scores.
+text as often as the suite's run does. Here its probes become a row of the comparison.
 """
-
-from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 
-from flatminima.jobs import progress
-from flatminima.model import build_model
-from flatminima.schedules import read_schedule
-from flatminima.scoring import Prober
-from flatminima.suite import even_steps
-from flatminima.training.loop import build_optimizer, read_recipe, train
+from flatminima.intervals import percentile_interval, resampled_curves
+from flatminima.phases import describe_phases
+from flatminima.quantizer_specs import FP32
+
+FEWEST_PROBES = 3  # for a slope
 
 
-def run_scores(
-    tokens: np.ndarray,
-    prober: Prober,
-    *,
-    architecture: Mapping,
-    vocab_size: int,
-    training: Mapping,
-    spacing: int,
-    last: int,
-    seed: int,
-) -> pd.DataFrame:
-    """Train one run from scratch and score it at the even steps; ``Prober``'s table.
+def _slope(steps: np.ndarray, values: np.ndarray) -> float:
+    if len(steps) < FEWEST_PROBES:
+        return np.nan
+    return float(np.polyfit(steps / 1000.0, values, 1)[0])
 
-    ``tokens`` is ``[sequences, length]``; ``seed`` decides initialisation and data order.
+
+def growth_slopes(
+    table: pd.DataFrame, sequences: pd.DataFrame, best: int, *, resamples: int
+) -> dict[str, float]:
+    """Growth of the low-bit loss before and after a step, nats per token in 1,000 steps.
+
+    Straight lines through the added loss up to ``best`` and from it on, and their
+    difference; 95 % intervals over the validation sequences. Defined where the rule of
+    ``phases`` finds no onset: an onset at the FP32 minimum is a positive difference.
     """
-    model = build_model(dict(architecture), vocab_size, seed)
-    optimizer = build_optimizer(model, recipe := read_recipe(training))
-    schedule = read_schedule(training, last)
-    due = set(even_steps(spacing=spacing, last=last))
-    updates = train(model, optimizer, tokens, schedule, recipe, start=0, stop=last, seed=seed)
-    found = [
-        prober(model, update.step)
-        for update in progress(updates, f"run, {last} steps", total=last)
-        if update.step in due
-    ]
-    return pd.concat(found, ignore_index=True)
+    steps = np.sort(table["step"].unique())
+    early, late = steps <= best, steps >= best
+
+    def parts(added: np.ndarray) -> np.ndarray:
+        before, after = (_slope(steps[part], added[part]) for part in (early, late))
+        return np.array([before, after, after - before])
+
+    low = table[table["role"] == "low_bit"].set_index("step").sort_index()
+    value = parts(low["delta_nll_nats_per_token"].to_numpy())
+    curves = resampled_curves(sequences, steps, resamples=resamples, seed=0)
+    draws = np.array([parts(curve["low_bit"] - curve[FP32]) for curve in curves])
+    row = {}
+    for place, name in enumerate(("slope_before", "slope_after", "slope_change")):
+        low_end, high_end = percentile_interval(draws[:, place])
+        row |= {name: value[place], f"{name}_low": low_end, f"{name}_high": high_end}
+    return row
+
+
+def run_phases(
+    table: pd.DataFrame, sequences: pd.DataFrame, *, spacing: int, resamples: int
+) -> dict:
+    """One row of the comparison: convergence and onset of one run, with intervals.
+
+    ``table`` is the run's table (columns of an audit with suite, width, seed),
+    ``sequences`` its per-sequence scores. Values that do not exist are NaN.
+    """
+    phases = describe_phases(table, sequences, spacing=spacing, resamples=resamples, seed=0)
+    best, onset = phases["convergence"], phases["onset"]
+    low = table[table["role"] == "low_bit"].set_index("step").sort_index()
+    last = low.iloc[-1]
+    row = {name: table[name].iloc[0] for name in ("suite", "width", "seed")}
+    row |= {f"fp32_{k}": best[k] for k in ("step", "step_low", "step_high", "ppl", "rise_pct")}
+    row |= {f"onset_{k}": onset[k] for k in ("step", "step_low", "step_high", "detected_share")}
+    row |= {
+        **{key: phases[key] for key in ("lag_steps", "lag_low", "lag_high")},
+        "onset_reason": onset["reason"] or "",
+        "still_improving": best["still_improving"],
+        "gap_at_best_pct": low.loc[best["step"], "gap_pct"],
+        "gap_last_pct": last["gap_pct"],
+        "gap_last_low_pct": last["gap_low_pct"],
+        "gap_last_high_pct": last["gap_high_pct"],
+    }
+    return row | growth_slopes(table, sequences, best["step"], resamples=resamples)

@@ -1,4 +1,4 @@
-"""Noise times sensitivity: is the cost of quantization its second-order prediction?
+"""Noise times sensitivity, and how flat the minimum is: the loss around a checkpoint.
 
 For a perturbation D of the weights, loss(w + D) - loss(w) = g·D + D·H·D / 2 + ... . The
 noise is the squared norm of D, the sensitivity the second-order term per unit of it, so
@@ -7,23 +7,144 @@ that their product is the predicted cost. Beside the suite's quantizers stand tw
 ``dither``, noise that is uniform in each weight's own cell of the grid. Where dither costs
 as much as rounding, the positions of the weights between grid points do not matter.
 
-The unit of the intervals is the batch: terms and measured losses are taken batch by
-batch and resampled together (95 % percentile intervals).
+The paper's title speaks of flat minima and its text measures none: here are the largest
+eigenvalue and the trace of H, of the validation loss in nats per token with respect to the
+weights that the probes change. Intervals are 95 %, over batches except where they say so.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
 import torch
+from scipy import stats
+from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
+from torch.func import functional_call
 
-from flatminima.intervals import percentile_interval
-from flatminima.mechanism.grid import quantization_error, steps
-from flatminima.mechanism.surface import LossSurface, Vector, inner
+from flatminima.intervals import CONFIDENCE
+from flatminima.mechanism.visits import Visit, mean_interval
 from flatminima.quantizer_specs import AffineQuantizer
+from flatminima.quantizers import fake_quantize, grid_steps
+from flatminima.scoring import batches
+from flatminima.training.gradients import next_token_loss
 
 NOISE, DITHER = "noise", "dither"
+TOLERANCE = 1e-3  # relative, of the largest eigenvalue
+
+Vector = Mapping[str, Tensor]
+
+
+class LossSurface:
+    """Mean NLL (nats per token) of a checkpoint's tokens as a function of some of its weights.
+
+    ``names`` are the parameters that may move; all batches must be of one size, so that every
+    token weighs the same. Hessian products differentiate twice in reverse mode, in float32
+    with sums over batches in float64. (Forward mode twice would be cheaper per sequence, but
+    torch's layer norm gives a wrong second derivative there.) The graph of every batch's
+    gradient is kept, so that a product costs one backward pass: memory grows with the number
+    of sequences.
+    """
+
+    def __init__(self, visit: Visit, names: Sequence[str]) -> None:
+        if len(visit.tokens) % visit.batch_size:
+            raise ValueError(
+                f"{len(visit.tokens)} sequences: a multiple of the batch size {visit.batch_size}"
+            )
+        # The fused attention kernels have no second derivative.
+        if hasattr(visit.model, "set_attn_implementation"):
+            visit.model.set_attn_implementation("eager")
+        parameters = dict(visit.model.named_parameters())
+        self.model = visit.model.eval()
+        self.weights = {n: parameters[n].detach().clone().requires_grad_() for n in names}
+        self.ids = list(batches(visit.tokens, visit.batch_size, visit.device))
+
+    def loss(self, ids: Tensor, weights: Vector) -> Tensor:
+        """Loss of one batch, with these weights in place of the model's."""
+
+        def moved(input_ids: Tensor, use_cache: bool) -> object:
+            arguments = {"input_ids": input_ids, "use_cache": use_cache}
+            return functional_call(self.model, dict(weights), (), arguments)
+
+        return next_token_loss(moved, ids)
+
+    @torch.no_grad()
+    def losses(self, shift: Vector | None = None) -> np.ndarray:
+        """Loss of each batch with the weights moved by ``shift``, ``[batches]``."""
+        moved = {n: w + shift[n] if shift else w for n, w in self.weights.items()}
+        return np.array([self.loss(ids, moved).item() for ids in self.ids])
+
+    @cached_property
+    def _gradients(self) -> list[tuple[Tensor, ...]]:
+        weights = list(self.weights.values())
+        return [
+            torch.autograd.grad(self.loss(ids, self.weights), weights, create_graph=True)
+            for ids in self.ids
+        ]
+
+    def slopes(self, direction: Vector) -> np.ndarray:
+        """Derivative of each batch's loss along ``direction``, ``[batches]``."""
+        along = list(direction.values())
+        return np.array(
+            [
+                sum(_dot(g.detach(), d) for g, d in zip(gradient, along, strict=True))
+                for gradient in self._gradients
+            ]
+        )
+
+    def products(self, direction: Vector) -> list[dict[str, Tensor]]:
+        """Hessian times ``direction`` for each batch, by parameter name."""
+        weights, along = list(self.weights.values()), [direction[n] for n in self.weights]
+        found = [torch.autograd.grad(g, weights, along, retain_graph=True) for g in self._gradients]
+        return [dict(zip(self.weights, product, strict=True)) for product in found]
+
+    def product(self, direction: Vector) -> dict[str, Tensor]:
+        """Hessian of the mean loss times ``direction``, by parameter name, in float64."""
+        total = {name: torch.zeros_like(w, dtype=torch.float64) for name, w in self.weights.items()}
+        for product in self.products(direction):
+            for name, value in product.items():
+                total[name] += value
+        return {name: value / len(self.ids) for name, value in total.items()}
+
+    def flat_product(self, direction: np.ndarray) -> np.ndarray:
+        """``product`` for all parameters as one float64 vector, as scipy's solvers take it."""
+        product = self.product(self.unflatten(direction))
+        return np.concatenate([value.reshape(-1).cpu().numpy() for value in product.values()])
+
+    def unflatten(self, direction: np.ndarray) -> dict[str, Tensor]:
+        """A flat vector as tensors by parameter name, in float32."""
+        flat = torch.from_numpy(np.asarray(direction, dtype=np.float32).copy())
+        parts = flat.split([weight.numel() for weight in self.weights.values()])
+        return {
+            name: part.reshape(weight.shape).to(weight.device)
+            for (name, weight), part in zip(self.weights.items(), parts, strict=True)
+        }
+
+    @property
+    def size(self) -> int:
+        """Number of weights that may move."""
+        return sum(weight.numel() for weight in self.weights.values())
+
+    @property
+    def norm2(self) -> dict[str, float]:
+        """Squared norm of each weight that may move."""
+        return norms2(self.weights)
+
+
+def _dot(a: Tensor, b: Tensor) -> float:
+    return float((a.double() * b.double()).sum())
+
+
+def inner(first: Vector, second: Vector) -> dict[str, float]:
+    """Inner product of two vectors, parameter by parameter."""
+    return {n: _dot(first[n], second[n]) for n in first}
+
+
+def norms2(vector: Vector) -> dict[str, float]:
+    """Squared Euclidean norm, parameter by parameter."""
+    return {n: float(value.detach().double().pow(2).sum()) for n, value in vector.items()}
 
 
 def random_like(error: Vector, rng: np.random.Generator) -> dict[str, Tensor]:
@@ -43,7 +164,7 @@ def uniform_in_cell(
     noise = {}
     for name, weight in weights.items():
         draw = rng.random(tuple(weight.shape), dtype=np.float32) - np.float32(0.5)
-        noise[name] = torch.from_numpy(draw).to(weight.device) * steps(weight.detach(), spec)
+        noise[name] = torch.from_numpy(draw).to(weight.device) * grid_steps(weight.detach(), spec)
     return noise
 
 
@@ -52,7 +173,7 @@ def perturbations(
 ) -> dict[str, dict[str, Tensor]]:
     """Rounding errors by role, then the controls of the first role: ``noise0``, ``dither0`` …"""
     found = {
-        role: {n: quantization_error(w.detach(), spec) for n, w in weights.items()}
+        role: {n: fake_quantize(w.detach(), spec) - w.detach() for n, w in weights.items()}
         for role, spec in specs.items()
     }
     rng = np.random.default_rng(seed)
@@ -63,14 +184,8 @@ def perturbations(
     return found
 
 
-def _bootstrap(values: np.ndarray, resamples: int) -> tuple[float, float]:
-    rng = np.random.default_rng(0)
-    drawn = rng.integers(0, len(values), (resamples, len(values)))
-    return percentile_interval(values[drawn].mean(axis=1))
-
-
-def _row(name: str, values: np.ndarray, resamples: int) -> dict[str, float]:
-    low, high = _bootstrap(values, resamples)
+def _term(name: str, values: np.ndarray, resamples: int) -> dict[str, float]:
+    low, high = mean_interval(values, resamples, np.random.default_rng(0))
     return {f"{name}_nats": float(values.mean()), f"{name}_low": low, f"{name}_high": high}
 
 
@@ -80,28 +195,20 @@ def expand(surface: LossSurface, shift: Vector, base: np.ndarray, *, resamples: 
     ``base`` is the unmoved loss of each batch. A matrix's second-order term is its part of
     D·H·D / 2 (with the cross terms shared out), so that the parts sum to the whole.
     """
-    measured = surface.losses(shift) - base
-    first = surface.slopes(shift)
     parts = [inner(shift, product) for product in surface.products(shift)]
-    second = np.array([0.5 * sum(part.values()) for part in parts])
-    norms = {name: float(d.double().pow(2).sum()) for name, d in shift.items()}
-    sizes = {name: float(surface.weights[name].detach().double().pow(2).sum()) for name in shift}
-    whole = {
-        "tensor": "all", "n_weights": surface.size,
-        "noise_norm2": sum(norms.values()), "weight_norm2": sum(sizes.values()),
-    }  # fmt: skip
-    for name, values in (
-        ("measured", measured), ("first_order", first), ("second_order", second),
-        ("predicted", first + second),
-    ):  # fmt: skip
-        whole |= _row(name, values, resamples)
-    rows = [whole]
+    first, second = surface.slopes(shift), np.array([0.5 * sum(part.values()) for part in parts])
+    terms = {"measured": surface.losses(shift) - base, "first_order": first,
+             "second_order": second, "predicted": first + second}  # fmt: skip
+    noise, sizes = norms2(shift), surface.norm2
+    rows = [{"tensor": "all", "n_weights": surface.size,
+             "noise_norm2": sum(noise.values()), "weight_norm2": sum(sizes.values())}]  # fmt: skip
+    for name, values in terms.items():
+        rows[0] |= _term(name, values, resamples)
     for name in shift:
         values = np.array([0.5 * part[name] for part in parts])
-        rows.append({
-            "tensor": name, "n_weights": shift[name].numel(), "noise_norm2": norms[name],
-            "weight_norm2": sizes[name], **_row("second_order", values, resamples),
-        })  # fmt: skip
+        rows.append({"tensor": name, "n_weights": shift[name].numel(), "noise_norm2": noise[name],
+                     "weight_norm2": sizes[name],
+                     **_term("second_order", values, resamples)})  # fmt: skip
     return rows
 
 
@@ -125,4 +232,59 @@ def sensitivity_table(
             {"step": step, "perturbation": name, **row}
             for row in expand(surface, shift, base, resamples=resamples)
         ]
-    return pd.DataFrame(rows).assign(n_batches=len(surface))
+    return pd.DataFrame(rows).assign(n_batches=len(surface.ids))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its 95 % interval, and how many draws or batches it rests on."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+def largest_eigenvalue(surface: LossSurface, *, resamples: int, seed: int) -> Estimate:
+    """Largest (algebraic) eigenvalue of the Hessian, by Lanczos iteration.
+
+    The interval is over batches with the eigenvector held: that of its Rayleigh quotient.
+    """
+    rng = np.random.default_rng(seed)
+    operator = LinearOperator((surface.size, surface.size), matvec=surface.flat_product)
+    [value], vectors = eigsh(
+        operator, k=1, which="LA", tol=TOLERANCE, v0=rng.standard_normal(surface.size)
+    )
+    direction = surface.unflatten(vectors[:, 0])
+    quotients = np.array(
+        [sum(inner(direction, product).values()) for product in surface.products(direction)]
+    )
+    return Estimate(float(value), *mean_interval(quotients, resamples, rng), len(quotients))
+
+
+def trace(surface: LossSurface, *, draws: int, seed: int) -> Estimate:
+    """Hutchinson's estimate of the trace: mean of z·H·z over random signs z, t interval."""
+    rng = np.random.default_rng(seed)
+    values = []
+    for _ in range(draws):
+        signs = surface.unflatten(rng.choice(np.float32([-1.0, 1.0]), surface.size))
+        values.append(sum(inner(signs, surface.product(signs)).values()))
+    mean, error = float(np.mean(values)), float(stats.sem(values))
+    low, high = stats.t.interval(CONFIDENCE, draws - 1, mean, error) if error else (mean, mean)
+    return Estimate(mean, float(low), float(high), draws)
+
+
+def curvature_row(surface: LossSurface, *, step: int, draws: int, resamples: int) -> dict:
+    """One checkpoint: step, n_weights, weight_norm2, top_eigenvalue and trace with intervals.
+
+    ``weight_norm2`` turns both into numbers that do not change when weights are rescaled.
+    """
+    estimates = {
+        "top_eigenvalue": largest_eigenvalue(surface, resamples=resamples, seed=step),
+        "trace": trace(surface, draws=draws, seed=step),
+    }
+    row = {"step": step, "n_weights": surface.size, "weight_norm2": sum(surface.norm2.values())}
+    for name, found in estimates.items():
+        row |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high,
+                f"{name}_n": found.n}  # fmt: skip
+    return row

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from flatminima.errors import ConfigError
-from flatminima.mechanism.factorial_design import granularity_name
 from flatminima.planning.facts import FactsPlan
 from flatminima.suite import chunk_names, range_name
 
@@ -79,7 +78,7 @@ class MechanismPlan(FactsPlan):
     def _job_names(self, measure: str) -> list[str]:
         return chunk_names(self.measured_steps(measure), self.measurement(measure)["steps_per_job"])
 
-    def measure_folders(self, steps: str, *, measure: str) -> dict[int, str]:
+    def measure_folders(self, steps: str, measure: str) -> dict[int, str]:
         """Checkpoints of one job by step: those of its range that the measurement looks at.
 
         A single step is measured whether it is one of these or not.
@@ -93,9 +92,9 @@ class MechanismPlan(FactsPlan):
             )
         return {step: self.folder(step) for step in chosen}
 
-    def measure_files(self, steps: str, *, measure: str) -> list[str]:
+    def measure_files(self, steps: str, measure: str) -> list[str]:
         """Weights and configuration of the checkpoints of one job."""
-        chosen = self.measure_folders(steps, measure=measure)
+        chosen = self.measure_folders(steps, measure)
         return [path for step in chosen for path in self.checkpoint_files(f"step{step}")]
 
     def measure_weights(self, *, measure: str) -> dict[int, str]:
@@ -112,11 +111,18 @@ class MechanismPlan(FactsPlan):
         """Checkpoint that the phases of OLI are followed from."""
         return self._inputs_of("fresh")
 
-    def measure_settings(self, *, measure: str) -> dict:
-        """What a measurement does besides where: its own keys and those of all of them."""
+    def measure_settings(self, measure: str) -> dict:
+        """What a measurement does besides where: its own keys, those of all, its quantizers."""
         entry = self.measurement(measure)
         own = {key: value for key, value in entry.items() if key not in _HOW_OFTEN}
-        return own | {
+        of_quantizers = {
+            "factorial": {"low": self.probed_cells["low_bit"]},
+            "sensitivity": self.probed_quantizers,
+            "curvature": {"layers": self.kurtosis_layers},
+        }
+        return {
+            **own,
+            **of_quantizers.get(measure, {"low_bit": self.probed_quantizer(role="low_bit")}),
             "batch_size": self.mechanism["batch_size"],
             "resamples": self.probe_resamples,
             "device": self.section["device"],
@@ -136,7 +142,8 @@ class MechanismPlan(FactsPlan):
         """Where the suite's two probes lie in the factorial design, by role."""
         return {
             role: {"bits": spec["bits"], "symmetric": spec["symmetric"],
-                   "granularity": granularity_name(spec)}
+                   "granularity": f"g{spec['group_size']}" if spec["granularity"] == "group"
+                   else spec["granularity"]}
             for role, spec in self.probed_quantizers.items()
         }  # fmt: skip
 

@@ -1,66 +1,21 @@
-"""Phases of OLI, small runs, estimates and findings, where the answer is known."""
+"""Small runs, estimates and findings, where the answer is known."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from flatminima.mechanism.estimates import (
+from flatminima.intervals import summarise
+from flatminima.mechanism.findings import (
+    COLUMNS,
     Value,
     exact,
+    findings,
     growth,
     mean_of,
     mean_of_series,
     rank_correlation,
 )
-from flatminima.mechanism.findings import COLUMNS, findings
-from flatminima.mechanism.phase_flips import phase_ends, trace_phases
-from flatminima.mechanism.replication_phases import growth_slopes, run_phases
-from flatminima.model import build_model
-from flatminima.schedules import Cosine, fork_schedule
-from tests.conftest import affine
-
-TRAINING = {"schedule": "cosine_neox_v1", "lr_max": 0.01, "lr_min": 0.001, "warmup_steps": 2,
-            "batch_size": 4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.0,
-            "clip_norm": 1.0}  # fmt: skip
-TINY = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_length": 16}
-
-
-@pytest.mark.parametrize(
-    ("first", "ends"),
-    [
-        ("cool", [(105, "cool"), (106, "bump"), (111, "cool"), (112, "bump")]),
-        ("bump", [(101, "bump"), (106, "cool"), (107, "bump"), (112, "cool")]),
-    ],
-)
-def test_phases_end_where_the_rate_changes(first, ends):
-    run = Cosine(lr_max=0.01, lr_min=0.001, warmup_steps=1, total_steps=200)
-    oli = {"kind": "oli", "bump_steps": 1, "cool_steps": 5, "amplitude": 4.0, "first": first}
-    assert phase_ends(fork_schedule(oli, baseline=run, start=100, stop=112)) == ends
-
-
-def settings(amplitude: float) -> dict:
-    oli = {"kind": "oli", "bump_steps": 1, "cool_steps": 3, "amplitude": amplitude, "first": "cool"}
-    return {"schedules": {"cosine": {"kind": "cosine"}, "oli": oli}, "start": 50, "batch_size": 4,
-            "training": TRAINING, "total_steps": 120}  # fmt: skip
-
-
-def trace(amplitude: float) -> pd.DataFrame:
-    tokens = np.random.default_rng(0).integers(0, 64, (32, 16)).astype(np.int32)
-    return trace_phases(
-        lambda: build_model(TINY, 64, seed=0), tokens, affine(4, "group", False, 8),
-        settings=settings(amplitude), cycles=2, seeds=[0, 1], device="cpu",
-    )  # fmt: skip
-
-
-def test_a_larger_bump_flips_more_codes_and_an_amplitude_of_one_is_the_baseline():
-    plain, bumped = trace(1.0), trace(20.0)
-    assert set(plain["schedule"]) == {"oli", "baseline"} and len(plain) == 2 * 2 * 4
-    assert list(plain["updates"].unique()) == [3, 1]
-    flips = plain.pivot(index=["seed", "step"], columns="schedule", values="flipped_own")
-    assert flips["oli"].to_numpy() == pytest.approx(flips["baseline"].to_numpy())
-    bump = bumped[(bumped["schedule"] == "oli") & (bumped["phase"] == "bump")]["flipped_own"]
-    other = plain[(plain["schedule"] == "oli") & (plain["phase"] == "bump")]["flipped_own"]
-    assert bump.mean() > 2 * other.mean() > 0
+from flatminima.mechanism.replication import growth_slopes, run_phases
 
 
 def run(slope_after: float) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -80,8 +35,6 @@ def run(slope_after: float) -> tuple[pd.DataFrame, pd.DataFrame]:
                 "kl_nats": 0.0, "top1_changed": 0, "scored": 10,
             }))  # fmt: skip
     scores = pd.concat(rows, ignore_index=True)
-    from flatminima.intervals import summarise
-
     table = summarise(scores, ["step"], resamples=30, seed=0)
     return table.assign(suite="toy", width=16, seed=0), scores
 

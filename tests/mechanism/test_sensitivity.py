@@ -4,15 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from flatminima.mechanism.curvature import curvature_row, largest_eigenvalue, trace
 from flatminima.mechanism.sensitivity import (
+    LossSurface,
+    curvature_row,
+    inner,
+    largest_eigenvalue,
     perturbations,
-    random_like,
     sensitivity_table,
+    trace,
     uniform_in_cell,
 )
-from flatminima.mechanism.surface import LossSurface, inner
-from flatminima.quantizers import linear_weights
+from flatminima.mechanism.visits import Visit
+from flatminima.quantizers import grid_steps, linear_weights
 from tests.conftest import affine
 
 INT4 = affine(4, "group", False, 8)
@@ -29,9 +32,8 @@ class Quadratic(LossSurface):
         start = torch.from_numpy(rng.standard_normal((3, 8)).astype(np.float32))
         self.weights = {"w": start.requires_grad_()}
         self.ids = list(range(len(matrices)))
-        self._gradients = None
 
-    def _loss(self, ids, weights):
+    def loss(self, ids, weights):
         w = weights["w"].reshape(-1)
         return 0.5 * w @ self.matrices[ids] @ w + self.slopes_of[ids] @ w
 
@@ -108,7 +110,7 @@ def test_the_trace_of_a_diagonal_hessian_is_exact_and_that_of_another_within_its
 
 def test_products_of_a_model_are_differences_of_its_gradient(tiny_model, tiny_tokens):
     names = list(linear_weights(tiny_model))
-    surface = LossSurface(tiny_model, tiny_tokens[:8], names, batch_size=4)
+    surface = LossSurface(Visit(1, tiny_model, tiny_tokens[:8], 4, 20), names)
     generator = torch.Generator().manual_seed(0)
     d = {n: torch.randn(w.shape, generator=generator) for n, w in surface.weights.items()}
     curvature = sum(inner(d, surface.product(d)).values())
@@ -121,20 +123,17 @@ def test_products_of_a_model_are_differences_of_its_gradient(tiny_model, tiny_to
 
 
 def test_batches_must_be_of_one_size(tiny_model, tiny_tokens):
-    with pytest.raises(ValueError, match="9 sequences: a multiple of the batch size 4"):
-        LossSurface(tiny_model, tiny_tokens, [], batch_size=4)
+    with pytest.raises(ValueError, match="9 sequences"):
+        LossSurface(Visit(1, tiny_model, tiny_tokens, 4, 20), [])
 
 
 def test_controls_have_the_norm_or_the_cells_of_the_rounding_error():
-    rng = np.random.default_rng(0)
     weights = {"a": torch.randn(32, 64), "b": 5 * torch.randn(16, 64)}
     found = perturbations(weights, {"low_bit": INT4}, draws=1, seed=0)
     for name, error in found["low_bit"].items():
         assert found["noise0"][name].norm() == pytest.approx(error.norm().item(), rel=1e-5)
         assert found["dither0"][name].norm() == pytest.approx(error.norm().item(), rel=0.1)
-    again = random_like(found["low_bit"], np.random.default_rng(0))
-    assert torch.equal(again["a"], random_like(found["low_bit"], np.random.default_rng(0))["a"])
-    cell = uniform_in_cell(weights, INT4, rng)["a"]
-    from flatminima.mechanism.grid import steps
-
-    assert (cell.abs() <= 0.5 * steps(weights["a"], INT4)).all()
+    again = perturbations(weights, {"low_bit": INT4}, draws=1, seed=0)
+    assert torch.equal(again["noise0"]["a"], found["noise0"]["a"])
+    cell = uniform_in_cell(weights, INT4, np.random.default_rng(0))["a"]
+    assert (cell.abs() <= 0.5 * grid_steps(weights["a"], INT4)).all()

@@ -2,22 +2,21 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from flatminima.mechanism.factorial import cell_spec, probe_cells, quantize
-from flatminima.mechanism.factorial_design import Cell, cells, granularity_name
-from flatminima.mechanism.layers import (
+from flatminima.mechanism.findings import additivity
+from flatminima.mechanism.layerwise import probe_layers
+from flatminima.mechanism.visits import (
+    Visit,
     block_of,
     in_order,
     layer_sets,
     matrices,
     short_name,
 )
-from flatminima.mechanism.layerwise import additivity, probe_layers
-from flatminima.quantizers import fake_quantize, linear_weights
+from flatminima.quantizers import linear_weights
 from tests.conftest import affine
 
 INT3 = affine(3, "group", False, 8)
@@ -48,7 +47,7 @@ class OneLayer(nn.Module):
 
 def test_one_matrix_in_is_all_and_out_is_none(tiny_tokens):
     whole = OneLayer()
-    table = probe_layers(whole, tiny_tokens, INT3, step=4, batch_size=4, resamples=20)
+    table = probe_layers(Visit(4, whole, tiny_tokens, 4, 20), INT3)
     added = table.set_index(["probe", "tensor"])["delta_nll_nats_per_token"]
     [name] = [n for n in matrices(whole) if "mlp" in n]
     assert added[("in", name)] == added[("all", "all")] != 0
@@ -85,44 +84,3 @@ def test_layer_sets_of_a_gpt_neox(tiny_model):
 )
 def test_names_of_several_architectures(name, block, short):
     assert block_of(name) == block and short_name(name) == short
-
-
-def test_cells_are_the_whole_crossing_and_each_layer_set():
-    low = {"symmetric": False, "granularity": "g8"}
-    found = cells(bits=[2, 4], group_sizes=[8, 16], formats=["nf4"], sets=["blocks", "mlp", "all"],
-                  low=low)  # fmt: skip
-    assert len(found) == 2 * 2 * 4 + 2 * 2 + 1
-    assert len({cell.name for cell in found}) == len(found)
-    names = {cell.name for cell in found}
-    assert {
-        "int4-asym-g8-blocks",
-        "int2-sym-tensor-blocks",
-        "int4-asym-g8-mlp",
-        "nf4-blocks",
-    } <= names
-    assert granularity_name({"granularity": "group", "group_size": 8}) == "g8"
-    assert granularity_name({"granularity": "channel"}) == "channel"
-
-
-def test_a_cell_quantizes_as_the_quantizer_it_stands_for():
-    w = torch.randn(4, 32)
-    cell = Cell("blocks", "int", 4, False, "g8")
-    assert cell_spec(cell) == affine(4, "group", False, 8)
-    assert torch.equal(quantize(w, cell), fake_quantize(w, cell_spec(cell)))
-    assert cell_spec(Cell("blocks", "nf4")).label == "NF4"
-
-
-def test_a_factorial_probe_says_what_each_cell_did(tiny_model, tiny_tokens):
-    design = {"bits": [2, 8], "group_sizes": [8, 512], "formats": ["nvfp4"],
-              "low": {"symmetric": False, "granularity": "g8"}}  # fmt: skip
-    table, scores = probe_cells(tiny_model, tiny_tokens, design, step=7, batch_size=4, resamples=20)
-    assert len(table) == scores["quantizer"].nunique() == 1 + 2 * 2 * 3 + 8 * 2 + 1
-    rows = table.set_index("quantizer")
-    assert np.isnan(rows.loc["fp32", "n_weights"])
-    whole = rows.loc["int8-asym-g8-blocks"]
-    assert whole["n_weights"] == sum(w.numel() for w in linear_weights(tiny_model).values())
-    # Positions are as good as uniform, so the two agree.
-    assert whole["error_norm2"] == pytest.approx(whole["step_variance"], rel=0.1)
-    assert rows.loc["int2-asym-g8-blocks", "kl_nats_per_token"] > whole["kl_nats_per_token"]
-    assert np.isnan(rows.loc["nvfp4-blocks", "step_variance"])
-    assert (table["step"] == 7).all()

@@ -1,4 +1,4 @@
-"""Effects of a factorial whose effects are known."""
+"""The cells of the factorial, and effects that are known."""
 
 from itertools import product
 
@@ -6,12 +6,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from flatminima.mechanism.factorial import Cell, cells, probe_cells
 from flatminima.mechanism.factors import (
     analyse,
     one_sensitivity,
     two_level_effects,
     variance_shares,
 )
+from flatminima.mechanism.visits import Visit
+from flatminima.quantizers import linear_weights
+from tests.conftest import affine
 
 BITS, GRANULARITIES = [2, 3, 4, 5], ["tensor", "channel", "g8"]
 SENSITIVITY = 0.02
@@ -20,13 +24,6 @@ SENSITIVITY = 0.02
 def design() -> pd.DataFrame:
     rows = list(product(BITS, [False, True], GRANULARITIES))
     return pd.DataFrame(rows, columns=["bits", "symmetric", "granularity"])
-
-
-def test_an_effect_of_bits_alone_is_the_whole_variance():
-    table = design()
-    shares = variance_shares(table, -1.4 * table["bits"].to_numpy(float))
-    assert shares["bits"] == pytest.approx(1.0)
-    assert sum(shares.values()) == pytest.approx(1.0)
 
 
 def test_shares_of_two_additive_effects_are_in_proportion():
@@ -64,6 +61,35 @@ def test_one_sensitivity_is_found_where_it_made_the_losses():
     assert found["slope"] == pytest.approx(1.0) and found["factor"] == pytest.approx(1.0)
     steep = one_sensitivity(noise**2, noise)
     assert steep["slope"] == pytest.approx(2.0) and steep["r2"] < 1
+
+
+def test_cells_are_the_whole_crossing_and_each_layer_set():
+    low = {"symmetric": False, "granularity": "g8"}
+    found = cells(bits=[2, 4], group_sizes=[8, 16], formats=["nf4"], sets=["blocks", "mlp", "all"],
+                  low=low)  # fmt: skip
+    names = {cell.name for cell in found}
+    assert len(found) == len(names) == 2 * 2 * 4 + 2 * 2 + 1
+    assert {"int4-asym-g8-blocks", "int2-sym-tensor-blocks", "int4-asym-g8-mlp",
+            "nf4-blocks"} <= names  # fmt: skip
+    assert Cell("blocks", "int", 4, False, "g8").spec == affine(4, "group", False, 8)
+    assert Cell("blocks", "int", 8, True, "channel").spec == affine(8, "channel", True)
+    assert Cell("blocks", "nf4").spec.label == "NF4"
+
+
+def test_a_factorial_probe_says_what_each_cell_did(tiny_model, tiny_tokens):
+    design = {"bits": [2, 8], "group_sizes": [8, 512], "formats": ["nvfp4"],
+              "low": {"symmetric": False, "granularity": "g8"}}  # fmt: skip
+    table, scores = probe_cells(Visit(7, tiny_model, tiny_tokens, 4, 20), design)
+    assert len(table) == scores["quantizer"].nunique() == 1 + 2 * 2 * 3 + 8 * 2 + 1
+    rows = table.set_index("quantizer")
+    assert np.isnan(rows.loc["fp32", "n_weights"])
+    whole = rows.loc["int8-asym-g8-blocks"]
+    assert whole["n_weights"] == sum(w.numel() for w in linear_weights(tiny_model).values())
+    # Positions are as good as uniform, so the two agree.
+    assert whole["error_norm2"] == pytest.approx(whole["step_variance"], rel=0.1)
+    assert rows.loc["int2-asym-g8-blocks", "kl_nats_per_token"] > whole["kl_nats_per_token"]
+    assert np.isnan(rows.loc["nvfp4-blocks", "step_variance"])
+    assert (table["step"] == 7).all()
 
 
 def measurements(noise_sd=0.0):
