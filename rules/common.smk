@@ -103,6 +103,14 @@ def facts_of_claim(wildcards):
     return planned("ledger_facts")(wildcards)
 
 
+def page_links(wildcards):
+    """What the front page of a suite leads to, by names beside it."""
+    plan = plan_of(wildcards.suite)
+    names = final_outputs(plan, tables=TABLES, figures=FIGURES, notebooks=NOTEBOOKS)
+    linked = (Path(name).relative_to(plan.root).as_posix() for name in names)
+    return [name for name in linked if name != "index.html" and not name.endswith((".svg", ".tex"))]
+
+
 def printed_facts():
     """The ledger's facts of the paper's own model, for the suite of its printed tables."""
     model = next(

@@ -4,7 +4,7 @@ REQUIRED INPUTS  results/{suite}/audit.csv, kurtosis.csv, phases.json, forks.csv
                  resources/paper/table1.csv, table2.csv
 OUTPUTS          results/{suite}/tables/table1.*, table2.*             (csv, md, tex)
                  results/{suite}/figures/fig1_audit.*, fig2_kurtosis.*, fig3_forks.*, fig5_bit_widths.*
-                 results/{suite}/figures/fig1_audit.html
+                 results/{suite}/index.html
                  results/paper/figures/fig4_lambada.*              (pdf, svg, png)
 """
 
@@ -79,35 +79,6 @@ rule plot_audit:
         "Figure 1 of {wildcards.suite}"
     script:
         "../workflow_scripts/plot_audit.py"
-
-
-rule draw_audit_page:
-    """Figure 1 as a page to look around in: zoom, linear or log, percent or nats."""
-    input:
-        audit="results/{suite}/audit.csv",
-        phases="results/{suite}/phases.json",
-    output:
-        page=in_report(
-            "results/{suite}/figures/fig1_audit.html",
-            "fig1_audit_page",
-            "Audit",
-            item="Figure 1, interactive",
-            suite="{suite}",
-        ),
-    log:
-        "logs/{suite}/draw_audit_page.log",
-    benchmark:
-        "benchmarks/{suite}/draw_audit_page.tsv"
-    localrule: True
-    conda:
-        "../envs/analysis.yaml"
-    params:
-        suite=planned("facts"),
-        code=code_hash("workflow_scripts/draw_audit_page.py"),
-    message:
-        "Figure 1 of {wildcards.suite} as a page"
-    script:
-        "../workflow_scripts/draw_audit_page.py"
 
 
 rule plot_kurtosis:
@@ -199,3 +170,28 @@ rule plot_lambada:
         "Figure 4: published LAMBADA perplexities"
     script:
         "../workflow_scripts/plot_lambada.py"
+
+
+rule draw_index:
+    """The front page of a suite: drawings to look around in, claims, links to the rest."""
+    input:
+        unpack(planned("index_files")),
+    output:
+        page=in_report(
+            "results/{suite}/index.html", "index", "Audit", item="Front page", suite="{suite}"
+        ),
+    log:
+        "logs/{suite}/draw_index.log",
+    benchmark:
+        "benchmarks/{suite}/draw_index.tsv"
+    localrule: True
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        suite=planned("facts"),
+        links=page_links,
+        code=code_hash("workflow_scripts/draw_index.py"),
+    message:
+        "Front page of {wildcards.suite}"
+    script:
+        "../workflow_scripts/draw_index.py"

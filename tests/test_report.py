@@ -1,17 +1,96 @@
-"""The report and the interactive figure: pages that open offline, read as a person would."""
+"""The report and a suite's front page: they open offline, read as a person would read them."""
 
 import re
-from itertools import combinations
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from flatminima.figures import audit_page
 from tests import synthetic
 from tests.workflow import TINY, snakemake, tiny_checkout
+from workflow_scripts import draw_index
 
-pytestmark = pytest.mark.workflow
+LONG = {"label": "a label that is longer than a narrow window is wide & has a <sign>"}
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    """The front page of synthetic results, with four claims."""
+    folder = synthetic.write(tmp_path_factory.mktemp("index") / "mini")
+    pd.DataFrame({
+        "id": ["C1", "C2"], "claim": ["It <grows>.", "It falls."],
+        "verdict": ["REPRODUCED", "DIFFERS"], "measured": ["517 %", None],
+    }).to_csv(folder / "claims.csv", index=False)  # fmt: skip
+    names = ("audit", "kurtosis", "forks", "claims")
+    draw_index.main(
+        **{name: folder / f"{name}.csv" for name in names}, phases=folder / "phases.json",
+        page=folder / "index.html", suite=LONG, links=["audit.csv", "tables/table1.md"],
+    )  # fmt: skip
+    return folder / "index.html"
+
+
+def open_at(browser, page, width):
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.get(page.as_uri())
+
+
+def state(browser, plot="audit-plot"):
+    return browser.execute_script(
+        f"const p = document.getElementById('{plot}');"
+        "return [p.layout.yaxis.title.text, p.layout.yaxis.type, p.data.map(d => d.visible)]"
+    )
+
+
+def test_the_page_is_whole_without_network_and_without_script(page):
+    text = page.read_text(encoding="utf-8")
+    told = re.sub(r"<script.*?</script>", "", text, flags=re.S)
+    assert "<h1>a label" in told and "&amp; has a &lt;sign&gt;" in told
+    assert not re.search(r'(?:src|href)="http', told)
+    low = synthetic.audit().query("role == 'low_bit'")
+    assert f"{low['gap_pct'].iloc[0]:.3f}" in told
+    assert "It &lt;grows&gt;." in told and "1 reproduced, 1 differs" in told
+    assert told.count('<a href="') == 2
+    # Without forks and claims, which a suite may lack, it is drawn all the same.
+    folder, other = page.parent, page.with_name("other.html")
+    draw_index.main(
+        folder / "audit.csv", folder / "phases.json", folder / "kurtosis.csv", other, LONG, []
+    )
+    assert 'id="forks"' not in other.read_text(encoding="utf-8")
+
+
+def test_a_reader_switches_unit_and_scale_by_keyboard(page, browser):
+    from selenium.webdriver.common.keys import Keys
+
+    open_at(browser, page, 1000)
+    assert state(browser)[1:] == ["linear", [True, True, False, False]]
+    for group in ("audit-unit", "audit-scale"):
+        browser.find_element("css selector", f"input[name={group}]").send_keys(Keys.ARROW_RIGHT)
+    title, scale, visible = state(browser)
+    assert "nats" in title and scale == "log" and visible == [False, False, True, True]
+    browser.find_elements("css selector", "input[name=forks-quantity]")[2].click()
+    assert state(browser, "forks-plot")[0] == "FP32 perplexity"
+    assert not [e for e in browser.get_log("browser") if e["level"] == "SEVERE"]
+
+
+def test_a_reader_reads_a_point(page, browser):
+    open_at(browser, page, 1000)
+    browser.execute_script("Plotly.Fx.hover('audit-plot', [{curveNumber: 0, pointNumber: 90}])")
+    text = browser.find_element("css selector", "#audit-plot .hovertext").text
+    row = synthetic.audit().query("role == 'low_bit'").iloc[90]
+    assert f"step {row['step']:,}" in text and f"gap {row['gap_pct']:.2f} %" in text
+
+
+@pytest.mark.parametrize("width", [400, 1200])
+def test_the_page_fits_its_window(page, browser, width):
+    open_at(browser, page, width)
+    browser.find_element("css selector", "#kurtosis-plot .main-svg")
+    wide = browser.execute_script(
+        "return [...document.querySelectorAll('body, h1, section, fieldset, .main-svg, .ytitle')]"
+        ".map(e => e.getBoundingClientRect()).map(b => [b.left, b.right])"
+    )
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert len(wide) > 15 and all(left >= 0 and right <= width for left, right in wide)
 
 
 @pytest.fixture(scope="module")
@@ -24,70 +103,20 @@ def report(tmp_path_factory) -> Path:
     return page
 
 
+@pytest.mark.workflow
 def test_every_result_has_a_caption_and_a_category(report):
     text = report.read_text(encoding="utf-8")
     for category in ("Audit", "Kurtosis", "Forks", "Tests", "Ledger", "Notebooks"):
         assert re.search(rf'"?{category}"?', text), category
 
 
+@pytest.mark.workflow
 def test_a_reader_clicks_to_figure_1_and_sees_it(report, browser):
     browser.get(report.as_uri())
-    click(browser, "//*[normalize-space(text())='Audit']")
+    browser.find_element("xpath", "//*[normalize-space(text())='Audit']").click()
     row = "//tr[.//*[normalize-space(text())='Figure 1'] and .//*[normalize-space(text())='tiny']]"
-    click(browser, f"({row}//a)[1]")
-    figure = find(browser, "//img[contains(@src, 'filename=fig1_audit.svg')]")
+    browser.find_element("xpath", f"({row}//a)[1]").click()
+    figure = browser.find_element("xpath", "//img[contains(@src, 'filename=fig1_audit.svg')]")
     width = "return arguments[0].complete ? arguments[0].naturalWidth : 0"
     assert browser.execute_script(width, figure) > 100
-    errors = [e for e in browser.get_log("browser") if e["level"] == "SEVERE"]
-    assert not errors
-
-
-def test_a_reader_switches_the_scale_and_reads_a_point(browser, tmp_path_factory):
-    page = tiny_checkout(tmp_path_factory) / "results/tiny/figures/fig1_audit.html"
-    browser.get(page.as_uri())
-    axis = "return document.getElementById('audit').layout.yaxis"
-    assert browser.execute_script(f"{axis}.type") == "linear"
-    click(browser, button("log"))
-    click(browser, button("nats"))
-    assert browser.execute_script(f"{axis}.type") == "log"
-    assert "nats" in browser.execute_script(f"{axis}.title.text")
-    hover = "Plotly.Fx.hover('audit', [{curveNumber: 1, pointNumber: 9}])"
-    browser.execute_script(hover)
-    audit = pd.read_csv(page.parents[1] / "audit.csv")
-    row = audit[audit["role"] == "low_bit"].iloc[9]
-    text = find(browser, "//*[contains(@class, 'hovertext')]").text
-    assert f"step {row['step']:,}" in text
-    assert f"gap {row['gap_pct']:.2f} %" in text
-    assert f"learning rate {row['lr']:.3g}" in text
     assert not [e for e in browser.get_log("browser") if e["level"] == "SEVERE"]
-
-
-def test_the_page_fits_a_narrow_window(browser, tmp_path):
-    page = tmp_path / "audit.html"
-    suite = {"label": "a label that is longer than a narrow window is wide & has a sign"}
-    audit_page.save(audit_page.draw(synthetic.audit(), synthetic.phases(), suite=suite), page)
-    size = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    browser.get(page.as_uri())
-    places = (
-        "return [...document.querySelectorAll(arguments[0])].map(e => e.getBoundingClientRect())"
-    )
-    find(browser, button("log"))
-    boxes = browser.execute_script(places, ".updatemenu-button, h1, .g-ytitle, .g-y2title")
-    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-    assert len(boxes) == 7 and all(box["left"] >= 0 and box["right"] <= 400 for box in boxes)
-    for one, other in combinations(boxes, 2):
-        beside = one["right"] <= other["left"] + 1 or other["right"] <= one["left"] + 1
-        assert beside or one["bottom"] <= other["top"] + 1 or other["bottom"] <= one["top"] + 1
-
-
-def button(text: str) -> str:
-    return f"//*[contains(@class, 'updatemenu-button')][normalize-space(.)='{text}']"
-
-
-def find(browser, path: str):
-    return browser.find_element("xpath", path)
-
-
-def click(browser, path: str) -> None:
-    find(browser, path).click()

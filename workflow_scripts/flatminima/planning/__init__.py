@@ -56,7 +56,7 @@ def final_outputs(
     names += [
         f"figures/{figure}.{suffix}" for figure in figures for suffix in ("pdf", "svg", "png")
     ]
-    names += ["figures/fig1_audit.html"]
+    names += ["index.html"]
     names += [
         f"notebooks/{notebook}.html"
         for notebook, needed in notebooks.items()

@@ -18,6 +18,14 @@ class FactsPlan(VariantPlan):
         return facts if self.is_even else {**facts, "last": self.last}
 
     @property
+    def index_files(self) -> dict[str, str]:
+        """What the front page shows; forks and claims only where the suite has them."""
+        names = ["audit.csv", "phases.json", "kurtosis.csv"]
+        names += ["forks.csv"] if self.has_forks else []
+        names += ["claims.csv"] if self.has_forks and self.is_even else []
+        return {name.partition(".")[0]: f"{self.root}/{name}" for name in names}
+
+    @property
     def fork_facts(self) -> dict:
         """What a drawing of the forks needs besides: every schedule, at every update."""
         read = ("start", "steps", "probe_every", "schedules")
