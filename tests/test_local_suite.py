@@ -51,7 +51,7 @@ def mine(tmp_path_factory) -> Path:
 def test_a_trainers_folders_become_figure_1(mine):
     root = mine / "results/mine"
     for name in ("suite.csv", "audit.csv", "kurtosis.csv", "phases.json", "tables/table1.csv",
-                 "figures/fig1_audit.svg", "figures/fig2_kurtosis.svg", "figures/fig1_audit.html",
+                 "figures/fig1_audit.svg", "figures/fig2_kurtosis.svg", "index.html",
                  "figures/fig5_bit_widths.pdf", "notebooks/audit.html"):  # fmt: skip
         assert (root / name).stat().st_size > 0, name
     for name in ("forks.csv", "statistics.csv", "claims.csv", "figures/fig3_forks.pdf"):

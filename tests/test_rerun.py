@@ -102,13 +102,12 @@ def code(module: str) -> tuple[str, Callable[[str], str]]:
 # What is drawn or told from tables that were rebuilt.
 TABLES = {"tabulate_audit": 1, "tabulate_forks": 1}
 FIGURES = {
-    "draw_audit_page": 1,
     "plot_audit": 1,
     "plot_kurtosis": 1,
     "plot_forks": 1,
     "plot_bit_widths": 1,
 }
-LAST = {"test_hypotheses": 1, "judge_claims": 1, "render_notebook": 4}
+LAST = {"test_hypotheses": 1, "judge_claims": 1, "draw_index": 1, "render_notebook": 4}
 AUDIT = {"probe_checkpoints": 2, "gather_audit": 1, "detect_phases": 1, "warn_early": 1}
 SUMMARIES = {"summarise_fork": 6, "gather_forks": 1}
 FORKS = {"train_fork": 6} | SUMMARIES
@@ -121,7 +120,6 @@ CHANGES = {
     "code of the phases": (
         code("statistics/phases"),
         LAST | {"detect_phases": 1, "warn_early": 1, "tabulate_audit": 1, "plot_audit": 1,
-                "draw_audit_page": 1,
                 "plot_kurtosis": 1, "tabulate_forks": 1},
     ),
     "code of a figure": (code("../plot_forks"), {"plot_forks": 1, "render_notebook": 2}),
@@ -153,12 +151,12 @@ CHANGES = {
     ),
     "label": (
         setting("label: tiny", "label: little"),
-        TABLES | FIGURES | {"judge_claims": 1, "render_notebook": 4},
+        TABLES | FIGURES | {"judge_claims": 1, "draw_index": 1, "render_notebook": 4},
     ),
     "threads": (setting("threads: 1", "threads: 2"), {}),
     "a claim": (
         ("resources/paper/claims.yaml", lambda text: text.replace("154 public", "154 open", 1)),
-        {"judge_claims": 1, "judge_claims_paper": 1},
+        {"judge_claims": 1, "judge_claims_paper": 1, "draw_index": 1},
     ),
     "text of a notebook": (
         ("notebooks/forks.ipynb", lambda text: text.replace("fork", "branch", 1)),
