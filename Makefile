@@ -76,7 +76,7 @@ freeze: $(READY)
 	touch $@
 
 bench: .venv-bench/ready
-	.venv-bench/bin/python -m workflow_scripts.bench $(if $(ROWS),--rows $(ROWS))
+	.venv-bench/bin/python benchmarks/bench.py $(if $(ROWS),--rows $(ROWS))
 
 lint: $(READY)
 	$(BIN)/ruff check .
