@@ -20,7 +20,8 @@ from flatminima.suites import as_in_a_file, read_yaml
 
 FIGURES = ["fig1_audit", "fig2_kurtosis", "fig3_forks", "fig5_bit_widths"]
 # What the paper's printed numbers and the published ones show without any suite.
-PRINTED = ["claims.csv", "claims.md", "figures/fig4_lambada.pdf", "figures/fig4_lambada.png"]
+PRINTED = [f"claims.{suffix}" for suffix in ("csv", "md", "html")]
+PRINTED += ["figures/fig4_lambada.pdf", "figures/fig4_lambada.png"]
 TABLES = ["table1", "table2"]
 # Companion notebooks and the results of a suite that each one reads.
 NOTEBOOKS = {
@@ -45,7 +46,16 @@ EXTENDED_NOTEBOOKS = {
         "figures/fig13_replication.png",
     ],
 }
-LEDGER = "resources/paper/claims.yaml"
+# What the ledger of claims reads of the paper.
+OF_THE_PAPER = {
+    "claims": "resources/paper/claims.yaml",
+    "excerpts": "resources/paper/excerpts.yaml",
+    "table1": "resources/paper/table1.csv",
+    "table2": "resources/paper/table2.csv",
+    "lambada": "resources/paper/pythia_lambada.csv",
+    "page_html": "resources/paper/page.html.j2",
+    "page_md": "resources/paper/page.md.j2",
+}
 TABLES_OF_REVISIONS = Path(workflow.basedir, "resources/revisions").as_posix()
 
 for key, value in (workflow.config_settings.config or {}).items():
@@ -95,11 +105,12 @@ def planned(what, *names, **fixed):
 
 
 def facts_of_claim(wildcards):
-    """The ledger's facts of a suite; one line where the ledger has no such claim."""
-    ledger = yaml.safe_load(Path(workflow.basedir, LEDGER).read_text())
-    known = [row["id"] for row in ledger["claims"]]
+    """The ledger's facts of a suite; one line where the ledger never had such a claim."""
+    path = OF_THE_PAPER["claims"]
+    rows = yaml.safe_load(Path(workflow.basedir, path).read_text())["rows"]
+    known = sorted(name for row in rows for name in (row["id"], *row.get("merges", ())))
     if wildcards.claim not in known:
-        sys.exit(f"Error: {LEDGER} has no claim {wildcards.claim!r}; valid: {', '.join(known)}")
+        sys.exit(f"Error: {path} has no claim {wildcards.claim!r}; valid: {', '.join(known)}")
     return planned("ledger_facts")(wildcards)
 
 
@@ -109,17 +120,6 @@ def page_links(wildcards):
     names = final_outputs(plan, tables=TABLES, figures=FIGURES, notebooks=NOTEBOOKS)
     linked = (Path(name).relative_to(plan.root).as_posix() for name in names)
     return [name for name in linked if name != "index.html" and not name.endswith((".svg", ".tex"))]
-
-
-def printed_facts():
-    """The ledger's facts of the paper's own model, for the suite of its printed tables."""
-    model = next(
-        name
-        for name, suite in config["suites"].items()
-        if suite["is_paper_model"] and suite["source"] != "published"
-    )
-    facts = plan_of(model).ledger_facts
-    return facts | {"name": "paper", "label": "the paper's printed tables"}
 
 
 def published_suites():

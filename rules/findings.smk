@@ -4,7 +4,7 @@ REQUIRED INPUTS  results/{suite}/mechanism/*.csv, audit.csv, kurtosis.csv, phase
                  the ledger reads
 OUTPUTS          results/{suite}/figures/fig6_factorial.*, fig7_layers.*, fig9_sensitivity.* …
                  results/{suite}/mechanism/findings.csv
-                 results/{suite}/claims_extended.csv, claims_extended.md
+                 results/{suite}/claims_extended.csv, claims_extended.md, claims_extended.html
 """
 
 
@@ -203,10 +203,7 @@ rule summarise_mechanism:
 use rule judge_claims as judge_claims_extended with:
     input:
         unpack(planned("extended_measurements")),
-        claims="resources/paper/claims.yaml",
-        table1="resources/paper/table1.csv",
-        table2="resources/paper/table2.csv",
-        lambada="resources/paper/pythia_lambada.csv",
+        **OF_THE_PAPER,
         suite_table="results/{suite}/suite.csv",
         audit="results/{suite}/audit.csv",
         kurtosis="results/{suite}/kurtosis.csv",
@@ -216,8 +213,9 @@ use rule judge_claims as judge_claims_extended with:
         early_warning="results/{suite}/early_warning.csv",
     output:
         "results/{suite}/claims_extended.csv",
+        "results/{suite}/claims_extended.md",
         in_report(
-            "results/{suite}/claims_extended.md",
+            "results/{suite}/claims_extended.html",
             "claims_extended",
             "Beyond the paper",
             item="Ledger",

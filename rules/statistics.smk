@@ -1,11 +1,12 @@
 """Phases, statistical tests and the verdicts on the paper's claims.
 
 REQUIRED INPUTS  results/{suite}/suite.csv, audit.csv, audit_sequences.parquet, kurtosis.csv, forks.csv
-                 resources/paper/claims.yaml, table1.csv, table2.csv, pythia_lambada.csv
+                 resources/paper/claims.yaml, excerpts.yaml, table1.csv, table2.csv,
+                 pythia_lambada.csv, page.html.j2, page.md.j2
 OUTPUTS          results/{suite}/phases.json
                  results/{suite}/statistics.csv
                  results/{suite}/early_warning.csv
-                 results/{suite}/claims.csv, claims.md
+                 results/{suite}/claims.csv, claims.md, claims.html
 """
 
 
@@ -101,12 +102,9 @@ rule warn_early:
 
 
 rule judge_claims:
-    """Verdict on every claim of the paper, from what was measured for the suite."""
+    """Every claim of the paper, held against its text, public sources and the suite."""
     input:
-        claims="resources/paper/claims.yaml",
-        table1="resources/paper/table1.csv",
-        table2="resources/paper/table2.csv",
-        lambada="resources/paper/pythia_lambada.csv",
+        **OF_THE_PAPER,
         suite_table="results/{suite}/suite.csv",
         audit="results/{suite}/audit.csv",
         kurtosis="results/{suite}/kurtosis.csv",
@@ -115,10 +113,11 @@ rule judge_claims:
         statistics="results/{suite}/statistics.csv",
         early_warning="results/{suite}/early_warning.csv",
     output:
-        in_report(
-            "results/{suite}/claims.csv", "claims", "Ledger", item="All claims", suite="{suite}"
-        ),
+        "results/{suite}/claims.csv",
         "results/{suite}/claims.md",
+        in_report(
+            "results/{suite}/claims.html", "claims", "Ledger", item="All claims", suite="{suite}"
+        ),
     log:
         "logs/{suite}/judge_claims.log",
     benchmark:
@@ -152,25 +151,23 @@ use rule judge_claims as judge_claims_one with:
 # The paper's printed tables alone: a suite without a model, judged in seconds.
 use rule judge_claims as judge_claims_paper with:
     input:
-        claims="resources/paper/claims.yaml",
-        table1="resources/paper/table1.csv",
-        table2="resources/paper/table2.csv",
-        lambada="resources/paper/pythia_lambada.csv",
+        **OF_THE_PAPER,
     output:
+        "results/paper/claims.csv",
+        "results/paper/claims.md",
         in_report(
-            "results/paper/claims.csv",
+            "results/paper/claims.html",
             "claims",
             "Ledger",
             item="All claims",
             suite="printed tables",
         ),
-        "results/paper/claims.md",
     log:
         "logs/paper/judge_claims.log",
     benchmark:
         "benchmarks/paper/judge_claims.tsv"
     params:
-        suite=printed_facts(),
+        suite=None,
         code=code_hash("workflow_scripts/judge_claims.py"),
     message:
         "Judging the paper's claims on its own printed tables"

@@ -1,19 +1,16 @@
 """A revision that could not be had: said beside the numbers, and never one of them."""
 
 import json
-from dataclasses import replace
 
 import pandas as pd
 import pytest
 
 from flatminima import audit_figure, tables
-from flatminima.claims.verdicts import NOT_RUN, judge_claim
 from flatminima.comparisons import all_statistics
 from flatminima.early_warning import warning_table
 from flatminima.phases import describe_phases
 from flatminima.revisions.missing import holes, missing_steps, missing_words
 from tests import synthetic
-from tests.test_claims_suites import measure, suite_table
 from tests.test_phases import suite as run_of
 from workflow_scripts import plot_bit_widths, plot_kurtosis
 
@@ -129,26 +126,3 @@ def test_figures_say_so():
     ]
     assert all(figure.get_suptitle().endswith(f"; {WORDS}") for figure in figures)
     assert "at 153 checkpoints" in figures[0].get_suptitle()
-
-
-def test_the_ledger_counts_what_is_there_and_names_what_is_not():
-    known = measure()
-    steps = sorted(known.audit["step"].unique())
-    revisions = suite_table().iloc[: len(steps)].assign(step=steps)
-    lost = 77_000
-    revisions.loc[revisions["step"] == lost, ["status", "weights_sha256"]] = ["missing", None]
-    holed = replace(known, suite_table=revisions, audit=known.audit[known.audit["step"] != lost])
-    claims = {claim.id: claim for claim in known.ledger.claims}
-    count = judge_claim(holed, claims["C01"])
-    expected = f"{len(steps) - 1} revisions, {len(steps) - 2} distinct models"
-    assert f"{expected} (missing: step 77,000)" in count.measured
-    of_table_1 = [f"C{n:02d}" for n in range(6, 26)]
-    rows = [
-        judge_claim(holed, claims[name])
-        for name in of_table_1
-        if claims[name].paper.get("step") == lost
-    ]
-    assert len(rows) == 2
-    for row in rows:
-        assert row.verdict == NOT_RUN
-        assert "step 77000 in audit.csv, whose revision could not be had" in row.reason

@@ -1,49 +1,38 @@
-"""Judge every claim of the paper on what was measured for a suite."""
-
-import json
-from pathlib import Path
+"""Ask the ledger's four questions of every claim of the paper."""
 
 import pandas as pd
 
-from flatminima.claims.model import Measurements, read_ledger
-from flatminima.claims.render import summary, write
-from flatminima.claims.verdicts import judge
-from flatminima.jobs import log, logged
+from flatminima.claims.evidence import Measured, Printed
+from flatminima.claims.ledger import judge, read_ledger
+from flatminima.claims.page import about, write
+from flatminima.files import read_json
+from flatminima.jobs import log, run
 
-TABLES = ("table1", "table2", "lambada", "audit", "kurtosis", "forks", "statistics", "suite_table",
-          "early_warning", "mechanism", "rivals", "pilot", "amplitudes")  # fmt: skip
+PAPER = ("claims", "excerpts", "table1", "table2", "lambada", "page_html", "page_md")
 
 
-def main(*, claims: str, table1: str, table2: str, lambada: str, outputs: list[str], suite: dict,
-         audit: str | None = None, kurtosis: str | None = None, phases: str | None = None,
-         forks: str | None = None, statistics: str | None = None,
-         suite_table: str | None = None, early_warning: str | None = None,
-         mechanism: str | None = None, rivals: str | None = None, pilot: str | None = None,
-         amplitudes: str | None = None, calibration: str | None = None) -> None:  # fmt: skip
-    """Write the ledger to each of ``outputs``: .csv, .md, or .json for the claim it is named after.
+def main(*, inputs: dict, outputs: list[str], suite: dict | None) -> None:
+    """Write the ledger to each of ``outputs``: .csv, .md, .html, or .json for one claim.
 
-    ``suite`` holds the keys that ``Measurements`` names. Inputs left out were not measured.
+    ``inputs`` has the paper's files (``PAPER``) and the suite's, by the names that claims.yaml
+    uses; ``suite`` what ``evidence.Measured`` asks for, ``None`` for the printed tables alone.
     """
-    given = {"claims": claims, "table1": table1, "table2": table2, "lambada": lambada}
-    given |= {"audit": audit, "kurtosis": kurtosis, "forks": forks}
-    given |= {"statistics": statistics, "suite_table": suite_table, "early_warning": early_warning,
-              "mechanism": mechanism, "rivals": rivals, "pilot": pilot,
-              "amplitudes": amplitudes, "phases": phases, "calibration": calibration}  # fmt: skip
-    paths = {name: str(path) for name, path in given.items() if path}
-    tables = {name: pd.read_csv(paths[name]) for name in TABLES
-              if name in paths}  # fmt: skip
-    found = {name: json.loads(Path(paths[name]).read_text(encoding="utf-8"))
-             for name in ("phases", "calibration") if name in paths}  # fmt: skip
-    judgements = judge(Measurements(read_ledger(claims), suite=suite, **found, **tables))
+    ledger = read_ledger(inputs["claims"], inputs["excerpts"])
+    tables = [
+        pd.read_csv(inputs[n], dtype=str, keep_default_na=False) for n in ("table1", "table2")
+    ]
+    paper = Printed(ledger.pythia, *tables, pd.read_csv(inputs["lambada"]))
+    files = {
+        name: read_json(path) if path.endswith(".json") else pd.read_csv(path)
+        for name, path in inputs.items()
+        if name not in PAPER
+    }
+    measured = Measured(ledger.pythia, paper, suite, files) if suite else None
+    judged = judge(ledger, paper, measured)
     for output in outputs:
-        write(judgements, suite, paths, output)
-    log(summary(judgements))
+        write(ledger, judged, suite, inputs, output)
+    log(about(ledger, suite, judged))
 
 
 if __name__ == "__main__":
-    with logged(snakemake.log[0]):
-        main(
-            **{name: str(path) for name, path in snakemake.input.items()},
-            outputs=list(snakemake.output),
-            suite=snakemake.params.suite,
-        )
+    run(main, snakemake)

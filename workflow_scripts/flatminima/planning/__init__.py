@@ -38,7 +38,7 @@ def read_plan(suite: str | None, files: Sequence[str | Path]) -> SuitePlan:
 
 # What exists only of a suite that has forks; the ledger of claims reads them as well.
 OF_FORKS = ("forks.csv", "statistics.csv", "table2", "fig3_forks")
-LEDGER = ("claims.csv", "claims.md")
+LEDGER = ("claims.csv", "claims.md", "claims.html")
 
 
 def final_outputs(

@@ -251,7 +251,7 @@ class MechanismPlan(FactsPlan):
         ]
         names = ["mechanism/findings.csv", *figures]
         if self.has_forks and self.is_even:
-            names += ["claims_extended.csv", "claims_extended.md"]
+            names += [f"claims_extended.{suffix}" for suffix in ("csv", "md", "html")]
         if set(asked) == set(FINDING_TABLES) and "rivals" in self.fork_measurements:
             names.append("notebooks/mechanism.html")
         return [*self.extended_forks, *(f"{self.root}/{name}" for name in names)]

@@ -1,0 +1,795 @@
+"""What claims are held against: the paper's printed tables and a suite's measurements.
+
+Both are an ``Evidence``: the same accessors by the paper's steps, and statistics that are
+written once on top of them. An accessor notes which file it read (``used``), so that a row
+can link to what it rests on. Where a file or a step is missing ``NotMeasured`` is raised,
+where something was looked for and is not there ``NotFound``.
+"""
+
+# Overrides are documented where they are declared, in Evidence.
+# ruff: noqa: D102
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from flatminima.phases import find_phases
+from flatminima.schedules import RunSchedule, pretraining_schedule
+
+CONFIDENCE = 0.95
+KINDS = ("cosine", "sgdr", "oli")  # the three arms of the fork experiment
+
+
+class NotMeasured(Exception):
+    """A measurement that a claim asks for is missing; the message names it."""
+
+
+class NotFound(Exception):
+    """What a claim speaks of was looked for and is not there; the message says why."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A number and the range it can lie in: what rounding hides, or a 95 % interval.
+
+    Arithmetic keeps the range wide enough for independent inputs. ``a < b`` is true or false
+    where the ranges do not meet and ``None`` where they do.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    def __add__(self, other: object) -> "Interval":
+        o = interval(other)
+        return Interval(self.value + o.value, self.low + o.low, self.high + o.high)
+
+    def __neg__(self) -> "Interval":
+        return Interval(-self.value, -self.high, -self.low)
+
+    def __mul__(self, other: object) -> "Interval":
+        o = interval(other)
+        ends = [a * b for a in (self.low, self.high) for b in (o.low, o.high)]
+        return Interval(self.value * o.value, min(ends), max(ends))
+
+    def __truediv__(self, other: object) -> "Interval":
+        o = interval(other)
+        if o.low <= 0.0 <= o.high:
+            ratio = self.value / o.value if o.value else math.nan
+            return Interval(ratio, -math.inf, math.inf)
+        return Interval(self.value / o.value, *(self * Interval(1, 1 / o.high, 1 / o.low)).range)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __sub__(self, other: object) -> "Interval":
+        return self + -interval(other)
+
+    def __rsub__(self, other: object) -> "Interval":
+        return interval(other) - self
+
+    def __rtruediv__(self, other: object) -> "Interval":
+        return interval(other) / self
+
+    def __lt__(self, other: object) -> bool | None:
+        o = interval(other)
+        return True if self.high < o.low else False if self.low >= o.high else None
+
+    def __gt__(self, other: object) -> bool | None:
+        return interval(other) < self
+
+    def __abs__(self) -> "Interval":
+        if self.low < 0.0 < self.high:
+            return Interval(abs(self.value), 0.0, max(-self.low, self.high))
+        return self if self.low >= 0.0 else -self
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Both ends."""
+        return self.low, self.high
+
+    @property
+    def alone(self) -> "Interval":
+        """The value without its range."""
+        return Interval(self.value, self.value, self.value)
+
+    def map(self, function: Callable[[float], float]) -> "Interval":
+        """The interval through a function that increases."""
+        return Interval(*(float(function(x)) for x in (self.value, self.low, self.high)))
+
+    def __format__(self, spec: str) -> str:
+        shown = [f"{x:{spec or 'g'}}" for x in (self.value, self.low, self.high)]
+        if math.isinf(self.low) or math.isinf(self.high):
+            return "not determined"
+        return shown[0] if shown[1] == shown[2] else f"{shown[0]} [{shown[1]}, {shown[2]}]"
+
+
+def interval(number: object) -> Interval:
+    """A plain number as an exact interval; an interval as it is."""
+    return number if isinstance(number, Interval) else Interval(*[float(number)] * 3)
+
+
+def printed(text: str) -> Interval:
+    """A number as printed, with what its rounding hides: half a unit of its last digit.
+
+    A number with a thousands comma is a count and exact; zeros at the end of a whole number
+    without one are rounding. ``70,000 ±5,000`` gives another half width, ``three = 3`` a word.
+    """
+    number, _, half = text.split("=")[-1].partition("±")
+    digits = number.strip().replace(",", "")
+    if half:
+        width = float(half.replace(",", ""))
+    elif "," in number or "=" in text:
+        width = 0.0
+    elif "." in digits:
+        width = 0.5 * 10 ** -len(digits.split(".")[1])
+    else:
+        width = 0.5 * 10 ** (len(digits) - len(digits.rstrip("0") or "0"))
+    value = float(digits)
+    return Interval(value, value - width, value + width)
+
+
+# ---- statistics without a table --------------------------------------------------------------
+
+
+def log(x: object) -> Interval:
+    """Natural logarithm; below zero there is none and the end is minus infinity."""
+    return interval(x).map(lambda v: math.log(v) if v > 0 else -math.inf)
+
+
+def meets(a: object, b: object) -> bool:
+    """Whether two rounded numbers can be the same."""
+    a, b = interval(a), interval(b)
+    return bool(a.low <= b.high + 1e-9 and b.low <= a.high + 1e-9)
+
+
+def every(*answers: bool | None) -> bool | None:
+    """All of three-valued answers."""
+    return False if False in answers else None if None in answers else True
+
+
+def p_of_t(t: object, df: float) -> float:
+    """Two-sided p of Student's t."""
+    return float(2 * stats.t.sf(abs(float(t)), df))
+
+
+def fewest_df(t: object, p: float) -> int:
+    """Fewest degrees of freedom at which ``t`` has a two-sided p below ``p``."""
+    return next(df for df in range(1, 10**6) if p_of_t(t, df) < p)
+
+
+def p_of_r(r: object, n: int) -> float:
+    """Two-sided p of a Pearson correlation of ``n`` independent pairs."""
+    null = stats.beta(n / 2 - 1, n / 2 - 1, loc=-1, scale=2)
+    return float(2 * null.sf(abs(float(r))))
+
+
+def interval_of_r(r: object, n: float) -> Interval:
+    """Fisher's 95 % interval of a correlation of ``n`` independent pairs."""
+    r = float(r)
+    if n <= 3 or not abs(r) < 1.0:
+        return Interval(r, -1.0, 1.0)
+    half = stats.norm.ppf(0.5 + CONFIDENCE / 2) / math.sqrt(n - 3)
+    return Interval(r, math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half))
+
+
+def smallest_p(n: int) -> float:
+    """Smallest two-sided p of the exact rank test with ``n`` runs a side."""
+    return float(stats.mannwhitneyu(range(n), range(n, 2 * n), method="exact").pvalue)
+
+
+def welch(a: tuple[float, float, int], b: tuple[float, float, int]) -> tuple[Interval, float]:
+    """Difference of two means (mean, sd, n each) with Welch's 95 % interval, and its p."""
+    parts = [sd**2 / n for _, sd, n in (a, b)]
+    df = sum(parts) ** 2 / sum(v**2 / (s[2] - 1) for v, s in zip(parts, (a, b), strict=True))
+    difference, error = a[0] - b[0], math.sqrt(sum(parts))
+    half = stats.t.ppf(0.5 + CONFIDENCE / 2, df) * error
+    return Interval(difference, difference - half, difference + half), p_of_t(
+        difference / error, df
+    )
+
+
+def effective_count(x: np.ndarray, y: np.ndarray) -> float:
+    """Independent pairs that two series are worth, from their lag-1 autocorrelations."""
+    lag = [float(np.corrcoef(s[1:], s[:-1])[0, 1]) for s in (x, y)]
+    product = max(lag[0] * lag[1], 0.0)
+    return len(x) * (1 - product) / (1 + product)
+
+
+# ---- the common accessors --------------------------------------------------------------------
+
+
+class Evidence:
+    """Accessors by the paper's steps and the statistics on top of them.
+
+    A ``place`` is a step of the paper (a suite of another length takes its own step that lies
+    as far along), or ``best`` (the best FP32 perplexity), or ``end``. Gaps are percent,
+    losses nats per token, learning rates percent of the maximum.
+    """
+
+    name = label = ""
+    is_paper_model = True
+
+    def __init__(self, pythia: Mapping) -> None:
+        self.pythia, self.used = pythia, set()
+
+    # What a table gives; the two kinds of evidence below fill these in.
+
+    def at(self, role: str, column: str, place: int | str) -> Interval:
+        """One value of the audit."""
+        raise NotImplementedError
+
+    def curve(self, role: str, column: str) -> dict[int, Interval]:
+        """A column of the audit by the evidence's own steps, evenly spaced ones only."""
+        raise NotImplementedError
+
+    def best(self) -> Interval:
+        """Step of the best FP32 perplexity."""
+        raise NotImplementedError
+
+    def onset(self) -> Interval:
+        """Step from which the INT4 loss grows faster, by the rule of ``flatminima.phases``."""
+        raise NotImplementedError
+
+    def lag(self) -> Interval:
+        """Steps from the best FP32 perplexity to the onset."""
+        raise NotImplementedError
+
+    def difference(self, kind: str, probes: str = "all", measure: str = "final") -> Interval:
+        """Gap of a kind of fork minus that of the cosine forks, runs as units, in points."""
+        raise NotImplementedError
+
+    def final(self, kind: str, probes: str = "all", column: str = "gap_pct") -> Interval:
+        """Mean over runs at the forks' last probe, with the 95 % interval of the runs."""
+        raise NotImplementedError
+
+    # Statistics, the same on both.
+
+    def ppl(self, place: int | str) -> Interval:
+        """FP32 perplexity."""
+        return self.at("fp32", "ppl", place)
+
+    def gap(self, place: int | str) -> Interval:
+        """INT4 gap."""
+        return self.at("low_bit", "gap_pct", place)
+
+    def gap8(self, place: int | str) -> Interval:
+        """INT8 gap."""
+        return self.at("high_bit", "gap_pct", place)
+
+    def loss(self, place: int | str) -> Interval:
+        """Loss that INT4 adds."""
+        return (self.gap(place) / 100).map(math.log1p)
+
+    def loss8(self, place: int | str) -> Interval:
+        """Loss that INT8 adds."""
+        return (self.gap8(place) / 100).map(math.log1p)
+
+    def ppl4(self, place: int | str) -> Interval:
+        """Absolute INT4 perplexity."""
+        return self.ppl(place) * (1 + self.gap(place) / 100)
+
+    def growth(self, start: int | str = "best") -> Interval:
+        """Times by which the INT4 loss is larger at the end than at ``start``."""
+        return self.loss("end") / self.loss(start)
+
+    def growth8(self, start: int | str = "best") -> Interval:
+        """The same for INT8."""
+        return self.loss8("end") / self.loss8(start)
+
+    def rate(self, first: int | str, last: int | str) -> Interval:
+        """Growth of the INT4 loss between two places, in nats per 10,000 of the paper's steps."""
+        return (self.loss(last) - self.loss(first)) * (10_000 / self._distance(first, last))
+
+    def log_rate(self, first: int | str, last: int | str) -> Interval:
+        """Growth of the logarithm of the INT4 loss per 10,000 of the paper's steps."""
+        ratio = self.loss(last) / self.loss(first)
+        return log(ratio) * (10_000 / self._distance(first, last))
+
+    def acceleration(self) -> Interval:
+        """Times by which the INT4 loss grows faster after the best step than from 10,000 to it."""
+        return self.rate("best", "end") / self.rate(10_000, "best")
+
+    def rise(self) -> Interval:
+        """Rise of FP32 perplexity from its best to the end, percent."""
+        return 100 * (self.ppl("end") / self.ppl("best") - 1)
+
+    def largest8(self) -> Interval:
+        """Largest INT8 gap of all checkpoints."""
+        return max(self.curve("high_bit", "gap_pct").values(), key=float)
+
+    def gap_span(self, first: int, last: int) -> Interval:
+        """Smallest and largest INT4 gap between two steps of the paper; the value is the last."""
+        return self._span(self.curve("low_bit", "gap_pct"), first, last)
+
+    def ppl_span(self, first: int, last: int) -> Interval:
+        """The same of FP32 perplexity."""
+        return self._span(self.curve("fp32", "ppl"), first, last)
+
+    def _span(self, curve: Mapping[int, Interval], first: int, last: int) -> Interval:
+        whole = self.pythia["last"] / self._step("end")
+        inside = [v for step, v in curve.items() if first <= step * whole <= last]
+        if not inside:
+            raise NotMeasured(f"checkpoints between steps {first:,} and {last:,}")
+        return Interval(float(inside[-1]), min(map(float, inside)), max(map(float, inside)))
+
+    def onset_in_words(self) -> str:
+        """Where the onset is, or that there is none."""
+        try:
+            return f"onset at step {self.onset():,.0f}"
+        except NotFound as absent:
+            return str(absent)
+
+    def falls(self) -> int:
+        """Checkpoints whose INT4 gap is smaller than that of the one before."""
+        gaps = [float(v) for v in self.curve("low_bit", "gap_pct").values()]
+        return int((np.diff(gaps) < 0).sum())
+
+    def best4(self) -> Interval:
+        """Step of the smallest absolute INT4 perplexity."""
+        ppl, gap = self.curve("fp32", "ppl"), self.curve("low_bit", "gap_pct")
+        return interval(min(ppl, key=lambda s: float(ppl[s]) * (1 + float(gap[s]) / 100)))
+
+    def control_ratio(self) -> Interval:
+        """Final gap of the cosine forks over that of the run they left, at the same step."""
+        end = self.pythia["fork"]["start"] + self.pythia["fork"]["steps"]
+        return self.final("cosine") / self.gap(end)
+
+    def lr(self, step: float, kind: str = "cosine") -> float:
+        """Learning rate of Pythia, in the paper's formula or ``cosine_neox_v1``."""
+        schedule = self._pythia_schedule(kind)
+        return 100 * schedule(int(step)) / schedule.lr_max
+
+    def floor_step(self) -> int:
+        """First step at which gpt-neox v1.0 held Pythia's rate at its minimum."""
+        return self._pythia_schedule("cosine_neox_v1").floor_step
+
+    def steepest(self, kind: str = "cosine") -> int:
+        """Step at which Pythia's learning rate falls fastest."""
+        schedule = self._pythia_schedule(kind)
+        rates = np.array([schedule(s) for s in range(self.pythia["last"] + 1)])
+        return int(np.argmin(np.diff(rates)))
+
+    def published(self, model: str) -> pd.Series:
+        """LAMBADA perplexity by step that the authors of Pythia published."""
+        self.used.add("lambada")
+        rows = self.lambada[self.lambada["model"] == model]
+        return rows.set_index("step")["lambada_openai_ppl"].sort_index()
+
+    def _pythia_schedule(self, kind: str) -> RunSchedule:
+        p = self.pythia
+        return pretraining_schedule(
+            kind, lr_max=p["lr_max"], lr_min=p["lr_min"], warmup_steps=p["warmup_steps"],
+            total_steps=p["last"],
+        )  # fmt: skip
+
+    def _step(self, place: int | str) -> int:
+        """Own step of a place."""
+        raise NotImplementedError
+
+    def _distance(self, first: int | str, last: int | str) -> float:
+        """Distance of two places in the paper's steps."""
+        own = self._step(last) - self._step(first)
+        if own <= 0:
+            raise NotMeasured(f"checkpoints between {first} and {last}")
+        return own * self.pythia["last"] / self._step("end")
+
+
+class Printed(Evidence):
+    """The paper's Tables 1 and 2; ranges are what rounding hides, or follow from the runs."""
+
+    name, label = "paper", "the paper's printed tables"
+
+    def __init__(self, pythia: Mapping, table1: pd.DataFrame, table2: pd.DataFrame,
+                 lambada: pd.DataFrame | None = None) -> None:  # fmt: skip
+        super().__init__(pythia)
+        # Tables are read as text: the digits say how far a number was rounded.
+        self._table1, self._table2, self.lambada = table1, table2, lambada
+
+    def cells(self, column: str, phase: int | None = None) -> list[str]:
+        """A column of Table 1 as printed, of one phase or of all rows."""
+        self.used.add("table1")
+        t = self._table1
+        return list(t[column] if phase is None else t.loc[t["phase"] == str(phase), column])
+
+    def _steps(self) -> list[int]:
+        return [int(step) for step in self.cells("step")]
+
+    def rows_that_fit(self, kind: str) -> list[int]:
+        """Rows of Table 1 whose learning rate a formula gives, to the printed digit."""
+        rows = zip(self._steps(), self.cells("lr_pct"), strict=True)
+        return [step for step, lr in rows if meets(self.lr(step, kind), printed(lr))]
+
+    def _step(self, place: int | str) -> int:
+        steps = self._steps()
+        if place in ("best", "end"):
+            return steps[-1] if place == "end" else int(self.best())
+        if place not in steps:
+            raise NotMeasured(f"step {place:,} in Table 1")
+        return int(place)
+
+    def at(self, role: str, column: str, place: int | str) -> Interval:
+        return self.curve(role, column)[self._step(place)]
+
+    def curve(self, role: str, column: str) -> dict[int, Interval]:
+        name = {"fp32": "fp32_ppl", "low_bit": "int4_gap_pct", "high_bit": "int8_gap_pct"}[role]
+        cells = zip(self._steps(), self.cells(name), strict=True)
+        return {step: printed(cell) for step, cell in cells}
+
+    def best(self) -> Interval:
+        ppl = self.curve("fp32", "ppl")
+        return self._between_neighbours(min(ppl, key=lambda s: float(ppl[s])))
+
+    def phases(self) -> object:
+        """The rule for convergence and onset, applied to the ten printed rows."""
+        ppl = self.curve("fp32", "ppl")
+        steps = np.array(list(ppl))
+        return find_phases(
+            steps,
+            np.log([float(v) for v in ppl.values()]),
+            np.array([float(self.loss(int(s))) for s in steps]),
+        )
+
+    def onset(self) -> Interval:
+        found = self.phases().onset
+        if found.step is None:
+            raise NotFound(f"no onset: {found.reason}")
+        return self._between_neighbours(found.step)
+
+    def lag(self) -> Interval:
+        return self.onset() - self.best()
+
+    def _between_neighbours(self, step: int) -> Interval:
+        steps = self._steps()
+        k = steps.index(step)
+        return Interval(step, steps[max(k - 1, 0)], steps[min(k + 1, len(steps) - 1)])
+
+    def _arm(self, kind: str, probes: str) -> pd.Series:
+        self.used.add("table2")
+        t = self._table2
+        return t[(t["schedule"] == kind) & (t["probes"] == probes)].iloc[0]
+
+    def arm(self, kind: str, probes: str = "all") -> tuple[float, float, int]:
+        """Mean, deviation and number of runs of a row of Table 2."""
+        row = self._arm(kind, probes)
+        return float(row["mean_gap_pct"]), float(row["sd_gap_pct"]), self.pythia["fork"]["seeds"]
+
+    def final(self, kind: str, probes: str = "all", column: str = "gap_pct") -> Interval:
+        if column != "gap_pct":
+            return printed(self._arm(kind, probes)[column.replace("ppl", "fp32_ppl")])
+        mean, sd, n = self.arm(kind, probes)
+        half = stats.t.ppf(0.5 + CONFIDENCE / 2, n - 1) * sd / math.sqrt(n)
+        return Interval(mean, mean - half, mean + half)
+
+    def prediction(self, kind: str, probes: str = "all") -> Interval:
+        """Where the mean of as many new runs would fall with probability 0.95."""
+        mean, sd, n = self.arm(kind, probes)
+        half = stats.t.ppf(0.5 + CONFIDENCE / 2, n - 1) * sd * math.sqrt(2 / n)
+        return Interval(mean, mean - half, mean + half)
+
+    def difference(self, kind: str, probes: str = "all", measure: str = "final") -> Interval:
+        if measure != "final":
+            raise NotMeasured("the averages over the run have no deviation over runs in the paper")
+        return welch(self.arm(kind, probes), self.arm("cosine"))[0]
+
+    def p_of_difference(self, kind: str, probes: str = "all") -> float:
+        """Welch's p from the means and deviations of Table 2."""
+        return welch(self.arm(kind, probes), self.arm("cosine"))[1]
+
+
+# Rows of statistics.csv by the columns that tell them apart.
+TESTS = {"difference": {"test": "Welch t", "unit": "seed"}}
+MEASURES = {"final": "final_gap_pct", "mean": "mean_gap_pct"}
+
+
+class Measured(Evidence):
+    """The measurements of one suite; ranges are the 95 % intervals of its files.
+
+    ``settings`` has name, label, is_paper_model, lr_max, lr_min, warmup_steps, last, spacing,
+    tokens_per_step and, with forks, fork (start, steps, probe_every, seeds, schedules).
+    ``files`` maps the names of files below ``results/{suite}`` to their content; what was
+    not measured is left out.
+    """
+
+    def __init__(self, pythia: Mapping, paper: Printed, settings: Mapping, files: Mapping) -> None:
+        super().__init__(pythia)
+        self.paper, self.settings, self._files = paper, settings, files
+        self.lambada = paper.lambada
+        self.name, self.label = settings["name"], settings["label"]
+        self.is_paper_model = settings["is_paper_model"]
+
+    def file(self, name: str) -> object:
+        """A measurement by its name; ``NotMeasured`` where the suite has none."""
+        if self._files.get(name) is None:
+            raise NotMeasured(name)
+        self.used.add(name)
+        return self._files[name]
+
+    def _step(self, place: int | str) -> int:
+        spacing, last = self.settings["spacing"], self.settings["last"]
+        if place in ("best", "end"):
+            return last if place == "end" else int(self.best())
+        nearest = round(place / self.pythia["last"] * last / spacing)
+        return spacing * max(1, nearest) if place else 0
+
+    def _rows(self, role: str) -> pd.DataFrame:
+        audit = self.file("audit")
+        return audit[audit["role"] == role].set_index("step").sort_index()
+
+    def at(self, role: str, column: str, place: int | str) -> Interval:
+        return self._own(role, column, self._step(place))
+
+    def _own(self, role: str, column: str, step: int) -> Interval:
+        """One value of the audit by the suite's own step."""
+        rows = self._rows(role)
+        if step not in rows.index:
+            table = self._files.get("suite_table")
+            gone = [] if table is None else list(table.loc[table["status"] == "missing", "step"])
+            why = ", whose revision could not be had" if step in gone else ""
+            raise NotMeasured(f"step {step:,} in audit.csv{why}")
+        return self._cell(rows.loc[step], column)
+
+    def curve(self, role: str, column: str) -> dict[int, Interval]:
+        rows = self._rows(role)
+        even = rows[(rows.index > 0) & (rows.index % self.settings["spacing"] == 0)]
+        return {int(step): self._cell(row, column) for step, row in even.iterrows()}
+
+    @staticmethod
+    def _cell(row: pd.Series, column: str) -> Interval:
+        ends = ("gap_low_pct", "gap_high_pct") if column == "gap_pct" else (column, column)
+        return Interval(*(float(row[name]) for name in (column, *ends)))
+
+    def best(self) -> Interval:
+        return self._place(self.file("phases")["convergence"], "step")
+
+    def onset(self) -> Interval:
+        onset = self.file("phases")["onset"]
+        if onset["step"] is None:
+            raise NotFound(f"no onset found: {onset['reason']}")
+        return self._place(onset, "step")
+
+    def lag(self) -> Interval:
+        self.onset()
+        scale = self.pythia["last"] / self.settings["last"]
+        return scale * self._place(
+            {**self.file("phases"), "lag": self.file("phases")["lag_steps"]}, "lag"
+        )
+
+    @staticmethod
+    def _place(found: Mapping, name: str) -> Interval:
+        """A step with its ends; without them where no resample had one."""
+        ends = [found[name], found[f"{name}_low"], found[f"{name}_high"]]
+        return Interval(*(float(ends[0] if end is None else end) for end in ends))
+
+    def worst_error(self, column: str, steps: tuple[int, ...] | None = None) -> float:
+        """Largest distance from a column of Table 1, in percent of the printed value."""
+        role, measured = {
+            "fp32_ppl": ("fp32", "ppl"), "int4_gap_pct": ("low_bit", "gap_pct"),
+            "int8_gap_pct": ("high_bit", "gap_pct"),
+        }[column]  # fmt: skip
+        cells = self.paper.curve(role, measured)
+        return max(
+            100 * abs(float(self.at(role, measured, step)) / float(cells[step]) - 1)
+            for step in steps or cells
+        )
+
+    # Forks.
+
+    def definition(self, kind: str) -> Mapping:
+        """The suite's settings of a kind of fork, with its name."""
+        for name, entry in (self.settings.get("fork") or {}).get("schedules", {}).items():
+            if entry["kind"] == kind:
+                return {**entry, "name": name}
+        raise NotMeasured(f"forks of the kind {kind}")
+
+    def probes(self, kind: str, probes: str = "all", role: str = "low_bit") -> pd.DataFrame:
+        """Rows of forks.csv of one kind, of all or of only cool or bump probes."""
+        table = self.file("forks")
+        name = self.definition(kind)["name"]
+        rows = table[(table["schedule"] == name) & (table["role"] == role)]
+        if probes != "all":
+            rows = rows[rows["update_phase"] == probes]
+        if rows.empty:
+            raise NotMeasured(f"{probes} probes of {name} in forks.csv")
+        return rows.sort_values("step")
+
+    def by_run(self, kind: str, probes: str = "all", column: str = "gap_pct") -> pd.Series:
+        """Value of each run's last probe; ``ppl`` is FP32's, ``ppl4`` the low-bit model's."""
+        role = "fp32" if column == "ppl" else "low_bit"
+        rows = self.probes(kind, probes, role)
+        return rows.groupby("seed")["ppl" if column == "ppl4" else column].last()
+
+    def final(self, kind: str, probes: str = "all", column: str = "gap_pct") -> Interval:
+        return interval_of_mean(self.by_run(kind, probes, column))
+
+    def difference(self, kind: str, probes: str = "all", measure: str = "final") -> Interval:
+        challenger = self.definition(kind)["name"]
+        if kind == "oli":
+            challenger += f" {probes}"
+        row = self._test(
+            "difference", f"{challenger} v {self.definition('cosine')['name']}", measure
+        )
+        return Interval(row["difference"], row["interval_low"], row["interval_high"])
+
+    def _test(self, name: str, comparison: str, measure: str) -> pd.Series:
+        table = self.file("statistics")
+        wanted = {**TESTS[name], "comparison": comparison, "measure": MEASURES[measure]}
+        rows = table
+        for column, value in wanted.items():
+            rows = rows[rows[column] == value]
+        if rows.empty:
+            raise NotMeasured(f"{', '.join(map(str, wanted.values()))} in statistics.csv")
+        return rows.iloc[0]
+
+    def wins(self, kind: str, probes: str = "all") -> int:
+        """Pairs of runs in which a kind of fork ends with the smaller gap."""
+        pair = self.by_run(kind, probes).to_numpy()[:, None], self.by_run("cosine").to_numpy()
+        return int((pair[0] < pair[1]).sum())
+
+    def smallest_improvement(self) -> float:
+        """Smallest over runs of how far OLI's cool average lies below cosine's, in points."""
+        return float(self._cool_minus_cosine("low_bit", "gap_pct").mul(-1).min())
+
+    def unrecovered(self) -> Interval:
+        """FP32 perplexity of cool probes over cosine's at the same steps, percent above it."""
+        return interval_of_mean(100 * self._cool_minus_cosine("fp32", "ppl", ratio=True))
+
+    def _cool_minus_cosine(self, role: str, column: str, *, ratio: bool = False) -> pd.Series:
+        cool, cosine = self.probes("oli", "cool", role), self.probes("cosine", "all", role)
+        cosine = cosine[cosine["step"].isin(cool["step"])]
+        a, b = (rows.groupby("seed")[column].mean() for rows in (cool, cosine))
+        return (a / b - 1 if ratio else a - b).dropna()
+
+    def end_rates(self) -> str:
+        """Learning rate of each kind of fork at its last probe, in percent of the maximum."""
+        column = "lr_fraction_last_update"
+        rates = {kind: self.by_run(kind, "all", column).mean() for kind in KINDS}
+        return ", ".join(f"{kind} {100 * rate:.0f} %" for kind, rate in rates.items())
+
+    # Kurtosis.
+
+    def kurtosis(self, definition: str = "mean_over_tensors") -> pd.Series:
+        """Excess kurtosis by step: mean_over_tensors, pooled, or the largest matrix."""
+        table = self.file("kurtosis")
+        statistic = "per_tensor" if definition == "largest" else definition
+        rows = table[table["statistic"] == statistic]
+        if rows.empty:
+            raise NotMeasured(f"{statistic} in kurtosis.csv")
+        return rows.groupby("step")["excess_kurtosis"].max().sort_index()
+
+    def kurtosis_error(self, first: object, peak: object, place: object, last: object) -> float:
+        """How far the closest definition is from four printed numbers: its worst, in percent.
+
+        The first value, the peak, the last value, and the place of the peak (five times its
+        relative distance). One definition has to fit all four.
+        """
+        wanted, errors = [float(x) for x in (first, peak, last)], []
+        for name in ("mean_over_tensors", "pooled", "largest"):
+            curve = self.kurtosis(name)
+            found = [curve.iloc[0], curve.max(), curve.iloc[-1]]
+            off = [abs(a / b - 1) for a, b in zip(found, wanted, strict=True)]
+            step = curve.idxmax() * self.pythia["last"] / self.settings["last"]
+            errors.append(100 * max(*off, 5 * abs(step / float(place) - 1)))
+        return min(errors)
+
+    def kurtosis_correlation(self, *, detrended: bool = False) -> Interval:
+        """Pearson r of mean kurtosis and INT4 gap from the best FP32 step on.
+
+        The interval is Fisher's for the number of independent checkpoints that two
+        autocorrelated series are worth. ``detrended`` takes a straight line from both.
+        """
+        start = int(self.best())
+        gap = pd.Series({s: float(v) for s, v in self.curve("low_bit", "gap_pct").items()})
+        both = pd.concat([self.kurtosis(), gap], axis=1, join="inner").loc[start:]
+        if len(both) < 5 or (both.nunique() < 2).any():
+            raise NotMeasured("five different checkpoints after the best FP32 step")
+        steps = both.index.to_numpy(float)
+        x, y = (both[c].to_numpy(float) for c in both)
+        if detrended:
+            x, y = (v - np.polyval(np.polyfit(steps, v, 1), steps) for v in (x, y))
+        return interval_of_r(np.corrcoef(x, y)[0, 1], effective_count(x, y))
+
+    # Beyond the paper.
+
+    def finding(self, name: str) -> Interval:
+        """One row of mechanism/findings.csv."""
+        rows = self.file("mechanism").set_index("finding")
+        if name not in rows.index:
+            raise NotMeasured(f"{name} in mechanism/findings.csv")
+        row = rows.loc[name]
+        ends = [row["value"] if pd.isna(row[end]) else row[end] for end in ("low", "high")]
+        return Interval(float(row["value"]), *map(float, ends))
+
+    def pilot(self, column: str | None = None) -> Interval:
+        """FP32 perplexity of the pilot over that of its fork point, or an effect on its log.
+
+        ``length``: windows of the shorter against the longer kind, ``optimizer_state``: fresh
+        against rewarmed moments, both at the largest update; differences of means per run,
+        as ratios of the perplexity.
+        """
+        table = self.file("pilot")
+        ends = table[(table["role"] == "fp32")]
+        ends = ends[ends["step"] == ends.groupby(["schedule", "seed"])["step"].transform("max")]
+        tokens = ends["length"] * ends["batch_size"]
+        if column is None:
+            small = ends[tokens == tokens.min()]
+            before = self._own("fp32", "ppl", int(small["fork_step"].iloc[0]))
+            return interval_of_mean(small["ppl"] / float(before))
+        ends = ends[(tokens == tokens.max()) & ends["optimizer_state"].isin(["fresh", "rewarmed"])]
+        levels = sorted(ends[column].unique())
+        if len(levels) != 2:
+            raise NotMeasured(f"two kinds of {column} in pilot.csv")
+        means = np.log(ends["ppl"]).groupby([ends["seed"], ends[column]]).mean().unstack()
+        return interval_of_mean(means[levels[0]] - means[levels[1]]).map(math.exp)
+
+    def calibrated(self, reading: str | None = None) -> float:
+        """Amplitude that a calibration rule gives at the fork point."""
+        found = self.file("calibration")
+        return float(found["amplitudes"][reading or found["assumed"]])
+
+    def amplitude_share(self) -> float:
+        """Percent of the variance between amplitudes and cadences that amplitude carries."""
+        table = self.file("amplitudes")
+        ends = table[table["role"] == "low_bit"]
+        ends = ends[ends["step"] == ends.groupby(["schedule", "seed"])["step"].transform("max")]
+        cells = ends.pivot_table(index="amplitude", columns="period", values="gap_pct")
+        if min(cells.shape) < 2 or cells.isna().to_numpy().any():
+            raise NotMeasured("every amplitude at two cadences in amplitudes.csv")
+        values = cells.to_numpy()
+        rows = values.mean(axis=1) - values.mean()
+        between = values.shape[1] * (rows**2).sum()
+        return float(100 * between / ((values - values.mean()) ** 2).sum())
+
+    def average_gain(self) -> float:
+        """Smallest INT4 perplexity of averages of checkpoints over that of the last one of them."""
+        rows = self.file("rivals")
+        rows = rows[(rows["role"] == "low_bit")]
+        averages, alone = rows[rows["group"] == "average"], rows[rows["schedule"] == "cosine"]
+        if averages.empty or alone.empty:
+            raise NotMeasured("averages in rivals.csv")
+        return float(averages["ppl"].min() / alone["ppl"].mean())
+
+    def alarms(self) -> str:
+        """Alarms of the paper's rule over all windows, in words."""
+        rows = self.file("early_warning")
+        rows = rows[rows["rule"].str.contains("slope")]
+        first = rows["first_alarm_step"].dropna().astype(int)
+        false = rows["false_alarms"].astype(int)
+        if first.empty:
+            return "no alarm"
+        return (
+            f"first alarm at step {first.min():,} to {first.max():,}, "
+            f"{false.min()} to {false.max()} false ones by the window over which the slope is taken"
+        )
+
+    def revisions(self) -> str:
+        """Revisions that were there, and how many of them are different models."""
+        table = self.file("suite_table")
+        lost = int((table["status"] == "missing").sum())
+        text = f"{len(table) - lost} revisions, {table['weights_sha256'].nunique()} distinct models"
+        return text + (f", {lost} could not be had" if lost else "")
+
+
+def interval_of_mean(values: pd.Series) -> Interval:
+    """Mean of one value a run with Student's 95 % interval; no range for a single run."""
+    mean, n = float(values.mean()), len(values)
+    if n < 2:
+        return interval(mean)
+    half = stats.t.ppf(0.5 + CONFIDENCE / 2, n - 1) * float(values.std(ddof=1)) / math.sqrt(n)
+    return Interval(mean, mean - half, mean + half)
+
+
+FUNCTIONS = {
+    f.__name__: f for f in (abs, every, fewest_df, float, interval_of_r, len, log, max, meets, min,
+                            p_of_r, p_of_t, round, smallest_p)
+}  # fmt: skip

@@ -1,0 +1,388 @@
+"""Rows of the ledger, read from ``claims.yaml``, and what follows from the evidence.
+
+A row holds quotations, the numbers in them, and expressions over both and over the accessors
+of ``evidence``. Four questions are asked of it, each on its own: does the text agree with
+itself, with public sources, with a measurement on its own model, and what can its design
+carry. An answer is computed by the row's expression, or it is a reader's judgement and says
+so with its reason.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import yaml
+
+from flatminima.claims.evidence import (
+    FUNCTIONS,
+    Evidence,
+    Interval,
+    Measured,
+    NotFound,
+    NotMeasured,
+    Printed,
+    interval,
+    printed,
+)
+from flatminima.errors import ConfigError, suggest
+
+REPLICATED, NOT_REPLICATED = "replicated", "not replicated"
+INCONCLUSIVE, NOT_MEASURED = "inconclusive", "not measured"
+# Answers to each question with their meaning; the first is the favourable one.
+ANSWERS = {
+    "self": {
+        "consistent": "nothing else that the paper prints speaks against it",
+        "loose wording": "a fair reading saves it; the words say more, or other, than the numbers",
+        "slip": "one cell or one reference is wrong; nothing rests on it",
+        "expectation not met": "the paper expects it and prints numbers that do not show it",
+        "inconsistent": "two places of the paper exclude each other",
+    },
+    "sources": {
+        "agrees": "a public source says the same",
+        "partly": "a public source agrees in part",
+        "differs": "a public source says otherwise",
+        "not found": "looked for in public and not found",
+    },
+    "measured": {
+        REPLICATED: "measured on Pythia-160m: the 95 % interval lies within the bound set before",
+        NOT_REPLICATED: "the interval lies outside it, or what is claimed was not there",
+        INCONCLUSIVE: "the interval crosses it",
+        NOT_MEASURED: "not measured on Pythia-160m so far",
+    },
+    "design": {
+        "adequate": "what was done can carry the statement",
+        "confounded": "several things change at once; they cannot be told apart",
+        "three runs a side": "at most three runs on each side; little can be excluded",
+        "not significant": "the printed number could be chance at the printed size",
+        "not generalizable": "one run, one checkpoint or one model",
+        "not tested": "what the statement needs was not measured, as far as the text says",
+    },
+}
+QUESTIONS = tuple(ANSWERS)
+ALIKE = {REPLICATED: "as claimed", NOT_REPLICATED: "not as claimed", INCONCLUSIVE: "undecided"}
+# Read by claims_extended alone.
+BEYOND = ("mechanism", "rivals", "pilot", "amplitudes", "calibration")
+_FIELD = re.compile(r"\{(.+?)(?::([,.%\d+a-z]*))?\}")
+
+
+@dataclass(frozen=True)
+class Quotation:
+    """A passage of the paper, where it stands, and its line in the file of excerpts."""
+
+    section: str
+    text: str
+    line: int = 0
+
+    @property
+    def place(self) -> str:
+        """The section in words."""
+        if self.section[0].isdigit():
+            return f"section {self.section}"
+        return f"appendix {self.section}" if len(self.section) == 1 else self.section
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of ``claims.yaml``; the file's head describes the fields."""
+
+    id: str
+    theme: str
+    title: str
+    quotes: tuple[Quotation, ...]
+    numbers: Mapping[str, Interval]
+    line: int
+    primary: bool = False
+    merges: tuple[str, ...] = ()
+    arithmetic: str = ""
+    charitable: str = ""
+    found: str = ""
+    analogue: str = ""
+    source: str = ""
+    self: Mapping = field(default_factory=dict)
+    sources: Mapping = field(default_factory=dict)
+    measured: Mapping = field(default_factory=dict)
+    design: Mapping = field(default_factory=dict)
+    forest: Mapping = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer to one question, the rule it follows from and what there is to add."""
+
+    text: str = ""
+    rule: str = ""
+    because: str = ""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A row with everything that was computed for it.
+
+    ``effect`` and ``own`` are the statistic that the opening figure draws, in the paper's
+    numbers and in the suite's, ``bound`` what would count as replication on its axis;
+    ``files`` names what was read.
+    """
+
+    row: Row
+    answers: Mapping[str, Answer]
+    arithmetic: str
+    found: str
+    criterion: str
+    analogue: str
+    bound: tuple[float, float] | None
+    effect: Interval | None
+    own: Interval | None
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """``claims.yaml`` as a whole."""
+
+    rows: tuple[Row, ...]
+    themes: Mapping[str, str]
+    pythia: Mapping
+    provenance: Mapping
+    changes: tuple[Mapping, ...]
+
+    @cached_property
+    def successors(self) -> dict[str, str]:
+        """Every id that was ever used, and the row that holds it now."""
+        found = {row.id: row.id for row in self.rows}
+        for row in self.rows:
+            for old in row.merges:
+                if old in found:
+                    raise ConfigError(
+                        f"claims.yaml: {old} is in two rows, {found[old]} and {row.id}"
+                    )
+                found[old] = row.id
+        return found
+
+
+def flat(text: str) -> str:
+    """Text with single spaces."""
+    return " ".join(text.split())
+
+
+def read_excerpts(path: str | Path) -> list[Quotation]:
+    """The quoted passages with their places; lines are those of the file."""
+    text = Path(path).read_text(encoding="utf-8")
+    lines = [n for n, line in enumerate(text.splitlines(), 1) if line.startswith("- section:")]
+    passages = yaml.safe_load(text)["passages"]
+    return [
+        Quotation(str(p["section"]), flat(p["text"]), line)
+        for p, line in zip(passages, lines, strict=True)
+    ]
+
+
+def read_ledger(path: str | Path, excerpts: str | Path) -> Ledger:
+    """Read ``claims.yaml``; raises ``ConfigError`` with one line for a row that is not valid.
+
+    Every quotation must stand in the excerpts under its section, and every number of a row
+    in one of its quotations.
+    """
+    text = Path(path).read_text(encoding="utf-8")
+    data, passages = yaml.safe_load(text), read_excerpts(excerpts)
+    starts = (re.match(r"- id: (\w+)", line) for line in text.splitlines())
+    lines = {found[1]: n for n, found in enumerate(starts, 1) if found}
+    rows = tuple(_row(entry, passages, lines, data["themes"]) for entry in data["rows"])
+    ids = [row.id for row in rows]
+    if repeated := {name for name in ids if ids.count(name) > 1}:
+        raise ConfigError(f"{path}: {', '.join(sorted(repeated))} occurs twice; ids are unique")
+    head = {key: data[key] for key in ("themes", "pythia", "provenance")}
+    return Ledger(rows, changes=tuple(data["changes"]), **head)
+
+
+def _row(entry: dict, passages: list[Quotation], lines: Mapping, themes: Mapping) -> Row:
+    name = entry["id"]
+    for key in entry:
+        if key not in Row.__dataclass_fields__:
+            raise ConfigError(f"claims.yaml, {name}: {suggest(key, Row.__dataclass_fields__)}")
+    if entry["theme"] not in themes:
+        raise ConfigError(f"claims.yaml, {name}: {suggest(entry['theme'], themes)}")
+    quotes = [_quotation(quote, passages, name) for quote in entry.get("quotes", ())]
+    numbers = {key: str(value) for key, value in entry.get("numbers", {}).items()}
+    for key, value in numbers.items():
+        shown = re.split(r"[±=]", value)[0].strip()
+        pattern = rf"(?<![\d.,]){re.escape(shown)}(?![\d]|[.,]\d)"
+        if not any(re.search(pattern, quote.text) for quote in quotes):
+            raise ConfigError(f"claims.yaml, {name}: no quotation prints {key} = {shown}")
+    for question in QUESTIONS:
+        given = entry.get(question, {})
+        answer = given.get("judgement", given.get("otherwise"))
+        if answer is not None and answer not in ANSWERS[question]:
+            raise ConfigError(
+                f"claims.yaml, {name}, {question}: {suggest(answer, ANSWERS[question])}"
+            )
+        if "judgement" in given and not given.get("because"):
+            raise ConfigError(f"claims.yaml, {name}, {question}: a judgement needs a reason")
+    made = {
+        "quotes": tuple(quotes), "merges": tuple(entry.get("merges", ())), "line": lines[name],
+        "numbers": {key: printed(value) for key, value in numbers.items()},
+    }  # fmt: skip
+    return Row(**{**entry, **made})
+
+
+def _quotation(quote: str, passages: list[Quotation], name: str) -> Quotation:
+    section, _, text = quote.partition(": ")
+    for passage in passages:
+        if passage.section == section and flat(text) in passage.text:
+            return Quotation(section, flat(text), passage.line)
+    raise ConfigError(f"claims.yaml, {name}: not in the excerpts under {section}: {text!r}")
+
+
+class Scope:
+    """What an expression of a row may use: numbers of the row, accessors and functions."""
+
+    def __init__(self, row: Row, evidence: Evidence) -> None:
+        names = {n: getattr(evidence, n) for n in dir(evidence) if not n.startswith("_")}
+        self.row, self.names = row, {**FUNCTIONS, **names, **row.numbers}
+
+    def value(self, expression: object) -> object:
+        """Value of an expression; a mistake in it names the row."""
+        if not isinstance(expression, str):
+            return expression
+        try:
+            return eval(expression, {**self.names, "__builtins__": {}})
+        except (NotMeasured, NotFound):
+            raise
+        except Exception as error:
+            raise ConfigError(f"claims.yaml, {self.row.id}: {expression!r}: {error}") from error
+
+    def text(self, template: str) -> str:
+        """A text with ``{expression:format}`` filled in."""
+
+        def fill(match: re.Match) -> str:
+            value, spec = self.value(match[1]), match[2] or ""
+            return value if isinstance(value, str) else f"{value:{spec}}"
+
+        return flat(_FIELD.sub(fill, template))
+
+
+def judge(ledger: Ledger, paper: Printed, suite: Measured | None = None) -> list[Judged]:
+    """Every row of the ledger on the printed numbers and, where there is one, on a suite."""
+    return [judge_row(row, paper, suite) for row in ledger.rows]
+
+
+def judge_row(row: Row, paper: Printed, suite: Measured | None = None) -> Judged:
+    """Ask the four questions of one row, and compute what is shown beside them."""
+    paper.used.clear()
+    own, scope = Scope(row, suite) if suite else None, Scope(row, paper)
+    if suite:
+        suite.used.clear()
+    texts = {name: scope.text(getattr(row, name)) for name in ("arithmetic", "found")}
+    answers = {q: _answer(q, getattr(row, q), scope) for q in ("self", "sources", "design")}
+    answers["measured"] = _measured(row, scope, own if suite and suite.is_paper_model else None)
+    effect = _drawn(row, scope, "paper")
+    value = _drawn(row, own, "suite") if own else None
+    analogue = "" if suite is None or suite.is_paper_model else _analogue(row, scope, own)
+    read = [*sorted(suite.used if suite else ()), *sorted(paper.used)]
+    return Judged(
+        row, {q: answers[q] for q in QUESTIONS}, texts["arithmetic"], texts["found"],
+        _criterion(row, scope), analogue, _drawn_bound(row, scope),
+        effect, value, tuple(read),
+    )  # fmt: skip
+
+
+def _answer(question: str, asked: Mapping, scope: Scope) -> Answer:
+    if not asked:
+        return Answer()
+    because = scope.text(asked.get("because", ""))
+    if "judgement" in asked:
+        return Answer(asked["judgement"], "judgement", because)
+    holds = scope.value(asked["holds"])
+    # Where rounding leaves it open the paper has the benefit of the doubt.
+    text = asked["otherwise"] if holds is False else next(iter(ANSWERS[question]))
+    return Answer(text, asked["holds"], because)
+
+
+def _bound(row: Row, scope: Scope) -> tuple[float, float]:
+    low, high = (scope.value(end) for end in row.measured["bound"])
+    return -math.inf if low is None else float(low), math.inf if high is None else float(high)
+
+
+def within(value: object, low: float, high: float) -> str:
+    """Where an interval lies: inside a bound, outside it, or across one of its ends."""
+    found = interval(value)
+    if low <= found.low and found.high <= high:
+        return REPLICATED
+    return NOT_REPLICATED if found.high < low or found.low > high else INCONCLUSIVE
+
+
+def _measured(row: Row, scope: Scope, own: Scope | None) -> Answer:
+    asked = row.measured
+    if not asked:
+        return Answer()
+    if "never" in asked:
+        return Answer(NOT_MEASURED, "judgement", asked["never"])
+    if own is None:
+        return Answer(NOT_MEASURED, asked["value"], _command(asked["needs"]))
+    rule = f"{asked['value']} in {asked['bound']}"
+    try:
+        value = own.value(asked["value"])
+    except NotMeasured as lacking:
+        return Answer(NOT_MEASURED, rule, f"{lacking} is missing; {_command(asked['needs'])}")
+    except NotFound as absent:
+        return Answer(NOT_REPLICATED, rule, str(absent))
+    shown = f"{interval(value):{asked.get('format', '.2f')}} {asked['unit']}".strip()
+    return Answer(within(value, *_bound(row, scope)), rule, shown)
+
+
+def _command(needs: list[str]) -> str:
+    """The command that measures what a row needs on Pythia-160m."""
+    beyond = not set(BEYOND).isdisjoint(needs)
+    files = ["claims_extended.html"] if beyond else ["claims.html"]
+    return "`snakemake --cores all " + " ".join(f"results/pythia-160m/{f}" for f in files) + "`"
+
+
+def _criterion(row: Row, scope: Scope) -> str:
+    asked = row.measured
+    if "bound" not in asked:
+        return flat(asked.get("criterion", asked.get("never", "")))
+    low, high = _bound(row, scope)
+    ends = [f"{x:{asked.get('format', '.2f')}}" for x in (low, high)]
+    span = f"within {ends[0]} to {ends[1]}"
+    if math.isinf(low) or math.isinf(high):
+        span = f"not above {ends[1]}" if math.isinf(low) else f"not below {ends[0]}"
+    why = f" ({scope.text(asked['criterion'])})" if "criterion" in asked else ""
+    return f"{asked['what']}: 95 % interval {span} {asked['unit']}".rstrip() + why
+
+
+def _analogue(row: Row, scope: Scope, own: Scope) -> str:
+    """The suite's own value in one line; empty where it says nothing.
+
+    Where the bound means the same for any run (``alike``) it is applied as well.
+    """
+    if not row.analogue:
+        return ""
+    try:
+        text = own.text(row.analogue)
+        if not row.measured.get("alike"):
+            return text
+        answer = within(own.value(row.measured["value"]), *_bound(row, scope))
+    except NotFound as absent:
+        text, answer = str(absent), NOT_REPLICATED
+    except NotMeasured:
+        return ""
+    return f"{text}; by the same bound {ALIKE[answer]}"
+
+
+def _drawn(row: Row, scope: Scope, side: str) -> Interval | None:
+    """The statistic of a row in the opening figure, where it can be computed."""
+    if not row.forest:
+        return None
+    expression = row.forest.get(side) or row.forest.get("value") or row.measured["value"]
+    try:
+        return None if expression == "none" else interval(scope.value(expression))
+    except (NotFound, NotMeasured):
+        return None
+
+
+def _drawn_bound(row: Row, scope: Scope) -> tuple[float, float] | None:
+    """The bound on the axis of the figure; none where it is drawn in another unit."""
+    if "bound" in row.forest:
+        return tuple(float(scope.value(end)) for end in row.forest["bound"])
+    return None if "value" in row.forest or "bound" not in row.measured else _bound(row, scope)
