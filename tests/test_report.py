@@ -18,8 +18,9 @@ def page(tmp_path_factory) -> Path:
     """The front page of synthetic results, with four claims."""
     folder = synthetic.write(tmp_path_factory.mktemp("index") / "mini")
     pd.DataFrame({
-        "id": ["C1", "C2"], "claim": ["It <grows>.", "It falls."],
-        "verdict": ["REPRODUCED", "DIFFERS"], "measured": ["517 %", None],
+        "id": ["C1", "C2"], "title": ["It <grows>.", "It falls."], "primary": ["true", None],
+        "self": ["consistent", "slip"], "sources": [None, "differs"], "design": ["confounded", None],
+        "measured": ["not measured", None], "analogue": ["517 %", None],
     }).to_csv(folder / "claims.csv", index=False)  # fmt: skip
     names = ("audit", "kurtosis", "forks", "claims")
     draw_index.main(
@@ -49,8 +50,8 @@ def test_the_page_is_whole_without_network_and_without_script(page):
     assert not re.search(r'(?:src|href)="http', told)
     low = synthetic.audit().query("role == 'low_bit'")
     assert f"{low['gap_pct'].iloc[0]:.3f}" in told
-    assert "It &lt;grows&gt;." in told and "1 reproduced, 1 differs" in told
-    assert told.count('<a href="') == 2
+    assert "It &lt;grows&gt;." in told and "It falls." not in told
+    assert told.count('<a href="') == 3
     # Without forks and claims, which a suite may lack, it is drawn all the same.
     folder, other = page.parent, page.with_name("other.html")
     draw_index.main(

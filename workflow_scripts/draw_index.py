@@ -18,7 +18,7 @@ from flatminima.jobs import run
 from flatminima.style import GREY, LOOKS, SCHEDULES, fork_looks, role_labels
 
 DASHES = {"low_bit": "solid", "high_bit": "dash", "fp32": "dot", "sgdr": "dash", "oli": "dot"}
-CLAIMS = ["id", "claim", "verdict", "analogue", "measured"]  # columns that are shown
+CLAIMS = ["id", "title", "self", "sources", "measured", "design", "analogue"]  # that are shown
 MOST_ROWS = 40  # of a table below a drawing
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; margin: 0 auto; padding: 0 1rem 3rem;
@@ -151,14 +151,13 @@ def kurtosis_section(kurtosis: pd.DataFrame) -> str:
 
 
 def claims_section(claims: pd.DataFrame) -> str:
-    """The ledger: its primary claims, or all of them where none is marked so."""
-    if "primary" in claims:
-        claims = claims[claims["primary"].astype(str).str.lower() == "true"]
-    table = claims[[column for column in CLAIMS if column in claims]].fillna("")
-    counts = ", ".join(f"{n} {v.lower()}" for v, n in claims["verdict"].value_counts().items())
+    """The primary claims of the ledger with the answers to its four questions."""
+    table = claims[claims["primary"].astype(str).str.lower() == "true"][CLAIMS].fillna("")
     return (
-        '<section id="claims"><h2>Claims</h2><p>What the paper says, and what was found: '
-        f"{html.escape(counts)}.</p>{_table(table.set_index('id'))}</section>"
+        '<section id="claims"><h2>Claims</h2><p>The primary claims: does the text agree with '
+        "itself and with public sources, was it measured on its own model, what can its design "
+        'carry. All rows, with quotations, are in <a href="claims.html">claims.html</a>.</p>'
+        f"{_table(table.set_index('id'))}</section>"
     )
 
 

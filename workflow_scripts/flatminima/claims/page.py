@@ -80,7 +80,7 @@ def record(j: Judged, paths: Mapping[str, str], folder: Path) -> dict[str, str]:
         for end, name in (("", "text"), ("_rule", "rule"), ("_because", "because"))
     }
     return {
-        "id": row.id, "theme": row.theme, "primary": "yes" if row.primary else "",
+        "id": row.id, "theme": row.theme, "primary": "true" if row.primary else "",
         "title": row.title, "section": ", ".join(dict.fromkeys(q.section for q in row.quotes)),
         "quotation": " [...] ".join(f"{q.section}: {q.text}" for q in row.quotes),
         "from_printed_numbers": j.found, "arithmetic": j.arithmetic,
