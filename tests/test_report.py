@@ -19,7 +19,8 @@ def page(tmp_path_factory) -> Path:
     folder = synthetic.write(tmp_path_factory.mktemp("index") / "mini")
     pd.DataFrame({
         "id": ["C1", "C2"], "title": ["It <grows>.", "It falls."], "primary": ["true", None],
-        "self": ["consistent", "slip"], "sources": [None, "differs"], "design": ["confounded", None],
+        "self": ["consistent", "slip"], "sources": [None, "differs"],
+        "design": ["confounded", None],
         "measured": ["not measured", None], "analogue": ["517 %", None],
     }).to_csv(folder / "claims.csv", index=False)  # fmt: skip
     names = ("audit", "kurtosis", "forks", "claims")
