@@ -11,11 +11,18 @@ import pandas as pd
 import pytest
 import yaml
 
-from flatminima import publishing
+from flatminima import published
 from flatminima.errors import DamagedFile, UserError
-from flatminima.frozen import read_digests, restore
 from flatminima.planning import read_plan
-from flatminima.publishing import frozen_section, machine, processor, publish
+from flatminima.published import (
+    frozen_section,
+    further_files,
+    machine,
+    measured_files,
+    publish,
+    read_digests,
+    restore,
+)
 from tests.workflow import ROOT, copy_checkout, planned, snakemake
 
 pytestmark = pytest.mark.workflow
@@ -24,13 +31,14 @@ PROVENANCE = json.loads((MINI / "provenance.json").read_text())
 PUBLISHED = ["--config", "suite=mini-published"]
 
 
-def restored(folder: Path, target: Path) -> int:
-    return restore(folder, [target / name for name in read_digests(folder)])
+def restored(folder: Path, target: Path) -> None:
+    restore(folder, [target / name for name in read_digests(folder)])
 
 
 def test_every_file_is_listed_and_whole(tmp_path):
-    size = restored(MINI, tmp_path)
+    restored(MINI, tmp_path)
     names = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
+    size = sum(p.stat().st_size for p in tmp_path.rglob("*") if p.is_file())
     others = {"SHA256SUMS", "provenance.json", "suite.yaml"}
     assert {
         p.relative_to(MINI).as_posix() for p in MINI.rglob("*") if p.is_file()
@@ -90,33 +98,26 @@ def test_what_is_restored_can_be_published_again(tmp_path):
 def test_results_of_other_code_are_not_published(tmp_path, monkeypatch):
     plan = read_plan("mini", [])
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(publishing, "git", lambda *arguments: "")
-    record = tmp_path / plan.root / next(n for n in plan.measured if n.startswith("forks/") and
-                                         n.endswith(".json"))  # fmt: skip
+    monkeypatch.setattr(published, "git", lambda *arguments: "")
+    record = tmp_path / plan.root / "forks/cosine-seed0.json"
     record.parent.mkdir(parents=True)
     record.write_text(json.dumps({"code": "0" * 16}))
     with pytest.raises(UserError, match=r"forks/cosine-seed0.json was made by other code"):
-        publishing.check_current(plan, [], Path("resources/published/mini"))
-    monkeypatch.setattr(publishing, "git", lambda *arguments: "workflow_scripts/x.py")
+        published.check_current(plan, [], Path("resources/published/mini"))
+    monkeypatch.setattr(published, "git", lambda *arguments: "workflow_scripts/x.py")
     with pytest.raises(UserError, match=r"workflow_scripts/x.py has changes"):
-        publishing.check_current(plan, [], Path("resources/published/mini"))
+        published.check_current(plan, [], Path("resources/published/mini"))
 
 
 def test_what_was_not_measured_is_not_in_the_frozen_suite():
     plan = read_plan("mini", [])
-    bare = frozen_section(plan, set(plan.measured), folder="x", commit="0" * 40)
+    bare = frozen_section(plan, set(measured_files(plan)), folder="x", commit="0" * 40)
     assert "mechanism" not in bare
     assert not {"rivals", "rival_seeds", "pilot", "amplitudes"} & set(bare["fork"])
-    every = set(plan.measured) | set(plan.measured_beside)
+    every = set(measured_files(plan)) | set(further_files(plan))
     whole = frozen_section(plan, every, folder="x", commit="0" * 40)
     assert whole["mechanism"] == plan.section["mechanism"] and whole["fork"] == plan.section["fork"]
     assert "cycles.csv" in every and "mechanism/factors.csv" in every and "rivals.csv" in every
-
-
-def test_the_machine_is_described_without_its_name():
-    found = machine()
-    assert found["cpu"] == processor() and found["cores"] >= 1
-    assert platform.node() not in json.dumps(found)
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +150,6 @@ def test_what_is_not_frozen_is_refused_in_one_line(name, checkout):
         ("all", "snakemake --cores 2 all --configfile mine.yaml"),
         ("figures", "snakemake --cores 2 all --configfile mine.yaml"),
         ("report", "snakemake --report report.html --configfile mine.yaml"),
-        ("status", "show_status all --configfile mine.yaml"),
         ("plan", "flatminima plan --configfile mine.yaml"),
         ("freeze", "flatminima freeze --configfile mine.yaml"),
     ],
@@ -231,7 +231,7 @@ def test_a_fresh_run_measures_the_same(tmp_path):
     """
     folder = copy_checkout(tmp_path / "fresh")
     plan = read_plan("mini", [])
-    targets = [f"results/mini/{name}" for name in plan.measured]
+    targets = [f"results/mini/{name}" for name in measured_files(plan)]
     command = [sys.executable, "-m", "snakemake", "--cores", "2", *targets]
     run = subprocess.run(command, cwd=folder, text=True, capture_output=True, timeout=7200)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
@@ -239,7 +239,7 @@ def test_a_fresh_run_measures_the_same(tmp_path):
     made_by = json.loads(sorted(fresh.glob("probes/*.json"))[0].read_text())
     same = all(made_by[key] == PROVENANCE[key] for key in ("python", "packages", "device"))
     if same and machine()["cpu"] == PROVENANCE["machine"]["cpu"]:
-        measured = [name for name in plan.measured if not name.endswith(".json")]
+        measured = [name for name in measured_files(plan) if not name.endswith(".json")]
         different = [n for n in measured if (fresh / n).read_bytes() != (MINI / n).read_bytes()]
         assert different == []
         return

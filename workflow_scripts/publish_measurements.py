@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from flatminima.planning import read_plan
-from flatminima.publishing import check_current, git, machine, publish
+from flatminima.published import check_current, git, machine, publish
 
 
 def main(*, suite: str | None, configfiles: list[str], measured_by: str | None) -> None:

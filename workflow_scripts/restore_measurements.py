@@ -2,16 +2,14 @@
 
 from pathlib import Path
 
-from flatminima.frozen import restore
-from flatminima.jobs import log, logged
+from flatminima.jobs import run
+from flatminima.published import restore
 
 
-def main(*, folder: str, paths: list[str]) -> None:
-    """Copy every measured file of ``folder`` to ``paths``, once all of them are found whole."""
-    size = restore(Path(folder), paths)
-    log(f"{folder} is whole, {size / 1e6:.1f} MB")
+def main(folder: str, outputs: list) -> None:
+    """Copy every measured file of ``folder`` to ``outputs``, once all of them are found whole."""
+    restore(Path(folder), outputs)
 
 
 if __name__ == "__main__":
-    with logged(snakemake.log[0]):
-        main(folder=snakemake.params.folder, paths=list(snakemake.output))
+    run(main, snakemake)
