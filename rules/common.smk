@@ -191,13 +191,5 @@ def table(stem, category, number):
     return [shown, f"{stem}.md", f"{stem}.tex"]
 
 
-def hub_suites(*, streamed):
-    """Pattern for the hub suites whose checkpoints are (or are not) deleted once measured."""
-    hub = [name for name, suite in config["suites"].items() if suite["source"] == "hub"]
-    names = [name for name in hub if plan_of(name).streamed == streamed]
-    return "|".join(map(re.escape, names)) or r"(?!)"
-
-
-STREAMED, KEPT = hub_suites(streamed=True), hub_suites(streamed=False)
 PUBLISHED = published_suites()
 PRETRAINING_JOBS = [job for name in config["suites"] for job in plan_of(name).pretraining_jobs]

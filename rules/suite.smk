@@ -6,8 +6,7 @@ OUTPUTS          results/{suite}/checkpoints/step{step}/model.safetensors, confi
                  results/{suite}/revisions/{steps}.csv, .parquet (fingerprints)
                  results/{suite}/suite.csv
 
-Checkpoints of a hub suite are kept only where its key keep_checkpoints says so. Otherwise
-survey_revisions fetches, measures and deletes them one after another, and writes
+A hub suite keeps no checkpoint: probe_revision fetches, measures and deletes each, and writes
                  results/{suite}/probes/{steps}.csv, .parquet, .json
                  results/{suite}/kurtosis/{steps}.csv
 as well.
@@ -56,14 +55,13 @@ rule fetch_checkpoint:
     output:
         weights=temp("results/{suite}/checkpoints/step{step}/model.safetensors"),
         config=temp("results/{suite}/checkpoints/step{step}/config.json"),
-        finished=temp("results/{suite}/checkpoints/step{step}/download.json"),
         record="results/{suite}/revisions/commits/step{step}.json",
     log:
         "logs/{suite}/fetch_checkpoint/step{step}.log",
     benchmark:
         "benchmarks/{suite}/fetch_checkpoint/step{step}.tsv"
     wildcard_constraints:
-        suite=STREAMED,
+        suite=suites_from("hub"),
     conda:
         "../envs/torch.yaml"
     resources:
@@ -71,8 +69,6 @@ rule fetch_checkpoint:
     params:
         repo=planned("repo", "step"),
         revision=planned("revision", "step"),
-        folder=planned("folder", "step"),
-        may_be_missing=False,
         code=code_hash("workflow_scripts/fetch_checkpoint.py"),
     message:
         "Fetching {wildcards.suite} step {wildcards.step}"
@@ -80,30 +76,8 @@ rule fetch_checkpoint:
         "../workflow_scripts/fetch_checkpoint.py"
 
 
-use rule fetch_checkpoint as fetch_checkpoint_kept with:
-    output:
-        weights="results/{suite}/checkpoints/step{step}/model.safetensors",
-        config="results/{suite}/checkpoints/step{step}/config.json",
-        finished="results/{suite}/checkpoints/step{step}/download.json",
-        record="results/{suite}/revisions/commits/step{step}.json",
-    log:
-        "logs/{suite}/fetch_checkpoint/kept-step{step}.log",
-    benchmark:
-        "benchmarks/{suite}/fetch_checkpoint/kept-step{step}.tsv"
-    wildcard_constraints:
-        suite=KEPT,
-    params:
-        repo=planned("repo", "step"),
-        folder=planned("folder", "step"),
-        revision=planned("revision", "step"),
-        may_be_missing=True,
-        code=code_hash("workflow_scripts/fetch_checkpoint.py"),
-    message:
-        "Fetching {wildcards.suite} step {wildcards.step}, to be kept"
-
-
-rule survey_revisions:
-    """Each revision of a range fetched, described, probed, its kurtosis taken, and deleted."""
+rule probe_revision:
+    """One revision, or a short range, fetched, described, probed, its kurtosis taken, deleted."""
     input:
         validation="results/{suite}/data/validation.safetensors",
     output:
@@ -114,36 +88,36 @@ rule survey_revisions:
         revisions="results/{suite}/revisions/{steps}.csv",
         fingerprints="results/{suite}/revisions/{steps}.parquet",
     log:
-        "logs/{suite}/survey_revisions/{steps}.log",
+        "logs/{suite}/probe_revision/{steps}.log",
     benchmark:
-        "benchmarks/{suite}/survey_revisions/{steps}.tsv"
+        "benchmarks/{suite}/probe_revision/{steps}.tsv"
     wildcard_constraints:
-        suite=STREAMED,
+        suite=suites_from("hub"),
     conda:
         "../envs/torch.yaml"
     threads: planned("threads")
+    # A checkpoint is on disk for each job at work: `--resources hub=…` says how many may be.
     resources:
         gpu=planned("gpus"),
         hub=1,
-        on_disk=planned("max_on_disk"),
     params:
         repo=planned("hub_repo"),
-        revisions=planned("revisions", "steps"),
+        branches=planned("revisions", "steps"),
         probe=planned("probe"),
         layers=planned("kurtosis_layers"),
         tokens_per_step=planned("tokens_per_step"),
-        unfinished="results/{suite}/unfinished/survey_revisions/{steps}",
-        code=code_hash("workflow_scripts/survey_revisions.py"),
+        folder="results/{suite}/unfinished/probe_revision/{steps}",
+        code=code_hash("workflow_scripts/probe_revision.py"),
     message:
-        "Surveying {wildcards.suite} {wildcards.steps}"
+        "Fetching and probing {wildcards.suite} {wildcards.steps}"
     script:
-        "../workflow_scripts/survey_revisions.py"
+        "../workflow_scripts/probe_revision.py"
 
 
-# For a suite whose checkpoints are not kept both could make these files.
-ruleorder: survey_revisions > probe_checkpoints
-ruleorder: survey_revisions > measure_kurtosis
-ruleorder: survey_revisions > describe_checkpoints
+# Of a hub suite both could make these files.
+ruleorder: probe_revision > probe_checkpoints
+ruleorder: probe_revision > measure_kurtosis
+ruleorder: probe_revision > describe_checkpoints
 
 
 rule describe_checkpoints:
@@ -151,7 +125,6 @@ rule describe_checkpoints:
     input:
         weights=planned("weights", "steps"),
         shards=planned("shards", "steps"),
-        commits=planned("commits", "steps"),
     output:
         table="results/{suite}/revisions/{steps}.csv",
         fingerprints="results/{suite}/revisions/{steps}.parquet",
@@ -190,6 +163,9 @@ rule gather_suite:
         "../envs/torch.yaml"
     params:
         severity=planned("integrity"),
+        measured_by=lambda wildcards: (
+            "probe_revision" if plan_of(wildcards.suite).section["source"] == "hub" else None
+        ),
         refused="results/{suite}/unfinished/gather_suite/suite.csv",
         code=code_hash("workflow_scripts/gather_suite.py"),
     message:

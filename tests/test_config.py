@@ -21,8 +21,8 @@ from flatminima.config import (
 )
 from flatminima.config_keys import Integrity
 from flatminima.errors import ConfigError
+from flatminima.integrity import DEFAULT_SEVERITY
 from flatminima.planning import RANGED, SuitePlan, final_outputs
-from flatminima.revisions.findings import DEFAULT_SEVERITY
 from flatminima.suites import as_in_a_file
 from tests.workflow import ROOT, snakemake
 
@@ -72,7 +72,6 @@ MISTAKES = [
     ("suites.mini.source", "hubb", "'hubb' is not valid; did you mean hub? valid: pretrain, hub"),
     ("suites.mini.source", DELETE, "suites.mini lacks source"),
     ("suites.mini.repo", "some/model", "repo goes with source hub; source is pretrain"),
-    ("suites.mini.max_on_disk", 2, "max_on_disk goes with source hub"),
     ("suites.pythia-160m.source", "local", "repo goes with source hub"),
     ("suites.pythia-160m.repo", DELETE, "suites.pythia-160m lacks repo"),
     ("suites.pythia-160m.repo", "a b", "suites.pythia-160m.repo: 'a b' is not valid"),
@@ -232,7 +231,7 @@ def plan_everything(config) -> None:
         final_outputs(plan, tables=["t"], figures=["f"], notebooks={"n": ["audit.csv"]})
         assert plan.pretraining_jobs or section["source"] == "hub"
         ranges = f"step{plan.steps[0]}-step{plan.steps[-1]}"
-        for what in ("steps_in", "checkpoint_files", "weights", "commits", "folders"):
+        for what in ("steps_in", "checkpoint_files", "weights", "folders"):
             getattr(plan, what)(ranges)
         assert all(path.startswith(plan.root) for path in plan.extended_outputs)
         for measure in set(RANGED) & set(section.get("mechanism", {})):

@@ -1,21 +1,36 @@
-"""The embedded text: what is taken from packages, and that nothing leaks over the split."""
+"""The embedded text: what is taken from packages, and what two splits share."""
 
 import importlib
+import json
 import sys
+import tracemalloc
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flatminima.files import file_sha256
 from flatminima.text.corpus import (
+    WINDOW,
     Document,
     deduplicate,
     describe,
+    document_keys,
+    overlap,
     package_documents,
     package_root,
+    read_documents,
+    shared_documents,
+    shared_windows,
     split,
+    window_hashes,
+    without,
+    write_documents,
 )
+from flatminima.text.sources import collect
+from flatminima.text.tokens import read_tokens
+from workflow_scripts import fix_batches, train_tokenizer
 
 MODULE = '''"""Module text."""
 
@@ -153,15 +168,15 @@ def test_a_missing_package_is_one_line():
 def test_manifest_entry(package):
     documents = package_documents(package, min_characters=1)
     source = describe(package, documents)
-    assert (source.package, source.version) == (package, "1.2")
-    assert source.documents == 8
-    assert source.characters == sum(len(d.text) for d in documents)
+    assert (source["package"], source["version"]) == (package, "1.2")
+    assert source["documents"] == 8
+    assert source["characters"] == sum(len(d.text) for d in documents)
     assert source == describe(package, package_documents(package, min_characters=1))
 
 
 def test_the_manifest_hash_sees_every_text_and_every_boundary(package):
     def digest(*texts):
-        return describe(package, [Document("", text) for text in texts]).sha256
+        return describe(package, [Document("", text) for text in texts])["sha256"]
 
     assert len({digest("ab", "c"), digest("a", "bc"), digest("abc"), digest("c", "ab")}) == 4
     assert digest("ab") == digest("ab")
@@ -210,3 +225,215 @@ def test_split_shuffles():
     training, validation = split(DOCUMENTS, validation_fraction=0.1, seed=0)
     assert validation != DOCUMENTS[:10]
     assert training != [d for d in DOCUMENTS if d in training]
+
+
+# What two splits share
+
+TEXTS = st.lists(st.lists(st.sampled_from("abc"), max_size=3 * WINDOW).map(" ".join), max_size=6)
+
+
+def runs(texts) -> list[tuple[str, ...]]:
+    """Every run of words, the slow way."""
+    return [
+        tuple(words[n : n + WINDOW])
+        for words in map(str.split, texts)
+        for n in range(len(words) - WINDOW + 1)
+    ]
+
+
+def test_documents_are_the_same_whatever_their_white_space():
+    excluded = document_keys(["one two ", "three"])
+    texts = ["one\n  two", "onetwo", "One two", " three", "four"]
+    assert list(without(texts, excluded)) == ["onetwo", "One two", "four"]
+    assert list(without(texts, set())) == texts
+    assert shared_documents(texts, ["one two", "ONE TWO", "four", "\tfour "]) == 2
+    assert shared_documents([], ["a"]) == shared_documents(["a"], []) == 0
+
+
+def test_training_is_read_once_and_never_held():
+    training = iter(["a", "b", "c"])
+    assert shared_documents(training, ["b"]) == 1
+    assert next(training, None) is None
+
+
+@given(TEXTS, TEXTS)
+def test_shared_runs_are_those_that_counting_them_all_finds(training, validation):
+    known, wanted = set(runs(training)), runs(validation)
+    found = shared_windows(iter(training), iter(validation))
+    assert found["windows"] == found["windows_looked_for"] == len(wanted)
+    if wanted:
+        expected = round(100 * sum(run in known for run in wanted) / len(wanted), 3)
+        assert found["in_training_pct"] == expected
+    else:
+        assert found["in_training_pct"] is None
+
+
+def test_a_sample_stands_for_many_runs_and_is_the_same_every_time():
+    words = [f"w{n}" for n in range(5000)]
+    validation, training = " ".join(words), " ".join(words[: 5000 // 4])
+    whole = shared_windows([training], [validation])
+    part = shared_windows([training], [validation], most=1000)
+    assert part["windows"] == whole["windows"] == 4988 and part["windows_looked_for"] == 1000
+    assert abs(part["in_training_pct"] - whole["in_training_pct"]) < 5
+    assert part == shared_windows([training], [validation], most=1000)
+
+
+def test_the_order_of_words_matters():
+    words = [f"w{n}" for n in range(WINDOW)]
+    assert len(window_hashes(" ".join(words))) == 1
+    assert len(window_hashes(" ".join(words[1:]))) == 0
+    swapped = [words[1], words[0], *words[2:]]
+    assert window_hashes(" ".join(words)) != window_hashes(" ".join(swapped))
+
+
+def test_the_search_for_validation_in_training_keeps_nothing_of_training():
+    validation = [" ".join(f"w{n + m}" for m in range(50)) for n in range(20)]
+    training = (" ".join(f"t{n * m}" for m in range(300)) for n in range(400))
+    tracemalloc.start()
+    try:
+        shared_windows(training, validation)
+        again = (" ".join(f"t{n * m}" for m in range(300)) for n in range(400))
+        shared_documents(again, validation)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 300_000  # all of training is 0.7 MB
+
+
+def test_overlap_is_recorded_and_shared_documents_refused(tmp_path):
+    words = [f"w{n}" for n in range(40)]
+    write_documents(tmp_path / "val.jsonl", [" ".join(words[:20])])
+    write_documents(tmp_path / "train.jsonl", ["  ".join(words[4:])])
+    assert overlap(tmp_path / "train.jsonl", tmp_path / "val.jsonl") == {
+        "documents_shared_with_training": 0,
+        "word_windows_shared_with_training": {
+            "words": 13, "windows": 8, "windows_looked_for": 8, "in_training_pct": 50.0,
+        },
+    }  # fmt: skip
+    write_documents(tmp_path / "train.jsonl", ["\n".join(words[:20])])
+    with pytest.raises(ValueError, match="train.jsonl: 1 validation documents occur in train"):
+        overlap(tmp_path / "train.jsonl", tmp_path / "val.jsonl")
+
+
+# From packages to batches
+
+SOURCE = {
+    "text": {
+        "source": "packages", "packages": ["seaborn", "tqdm"], "min_characters": 100,
+        "validation_fraction": 0.2, "seed": 0,
+    },
+}  # fmt: skip
+BATCHES = {"train": {"sequences": 32, "length": 16}, "validation": {"sequences": 8, "length": 16}}
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    manifest = collect(SOURCE, folder / "train.jsonl", folder / "validation.jsonl")
+    (folder / "text.json").write_text(json.dumps(manifest))
+    train_tokenizer.main(
+        train=folder / "train.jsonl", vocab_size=300, tokenizer=str(folder / "tokenizer.json")
+    )
+    return folder, manifest
+
+
+def fix(folder, out):
+    outputs = {s: (out / f"{s}.safetensors", out / f"{s}.json") for s in BATCHES}
+    fix_batches.main(
+        inputs={f"{s}_text": folder / f"{s}.jsonl" for s in BATCHES}
+        | {"tokenizer": str(folder / "tokenizer.json"), "manifest": folder / "text.json"},
+        batches=BATCHES,
+        vocabulary={},
+        outputs={s: file for s, (file, _) in outputs.items()}
+        | {f"{s}_manifest": manifest for s, (_, manifest) in outputs.items()},
+    )
+    return outputs
+
+
+def test_the_manifest_says_what_was_taken(collected):
+    folder, manifest = collected
+    named = {source["package"]: source for source in manifest["packages"]}
+    assert named["seaborn"]["version"] == "0.13.2"
+    assert all(
+        len(source["sha256"]) == 64 and source["characters"] > 0 for source in named.values()
+    )
+    for name in ("train", "validation"):
+        count = sum(1 for _ in read_documents(folder / f"{name}.jsonl"))
+        assert manifest[f"{name}_documents"] == count > 10
+    assert manifest["documents"] == manifest["train_documents"] + manifest["validation_documents"]
+
+
+def test_no_validation_document_occurs_in_training(collected):
+    folder, _ = collected
+    train = list(read_documents(folder / "train.jsonl"))
+    validation = list(read_documents(folder / "validation.jsonl"))
+    assert not set(train) & set(validation)
+    assert shared_documents(train, validation) == 0
+    assert shared_documents([*train, validation[3].replace("\n", "  ")], validation) == 1
+
+
+@pytest.mark.workflow
+def test_no_validation_document_of_mini_occurs_in_training(tmp_path):
+    """The same on the corpus that mini is trained on."""
+    packages = ["numpy", "scipy", "pandas", "matplotlib"]
+    text = {**SOURCE["text"], "packages": packages, "min_characters": 200}
+    paths = tmp_path / "train.jsonl", tmp_path / "validation.jsonl"
+    manifest = collect({"text": text}, *paths)
+    assert manifest["train_documents"] > 5000
+    train, validation = (set(read_documents(path)) for path in paths)
+    assert len(train) == manifest["train_documents"], "no document occurs twice"
+    assert not train & validation
+    assert shared_documents(train, validation) == 0
+
+
+def test_batches_are_the_same_file_every_time(collected, tmp_path):
+    folder, _ = collected
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    one, two = fix(folder, first), fix(folder, second)
+    for name, (file, manifest) in one.items():
+        assert file.read_bytes() == two[name][0].read_bytes()
+        record = json.loads(manifest.read_text())
+        assert record["sha256"] == file_sha256(file)
+        assert record["tokenizer_sha256"] == file_sha256(folder / "tokenizer.json")
+        shape = (BATCHES[name]["sequences"], BATCHES[name]["length"])
+        assert read_tokens(file).shape == shape
+        assert record["largest_id"] < record["vocab_size"] == 300
+
+
+def test_a_planted_validation_document_is_refused(collected, tmp_path):
+    folder, manifest = collected
+    train = list(read_documents(folder / "train.jsonl"))
+    planted = next(read_documents(folder / "validation.jsonl"))
+    write_documents(tmp_path / "train.jsonl", [*train, planted])
+    write_documents(tmp_path / "validation.jsonl", read_documents(folder / "validation.jsonl"))
+    (tmp_path / "text.json").write_text(json.dumps(manifest))
+    (tmp_path / "tokenizer.json").write_text((folder / "tokenizer.json").read_text())
+    out = tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(ValueError, match="1 validation documents occur in training"):
+        fix(tmp_path, out)
+    assert not list(out.iterdir())
+
+
+def test_documents_survive_the_round_trip(tmp_path):
+    texts = ["one\ntwo\u2028three", 'quotes " and \\', "", "é 漢字 \U0001f600"]
+    assert write_documents(tmp_path / "t.jsonl", texts) == 4
+    assert list(read_documents(tmp_path / "t.jsonl")) == texts
+
+
+def test_two_collections_are_the_same_to_the_byte(collected, tmp_path):
+    folder, manifest = collected
+    assert collect(SOURCE, tmp_path / "train.jsonl", tmp_path / "validation.jsonl") == manifest
+    for name in ("train.jsonl", "validation.jsonl"):
+        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_another_seed_divides_the_same_documents_otherwise(collected, tmp_path):
+    folder, _ = collected
+    paths = tmp_path / "train.jsonl", tmp_path / "validation.jsonl"
+    collect({"text": {**SOURCE["text"], "seed": 1}}, *paths)
+    before = [set(read_documents(folder / path.name)) for path in paths]
+    after = [set(read_documents(path)) for path in paths]
+    assert set.union(*before) == set.union(*after) and before[1] != after[1]

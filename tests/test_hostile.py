@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from flatminima.downloads import WeightsRefused, read_tensors
 from flatminima.errors import DamagedFile
-from flatminima.hub.weights import WeightsRefused, read_tensors
 from flatminima.model import WEIGHTS_FILE, build_model, load_model, save_model
 from tests.conftest import TINY, TINY_VOCABULARY
 from tests.workflow import ROOT, copy_checkout, snakemake

@@ -1,22 +1,27 @@
 """Faults of hubs put into a training run, one by one: each is found, named and nothing else is."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatminima.revisions.describing import suite_table
-from flatminima.revisions.findings import (
+from flatminima.integrity import (
     DEFAULT_SEVERITY,
     FINDINGS,
+    SURE,
+    WHOLE,
+    Found,
     IntegrityError,
-    judge,
+    decide,
+    examine,
     name_steps,
+    out_of_place,
 )
-from flatminima.revisions.fingerprints import WHOLE
-from flatminima.revisions.integrity import examine
-from flatminima.suite import revision_steps
+from flatminima.revisions import suite_table
+from flatminima.suites import revision_steps
 
 GRID = revision_steps(powers_of_two=10, spacing=1000, last=40_000)
 TENSORS, SIZE = 8, 64
@@ -202,6 +207,67 @@ def test_few_revisions_and_none():
         found({}, missing=(0, 1))
 
 
+# Chance
+
+
+@pytest.fixture(scope="module")
+def mini():
+    """Steps of mini's own run, L2 distances between its revisions, and their norms."""
+    stored = np.load(Path(__file__).parent / "data/mini_path.npz")
+    steps, norms = stored["steps"], stored["norms"].astype(float)
+    apart = np.zeros((len(steps), len(steps)))
+    apart[np.triu_indices(len(steps), 1)] = stored["apart"]
+    return steps, apart + apart.T, norms
+
+
+def named(mini, chosen: np.ndarray) -> list[Found]:
+    """What the path through some of mini's revisions shows."""
+    steps, apart, norms = mini
+    return list(out_of_place(steps[chosen].tolist(), apart[np.ix_(chosen, chosen)], norms[chosen]))
+
+
+def without_twin(mini, chosen: np.ndarray) -> np.ndarray:
+    """Of steps 0 and 1, which are one model, only the first."""
+    both = len(chosen) > 1 and mini[0][chosen[1]] == 1
+    return np.delete(chosen, 1) if both else chosen
+
+
+@pytest.mark.parametrize(("count", "most"), [(6, 0.075), (8, 0.08), (10, 0.04), (SURE, 0.002),
+                                             (20, 0.002), (40, 0.002)])  # fmt: skip
+def test_how_often_a_healthy_run_is_named(mini, count, most):
+    """The rates of the module's docstring: below SURE what is named is never sure."""
+    random, alarms = np.random.default_rng(0), 0
+    for _ in range(1000):
+        chosen = np.sort(random.choice(len(mini[0]), count, replace=False))
+        found = named(mini, without_twin(mini, chosen))
+        alarms += bool(found)
+        assert count >= SURE or not any(one.sure for one in found), "none of them is sure"
+    assert alarms <= most * 1000
+
+
+def test_evenly_spaced_revisions_of_a_healthy_run_are_never_named(mini):
+    even = np.flatnonzero(mini[0] % 40 == 0)
+    assert not any(
+        named(mini, even[start::every]) for every in range(1, 29) for start in range(every)
+    )
+
+
+@pytest.mark.parametrize(("count", "least"), [(8, 0.5), (SURE, 0.75), (60, 0.9)])
+def test_another_run_among_them_is_named_all_the_same(mini, count, least):
+    """One of random revisions replaced by weights that have nothing in common with the rest."""
+    steps, apart, norms = mini
+    random, hits = np.random.default_rng(1), 0
+    for _ in range(200):
+        chosen = np.sort(random.choice(np.arange(12, len(steps)), count, replace=False))
+        at = random.integers(2, count - 2)
+        distance, norm = apart[np.ix_(chosen, chosen)].copy(), norms[chosen]
+        away = np.sqrt(norm**2 + norm[at] ** 2)
+        distance[at], distance[:, at], distance[at, at] = away, away, 0.0
+        found = list(out_of_place(steps[chosen].tolist(), distance, norm))
+        hits += any(one.steps == (int(steps[chosen[at]]),) and one.sure for one in found)
+    assert hits >= least * 200
+
+
 # What is done about it
 
 
@@ -210,7 +276,7 @@ def test_the_line_names_the_finding_the_revisions_and_the_key():
     faults = {step: path[40_000] for step in (64, 5000, 6000, 7000)} | {20_000: path[21_000]}
     observed = examine(*tables(path | faults, missing=(8,)))
     with pytest.raises(IntegrityError) as error:
-        judge(observed, {}, grid=GRID, key="suites.tiny.integrity")
+        decide(observed, {}, grid=GRID, key="suites.tiny.integrity")
     line = str(error.value)
     assert "\n" not in line
     assert "final_weights_early: steps 64, 5000 to 7000 (the weights of step 40000)" in line
@@ -221,18 +287,18 @@ def test_the_line_names_the_finding_the_revisions_and_the_key():
 
 @pytest.mark.parametrize("kind", FINDINGS)
 def test_severity_decides(kind):
-    from flatminima.revisions.findings import Found
-
     one = [Found(kind, (8,), "why")]
-    assert judge(one, {kind: "ignore"}, grid=GRID, key="k") == []
-    assert judge(one, {kind: "warn"}, grid=GRID, key="k") == [f"{kind}: step 8 (why)"]
+    assert decide(one, {kind: "ignore"}, grid=GRID, key="k") == []
+    assert decide(one, {kind: "warn"}, grid=GRID, key="k") == [f"{kind}: step 8 (why)"]
     with pytest.raises(IntegrityError, match=f"k.{kind} to warn or ignore"):
-        judge(one, {kind: "stop"}, grid=GRID, key="k")
+        decide(one, {kind: "stop"}, grid=GRID, key="k")
+    unsure = [Found(kind, (8,), "why", sure=False)]
+    assert decide(unsure, {kind: "stop"}, grid=GRID, key="k") == [f"{kind}: step 8 (why)"]
     if DEFAULT_SEVERITY[kind] == "stop":
         with pytest.raises(IntegrityError):
-            judge(one, {}, grid=GRID, key="k")
+            decide(one, {}, grid=GRID, key="k")
     else:
-        assert kind == "missing" and len(judge(one, {}, grid=GRID, key="k")) == 1
+        assert kind == "missing" and len(decide(one, {}, grid=GRID, key="k")) == 1
 
 
 def test_runs_of_neighbours_are_named_by_their_ends():

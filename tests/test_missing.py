@@ -8,8 +8,8 @@ import pytest
 from flatminima import audit_figure, tables
 from flatminima.comparisons import all_statistics
 from flatminima.early_warning import warning_table
+from flatminima.missing import holes, missing_steps, missing_words
 from flatminima.phases import describe_phases
-from flatminima.revisions.missing import holes, missing_steps, missing_words
 from tests import synthetic
 from tests.test_phases import suite as run_of
 from workflow_scripts import plot_bit_widths, plot_kurtosis

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatminima.errors import ConfigError
+from flatminima.integrity import DEFAULT_SEVERITY, FINDINGS
 from flatminima.planning import SuitePlan, final_outputs
-from flatminima.revisions.findings import DEFAULT_SEVERITY, FINDINGS
 from tests.workflow import ROOT
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
@@ -54,7 +54,6 @@ def test_a_range_holds_the_revisions_between_its_ends(data):
     assert PYTHIA.weights(name) == [
         f"results/pythia-160m/checkpoints/step{step}/model.safetensors" for step in steps
     ]
-    assert len(PYTHIA.commits(name)) == len(steps)
 
 
 @pytest.mark.parametrize(
@@ -81,18 +80,6 @@ def test_a_revision_that_the_hub_suite_lacks_is_not_fetched():
     assert PYTHIA.repo("1000") == PYTHIA.repo("512") == "EleutherAI/pythia-160m"
     with pytest.raises(ConfigError, match="step 1001 is not a revision of this suite"):
         PYTHIA.repo("1001")
-    assert MINI.commits("step40") == []
-
-
-def test_checkpoints_of_a_hub_are_streamed_unless_they_are_kept():
-    config = copy.deepcopy(CONFIG)
-    suite = config["suites"]["pythia-160m"]
-    assert PYTHIA.streamed and not MINI.streamed
-    suite["keep_checkpoints"] = True
-    assert not plan_of("pythia-160m", config).streamed
-    del suite["keep_checkpoints"], suite["max_on_disk"]
-    assert plan_of("pythia-160m", config).streamed
-    assert PYTHIA.max_on_disk == plan_of("pythia-160m", config).max_on_disk == 2
 
 
 def test_every_kind_of_finding_has_a_severity():
@@ -199,7 +186,7 @@ def parameters(plan: SuitePlan) -> dict[str, object]:
     }  # fmt: skip
     if plan.section["source"] == "hub":
         found |= {"repo": plan.repo("0"), "tokenizer_source": plan.tokenizer_source}
-        found |= {"surveyed repo": plan.hub_repo, "branches": plan.revisions("step0-step1000")}
+        found |= {"hub_repo": plan.hub_repo, "branches": plan.revisions("step0-step1000")}
     else:
         found |= {"vocab_size": plan.vocab_size}
         for number, job in enumerate(plan.pretraining_jobs):
@@ -275,11 +262,8 @@ def test_a_key_moves_the_parameters_that_read_it_and_no_other(path):
 @pytest.mark.parametrize(
     ("path", "value", "expected"),
     [
-        ("repo", "EleutherAI/pythia-70m", {"repo", "surveyed repo"}),
+        ("repo", "EleutherAI/pythia-70m", {"repo", "hub_repo"}),
         ("integrity.duplicate", "warn", {"integrity"}),
-        # How checkpoints are had decides which rules run, and no number.
-        ("keep_checkpoints", True, set()),
-        ("max_on_disk", 5, set()),
         ("tokenizer.repo", "EleutherAI/pythia-70m", {"tokenizer_source"}),
         ("tokenizer.revision", "step3000", {"tokenizer_source"}),
         # A hub suite is trained already: its training section describes what the forks do.

@@ -4,7 +4,6 @@ That is so where a file is flushed after its last byte and before it is renamed,
 folder that holds the name afterwards. Each test records these calls in their order.
 """
 
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +13,9 @@ import pandas as pd
 import pytest
 import torch
 
+from flatminima.downloads import download_checkpoint
 from flatminima.files import atomic_path, write_digests, write_table
-from flatminima.hub.checkpoints import download_checkpoint
 from flatminima.model import save_model
-from flatminima.revisions.finished_parts import FinishedParts
 from flatminima.text.tokens import write_tokens
 from flatminima.training.loop import save_state
 from tests.conftest import TINY_VOCABULARY
@@ -132,21 +130,11 @@ def test_the_state_of_a_training(disk, tmp_path, tiny_model):
     disk.assert_whole("state.safetensors")
 
 
-def test_a_part_counts_after_its_tables_are_on_the_disk(disk, tmp_path):
-    parts = FinishedParts(tmp_path / "parts", "f")
-    parts.keep("step1", {"step": 1}, {"scores": pd.DataFrame({"a": [1.0]})})
-    assert disk.not_flushed == [] and disk.names_not_flushed == set()
-    assert [target.name for target, _ in disk.moved][-1] == "step1.json"
-    assert json.loads((tmp_path / "parts/step1.json").read_text()) == {"step": 1}
-
-
 @pytest.mark.parametrize("form", range(len(FORMS)), ids=FORMS)
 def test_a_revision_from_the_hub(disk, tmp_path, monkeypatch, form):
-    """Its record, which says that the folder is whole, comes last."""
     with TinyHub({"tiny/neox": model_branches()}) as hub:
         point_at(monkeypatch, hub, tmp_path / "home")
         download_checkpoint("tiny/neox", branch_name(STEPS[form]), tmp_path / "step")
     assert disk.not_flushed == [] and disk.names_not_flushed == set()
     names = [target.name for target, _ in disk.moved if target.parent == tmp_path / "step"]
-    assert names[-1] == "download.json"
-    assert set(names) == {"model.safetensors", "config.json", "download.json"}
+    assert set(names) == {"model.safetensors", "config.json"}

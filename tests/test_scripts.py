@@ -19,7 +19,7 @@ from snakemake.iocontainers import Namedlist
 
 from flatminima.jobs import log, logged, progress
 from flatminima.model import build_model, save_model
-from flatminima.text.documents import write_documents
+from flatminima.text.corpus import write_documents
 from tests.workflow import ROOT
 
 STEPS = (0, 1, 2)
@@ -138,7 +138,7 @@ def described(weights, tmp_path_factory) -> list[Path]:
         tables.append(folder / f"step{steps[0]}.csv")
         run_script(
             "describe_checkpoints", folder,
-            input={"weights": [weights[step] for step in steps], "commits": []},
+            input={"weights": [weights[step] for step in steps]},
             output={"table": str(tables[-1]),
                     "fingerprints": str(tables[-1].with_suffix(".parquet"))},
             params={"steps": steps, "tokens_per_step": 128, "code": "abc"},
@@ -153,7 +153,8 @@ def test_the_suite_table_says_what_each_checkpoint_is(described, weights, tmp_pa
         input={"tables": [str(table) for table in described],
                "fingerprints": [str(table.with_suffix(".parquet")) for table in described]},
         output={"table": str(output)},
-        params={"severity": {}, "refused": str(tmp_path / "refused.csv"), "code": "abc"},
+        params={"severity": {}, "refused": str(tmp_path / "refused.csv"),
+                "measured_by": None, "code": "abc"},
     )  # fmt: skip
     suite = pd.read_csv(output).set_index("step")
     assert list(suite.index) == [0, 1, 2]
@@ -171,31 +172,6 @@ def test_the_suite_table_says_what_each_checkpoint_is(described, weights, tmp_pa
     moved = suite["distance_to_previous"]
     assert np.isnan(moved[0]) and moved[1] == 0.0 and 0.5 < moved[2] < 2.0
     assert not (tmp_path / "refused.csv").exists()
-
-
-def test_a_commit_of_the_hub_is_part_of_the_table(weights, tmp_path):
-    record = tmp_path / "step2.json"
-    record.write_text('{"repo": "a/b", "revision": "step2", "commit": "0123abcd"}')
-    run_script(
-        "describe_checkpoints", tmp_path,
-        input={"weights": [weights[2]], "commits": [str(record)]},
-        output={"table": str(tmp_path / "t.csv"), "fingerprints": str(tmp_path / "f.parquet")},
-        params={"steps": [2], "tokens_per_step": 128, "code": "abc"},
-    )  # fmt: skip
-    row = pd.read_csv(tmp_path / "t.csv", dtype=str).iloc[0]
-    assert row["commit"] == "0123abcd" and row["revision"] == "step2"
-
-
-def test_weights_that_match_no_step_are_refused(weights, tmp_path):
-    with pytest.raises(ValueError):
-        run_script(
-            "describe_checkpoints", tmp_path,
-            input={"weights": [weights[2]], "commits": []},
-            output={"table": str(tmp_path / "t.csv")},
-            params={"steps": [1, 2], "tokens_per_step": 128, "code": "abc"},
-        )  # fmt: skip
-    assert not (tmp_path / "t.csv").exists()
-    assert "ValueError" in (tmp_path / "describe_checkpoints.log").read_text()
 
 
 # Kurtosis

@@ -191,7 +191,7 @@ def test_mini_is_planned_whole(clean):
 
 def test_the_paper_is_planned_whole(clean):
     jobs = planned("--config", "suite=pythia-160m", folder=clean)
-    assert jobs["survey_revisions"] == 154 / 22
+    assert jobs["probe_revision"] == 154
     assert jobs["fetch_checkpoint"] == 1, "the start of the forks"
     assert jobs["train_fork"] == 9
     once = {"fetch_tokenizer", "collect_text", "fix_batches", "gather_audit", "judge_claims",
@@ -200,16 +200,6 @@ def test_the_paper_is_planned_whole(clean):
     left_out = ("pretrain_suite", "train_tokenizer", "probe_checkpoints", "measure_kurtosis",
                 "describe_checkpoints")  # fmt: skip
     assert not any(rule.startswith(left_out) for rule in jobs)
-
-
-def test_checkpoints_that_are_kept_go_through_the_rules_for_checkpoints(clean, tmp_path):
-    more = tmp_path / "keep.yaml"
-    more.write_text("suites: {pythia-160m: {keep_checkpoints: true}}\n")
-    target = "results/pythia-160m/audit.csv"
-    jobs = planned(target, "--configfile", str(more), folder=clean)
-    assert jobs["fetch_checkpoint_kept"] == 154
-    assert jobs["probe_checkpoints"] == jobs["describe_checkpoints"] == 154 / 22
-    assert "survey_revisions" not in jobs and "fetch_checkpoint" not in jobs
 
 
 DATA = {"collect_text": 1, "train_tokenizer": 1, "fix_batches": 1}
@@ -280,7 +270,7 @@ def test_one_claim_needs_the_measurements_and_neither_figure_nor_notebook(clean)
 def test_one_revision_of_the_paper_is_fetched_for_its_probe(clean):
     jobs = planned("results/pythia-160m/probes/step70000.csv", folder=clean)
     data = {"fetch_tokenizer": 1, "collect_text": 1, "fix_batches": 1}
-    assert jobs == data | {"survey_revisions": 1}
+    assert jobs == data | {"probe_revision": 1}
 
 
 def test_the_printed_tables_need_no_model(clean):

@@ -4,8 +4,8 @@ import pandas as pd
 
 from flatminima.files import write_json
 from flatminima.jobs import log, run
+from flatminima.missing import missing_steps
 from flatminima.phases import describe_phases
-from flatminima.revisions.missing import missing_steps
 
 
 def main(

@@ -1,40 +1,58 @@
 """Gather the table of a suite's revisions, and see whether they are what their names say."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
+import pandas as pd
+
 from flatminima.files import read_rows
-from flatminima.jobs import log, logged
-from flatminima.revisions.describing import suite_table
-from flatminima.revisions.findings import IntegrityError, judge
-from flatminima.revisions.integrity import examine
+from flatminima.integrity import IntegrityError, decide, examine
+from flatminima.jobs import log, run
+from flatminima.missing import missing_steps
+from flatminima.revisions import suite_table
+
+MOST_NAMED = 6  # files in a command
 
 
-def main(*, tables: list[str], fingerprints: list[str], suite: str, severity: dict,
-         output: str, refused: str) -> None:  # fmt: skip
-    """Write ``suite.csv``, or where a finding stops the run, the same table as ``refused``."""
+def main(*, tables: list, fingerprints: list, suite: str, severity: dict, table: str,
+         refused: str, measured_by: str | None) -> None:  # fmt: skip
+    """Write ``suite.csv``, or where a finding stops the run, the same table as ``refused``.
+
+    ``measured_by`` is the rule that fetched the revisions; nothing where they lie on disk.
+    """
     revisions, prints = read_rows(tables), read_rows(fingerprints)
     found = examine(revisions, prints)
-    table = suite_table(revisions, prints, found, suite)
+    rows = suite_table(revisions, prints, found, suite)
     Path(refused).unlink(missing_ok=True)
     try:
         key = f"suites.{suite}.integrity"
-        for line in judge(found, severity, grid=list(table["step"]), key=key):
+        for line in decide(found, severity, grid=list(rows["step"]), key=key):
             log(f"warning: {line}")
     except IntegrityError as error:
         Path(refused).parent.mkdir(parents=True, exist_ok=True)
-        table.to_csv(refused, index=False)
-        raise IntegrityError(f"suite {suite}: {error}; {refused} has all revisions") from error
-    table.to_csv(output, index=False)
-    log(f"{len(table)} revisions, {table['weights_sha256'].nunique()} of them distinct")
+        rows.to_csv(refused, index=False)
+        steps = {step for one in found for step in one.steps}
+        raise IntegrityError(
+            f"suite {suite}: {error}; {refused} has all revisions"
+            + _again(tables, steps, measured_by)
+        ) from error
+    rows.to_csv(table, index=False)
+    log(f"{len(rows)} revisions, {rows['weights_sha256'].nunique()} of them distinct")
+    if missing := missing_steps(rows):
+        log(f"{len(missing)} missing{_again(tables, missing, measured_by)}")
+
+
+def _again(tables: list[str], steps: Iterable[int], measured_by: str | None) -> str:
+    """How to fetch these steps again once the hub is mended: the tables of their ranges."""
+    if measured_by is None:
+        return ""
+    wanted = set(steps)
+    files = [path for path in tables if wanted & set(pd.read_csv(path)["step"])]
+    named = " ".join(files) if len(files) <= MOST_NAMED else measured_by
+    return (
+        f"; once the hub is mended, the same command with `--forcerun {named}` fetches them again"
+    )
 
 
 if __name__ == "__main__":
-    with logged(snakemake.log[0]):
-        main(
-            tables=snakemake.input.tables,
-            fingerprints=snakemake.input.fingerprints,
-            suite=snakemake.wildcards.suite,
-            severity=snakemake.params.severity,
-            output=snakemake.output.table,
-            refused=snakemake.params.refused,
-        )
+    run(main, snakemake)

@@ -3,15 +3,13 @@
 from flatminima.files import write_rows
 from flatminima.jobs import progress, run
 from flatminima.kurtosis import kurtosis_of_checkpoint
-from flatminima.revisions.absent import absence
 
 
 def main(weights: list, steps: list, layers: str, table: str) -> None:
     """Write the three kurtosis statistics of each step; ``weights`` are its files, in order."""
-    there = {s: path for s, path in zip(steps, weights, strict=True) if absence(path) is None}
+    series = list(zip(steps, weights, strict=True))
     tables = [
-        kurtosis_of_checkpoint(step, path, layers)
-        for step, path in progress(there.items(), "kurtosis", total=len(there))
+        kurtosis_of_checkpoint(step, path, layers) for step, path in progress(series, "kurtosis")
     ]
     write_rows(tables, table)
 

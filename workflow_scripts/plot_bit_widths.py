@@ -11,7 +11,7 @@ from flatminima import style
 from flatminima.comparisons import bit_width_rows
 from flatminima.hypothesis_tests import Row, join_notes
 from flatminima.jobs import run
-from flatminima.revisions.missing import holes, missing_words
+from flatminima.missing import holes, missing_words
 from flatminima.style import GREY, PAPER_MODEL, role_labels
 
 PAPER_SPACING = 1000  # steps between the paper's evenly spaced checkpoints

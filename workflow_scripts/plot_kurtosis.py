@@ -12,7 +12,7 @@ from flatminima.comparisons import kurtosis_rows
 from flatminima.files import read_json
 from flatminima.hypothesis_tests import Row, join_notes
 from flatminima.jobs import run
-from flatminima.revisions.missing import missing_words
+from flatminima.missing import missing_words
 from flatminima.style import GREY, Look
 
 SUMMARIES = {

@@ -2,8 +2,7 @@
 
 from flatminima.files import read_json, write_json, write_rows
 from flatminima.jobs import progress, run
-from flatminima.model import WEIGHTS_FILE, load_model
-from flatminima.revisions.absent import absence
+from flatminima.model import load_model
 from flatminima.scoring import Prober, write_probes
 
 
@@ -16,10 +15,9 @@ def main(folders: dict, validation: str, probe: dict, threads: int, code: str,
     ``training`` says what made the checkpoints, where that is a file.
     """
     prober = Prober(validation, probe, threads)
-    there = {s: path for s, path in folders.items() if absence(f"{path}/{WEIGHTS_FILE}") is None}
     scores = [
         prober(load_model(folder, prober.device), step)
-        for step, folder in progress(there.items(), "probing", total=len(there))
+        for step, folder in progress(folders.items(), "probing", total=len(folders))
     ]
     if table is None:
         write_rows(scores, sequences)

@@ -1,7 +1,7 @@
 """Train the byte-level BPE tokenizer of a suite on its training documents."""
 
-from flatminima.jobs import log, logged
-from flatminima.text.documents import read_documents
+from flatminima.jobs import log, run
+from flatminima.text.corpus import read_documents
 from flatminima.text.tokens import train_tokenizer
 
 
@@ -13,9 +13,4 @@ def main(*, train: str, vocab_size: int, tokenizer: str) -> None:
 
 
 if __name__ == "__main__":
-    with logged(snakemake.log[0]):
-        main(
-            train=snakemake.input.train,
-            vocab_size=snakemake.params.vocab_size,
-            tokenizer=snakemake.output.tokenizer,
-        )
+    run(main, snakemake)

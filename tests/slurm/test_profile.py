@@ -31,7 +31,7 @@ LEAST_MB = 8000
 
 
 def test_the_profile_names_rules_that_exist():
-    assert set(PROFILE["set-resources"]) | set(PROFILE["groups"]) <= RULES
+    assert set(PROFILE["set-resources"]) <= RULES
 
 
 @pytest.mark.parametrize("name", REQUESTS)
@@ -88,34 +88,26 @@ def trained(tmp_path_factory) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def streamed(tmp_path_factory) -> list[dict]:
-    """Jobs of everything of a hub suite whose checkpoints are deleted once measured."""
-    return plan(HUB, {}, tmp_path_factory.mktemp("streamed"), "all", "extended")["jobs"]
-
-
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory) -> dict:
-    """Jobs and groups of the audit of a hub suite whose checkpoints are kept."""
-    root = "results/pythia-160m"
-    targets = [f"{root}/{name}.csv" for name in ("suite", "audit", "kurtosis")]
-    return plan(HUB, {"keep_checkpoints": True}, tmp_path_factory.mktemp("kept"), *targets)
+def fetched(tmp_path_factory) -> list[dict]:
+    """Jobs of everything of a hub suite ."""
+    return plan(HUB, {}, tmp_path_factory.mktemp("fetched"), "all", "extended")["jobs"]
 
 
 @pytest.mark.workflow
-def test_a_job_asks_for_a_gpu_where_its_model_is_on_one(trained, streamed, kept):
+def test_a_job_asks_for_a_gpu_where_its_model_is_on_one(trained, fetched):
     """What a job works on is told by its parameter ``device``, not by what it asks for."""
-    jobs = [*trained, *streamed, *kept["jobs"]]
+    jobs = [*trained, *fetched]
     wrong = {job["rule"] for job in jobs if (job["gpu"] or 0) != ("cuda" in job["devices"])}
     assert wrong == set()
     on_gpus = {job["rule"] for job in jobs if job["gpu"]}
-    assert {"probe_checkpoints", "survey_revisions", "train_fork", "train_fork_temporary",
+    assert {"probe_checkpoints", "probe_revision", "train_fork", "train_fork_temporary",
             "probe_fork", "measure_mechanism", "probe_deployed"} <= on_gpus  # fmt: skip
 
 
 @pytest.mark.workflow
-def test_every_rule_asks_for_memory_and_time(trained, streamed, kept):
+def test_every_rule_asks_for_memory_and_time(trained, fetched):
     asked = defaultdict(list)
-    for job in [*trained, *streamed, *kept["jobs"]]:
+    for job in [*trained, *fetched]:
         asked[job["rule"]].append(job)
     assert set(asked) >= RULES - NOT_PLANNED
     for rule, jobs in asked.items():
@@ -140,29 +132,3 @@ def test_every_job_asks_for_more_when_it_is_started_again(trained, tmp_path):
     assert set(second) < set(first) and len(second) > 90
     for job, (memory, minutes) in second.items():
         assert memory == 2 * first[job][0] and minutes == 2 * first[job][1], job
-
-
-@pytest.mark.workflow
-def test_a_range_of_kept_revisions_is_one_job_of_the_cluster(kept):
-    """Its downloads, its probe, its kurtosis and its hashes: one submission."""
-    groups = defaultdict(list)
-    for job in kept["jobs"]:
-        if job["group"]:
-            groups[job["group"]].append(job)
-    probes = [job for job in kept["jobs"] if job["rule"] == "probe_checkpoints"]
-    assert len(groups) == len(probes) == 7 and set(groups) == set(kept["groups"])
-    fetched = 0
-    for name, jobs in groups.items():
-        rules = sorted(job["rule"] for job in jobs)
-        fetches = rules.count("fetch_checkpoint_kept")
-        assert rules == sorted(
-            ["describe_checkpoints", "measure_kurtosis", "probe_checkpoints"]
-            + fetches * ["fetch_checkpoint_kept"]
-        )
-        assert len({job["wildcards"]["steps"] for job in jobs if "steps" in job["wildcards"]}) == 1
-        fetched += fetches
-        request = kept["groups"][name]
-        assert request["gpu"] == 1, "the probe's"
-        assert request["hub"] == 1, "one download at a time"
-        assert request["runtime"] <= 12 * 60, "a range of 22 fits half a day"
-    assert fetched == 154

@@ -136,35 +136,26 @@ def test_a_failed_job_names_its_log(tmp_path):
     assert "sequences of 32 need" in log
 
 
-def test_a_range_of_kept_revisions_is_one_submission(tmp_path):
-    """Six downloads, their probe, kurtosis and hashes in one job of the cluster."""
+def test_revisions_of_a_hub_are_jobs_of_the_cluster(tmp_path):
+    """Each fetches, probes, describes and deletes its own, with the bytes of a run without one."""
     steps = revision_steps(powers_of_two=10, spacing=1000, last=143_000)
-    parts = ("probes", "kurtosis", "revisions")
-    targets = [f"results/pythia-160m/{part}/step0-step16.csv" for part in parts]
+    targets = [f"results/pythia-160m/kurtosis/step{step}.csv" for step in (4, 8, 16)]
     clones = {name: copy_checkout(tmp_path / name) for name in ("cluster", "alone")}
     profile = site_profile(clones["cluster"])
-    for clone in clones.values():
-        kept = {"suites": {"pythia-160m": {"keep_checkpoints": True}}}
-        (clone / "kept.yaml").write_text(yaml.safe_dump(kept))
-    end = ["--configfile", "tests/config/pythia_tiny.yaml", "kept.yaml", "--", *targets]
+    end = ["--configfile", "tests/config/pythia_tiny.yaml", "--", *targets]
     script = f"""
         snakemake --workflow-profile {profile} {" ".join(end)} > snakemake.log 2>&1 \\
           || {{ tail -n 60 snakemake.log; exit 1; }}
-        squeue --noheader --states=all --format="%T %k"
     """
     with TinyHub(pythia.models(steps), pythia.datasets()) as hub:
         environment = hub.environment(tmp_path / "home")
-        printed = on_cluster(script, clones["cluster"], 15, environment)
+        on_cluster(script, clones["cluster"], 15, environment)
         alone = subprocess.run(
             [sys.executable, "-m", "snakemake", "--cores", "1", *end],
             cwd=clones["alone"], env=environment, capture_output=True, text=True, timeout=900,
         )  # fmt: skip
     assert alone.returncode == 0, alone.stdout[-3000:] + alone.stderr[-3000:]
     log = (clones["cluster"] / "snakemake.log").read_text()
-    for rule, jobs in {"fetch_checkpoint_kept": 6, "probe_checkpoints": 1, "measure_kurtosis": 1,
-                       "describe_checkpoints": 1}.items():  # fmt: skip
-        assert re.search(rf"^{rule} +{jobs}$", log, re.MULTILINE), rule
-    submitted = printed.splitlines()
-    # Text, tokenizer and batches are a job each; everything else is one.
-    assert len(submitted) == 4 and all(line.startswith("COMPLETED ") for line in submitted)
-    assert same_tables(clones["alone"], clones["cluster"]) == 3
+    assert re.search(r"^probe_revision +3$", log, re.MULTILINE)
+    assert same_tables(clones["alone"], clones["cluster"]) == 9
+    assert not list(clones["cluster"].glob("results/*/unfinished/probe_revision/*"))

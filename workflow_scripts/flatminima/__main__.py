@@ -101,10 +101,9 @@ def _plan(suite: str | None, configfiles: list[str], seconds: float) -> int:
 
 def _freeze(suite: str | None, configfiles: list[str]) -> int:
     from flatminima.files import write_table
-    from flatminima.hub.revisions import list_branches
+    from flatminima.hub import list_branches
     from flatminima.planning import read_plan
-    from flatminima.revisions.frozen import table_of_branches
-    from flatminima.revisions.names import DEFAULT_PATTERN
+    from flatminima.revisions import DEFAULT_PATTERN, table_of_branches
 
     plan = read_plan(suite, configfiles)
     if plan.section["source"] != "hub":

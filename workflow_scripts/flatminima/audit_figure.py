@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from flatminima import style
 from flatminima.hypothesis_tests import join_notes
-from flatminima.revisions.missing import missing_words
+from flatminima.missing import missing_words
 from flatminima.style import GREY, LOOKS, end_labels, place_label, role_labels
 
 QUANTIZED = ("low_bit", "high_bit")

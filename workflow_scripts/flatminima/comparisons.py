@@ -41,8 +41,8 @@ from flatminima.intervals import (
     stationary_bootstrap,
     two_sided_p,
 )
+from flatminima.missing import holes, missing_words
 from flatminima.quantizer_specs import FP32, LOW_BIT
-from flatminima.revisions.missing import holes, missing_words
 
 
 def probe_table(forks: pd.DataFrame) -> pd.DataFrame:

@@ -22,11 +22,10 @@ from pydantic_core import PydanticCustomError
 
 from flatminima.errors import suggest
 from flatminima.quantizer_specs import FP32, AnyQuantizer, Layers
-from flatminima.revisions.discovery import check_pattern
+from flatminima.revisions import check_pattern
 from flatminima.schedules import AnyRival, AnySchedule, AverageKind
 from flatminima.suites import nearest, revision_steps
-from flatminima.text.corpus import package_root, package_versions
-from flatminima.text.names import file_format
+from flatminima.text.corpus import file_format, package_root, package_versions
 
 PRINTED_SUITE = "paper"  # results/paper holds the verdicts on the paper's own tables
 MOST_REVISIONS = 100_000
@@ -897,10 +896,6 @@ class HubSuite(Suite):
     repo: Repo = key("Hub repository.")
     revision: Annotated[Text, AfterValidator(_branches)] = key(
         "Regular expression of branches with a group step; by default Pythia's names.", None
-    )
-    keep_checkpoints: StrictBool = key("Whether fetched checkpoints stay on disk.", False)
-    max_on_disk: PositiveInt = key(
-        "Fetched checkpoints that exist at once where they are not kept.", 2
     )
 
 

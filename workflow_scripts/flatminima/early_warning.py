@@ -16,9 +16,9 @@ from scipy import stats
 
 from flatminima.hypothesis_tests import join_notes
 from flatminima.intervals import PairedScores, paired_scores
+from flatminima.missing import holes, missing_words
 from flatminima.monitor import ConvergenceMonitor, paired_standard_error
 from flatminima.quantizer_specs import FP32, LOW_BIT
-from flatminima.revisions.missing import holes, missing_words
 
 PAPER_RULE = "FP32 perplexity slope >= 0"
 PAPER_WINDOW = 5  # the paper names none; some smoothing is needed for a rule of use

@@ -30,7 +30,6 @@ from flatminima.files import (
     temporary_name,
     write_digests,
 )
-from flatminima.revisions.absent import absence
 
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 ADAPTER_FILE = "adapter_config.json"
@@ -195,9 +194,6 @@ def load_model(folder: str | Path, device: str = "cpu") -> nn.Module:
     """
     from transformers import AutoModelForCausalLM
 
-    reason = absence(Path(folder) / WEIGHTS_FILE)
-    if reason is not None:
-        raise DamagedFile(f"{folder}: there is no such checkpoint ({reason})")
     hide_progress_bars()
     folder = Path(folder)
     for name in (WEIGHTS_FILE, CONFIG_FILE):

@@ -23,7 +23,7 @@ from flatminima.jobs import jobs_left
 
 DIGESTS_FILE, SUITE_FILE, PROVENANCE_FILE = "SHA256SUMS", "suite.yaml", "provenance.json"
 # Where checkpoints came from; the measurements have their own place.
-_OF_CHECKPOINTS = ("repo", "revision", "pattern", "keep_checkpoints", "max_on_disk", "integrity")
+_OF_CHECKPOINTS = ("repo", "revision", "pattern", "integrity")
 # Where they exist: manifests of the data, and tables that nothing else is made from.
 _BESIDE = (
     "data/text.json",

@@ -26,7 +26,7 @@ CHECKPOINT_FILES = ("model.safetensors", "config.json")
 WHOLE = ("grid", "text", "tokenizer", "schedules")
 OWN = ("label", "is_paper_model", "extends")
 # Not taken over from a suite whose checkpoints come from elsewhere.
-OF_SOURCE = ("repo", "revision", "pattern", "grid", "keep_checkpoints", "max_on_disk", "integrity")
+OF_SOURCE = ("repo", "revision", "pattern", "grid", "integrity")
 # What a suite need not say, by its source.
 DEFAULTS = {
     "local": {

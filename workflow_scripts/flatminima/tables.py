@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from flatminima.revisions.missing import missing_words
+from flatminima.missing import missing_words
 from flatminima.style import PAPER_MODEL, SCHEDULES, role_labels
 
 BASELINE = "cosine"  # the condition that the others are compared with

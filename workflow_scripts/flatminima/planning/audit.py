@@ -1,7 +1,7 @@
 """Probes, kurtosis and revisions over the whole run, and its learning rate."""
 
+from flatminima.integrity import DEFAULT_SEVERITY
 from flatminima.planning.base import SuiteBase
-from flatminima.revisions.findings import DEFAULT_SEVERITY
 
 SCHEDULE_KEYS = ("schedule", "lr_max", "lr_min", "warmup_steps")
 

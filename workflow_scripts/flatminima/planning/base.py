@@ -7,8 +7,6 @@ from flatminima.errors import ConfigError
 from flatminima.planning.grid import GridPlan
 from flatminima.suite import CHECKPOINT_FILES, chunk_names, parse_range
 
-MAX_ON_DISK = 2  # one is measured while the next is fetched
-
 
 @dataclass(frozen=True)
 class SuiteBase(GridPlan):
@@ -31,16 +29,6 @@ class SuiteBase(GridPlan):
         With ``auto`` a cluster is to give one; a machine without any runs such jobs one by one.
         """
         return int(self.section["device"] in ("cuda", "auto"))
-
-    @property
-    def streamed(self) -> bool:
-        """Whether checkpoints come from a hub and are deleted once they are measured."""
-        return self.section["source"] == "hub" and not self.section.get("keep_checkpoints", False)
-
-    @property
-    def max_on_disk(self) -> int:
-        """Checkpoints of a streamed suite that exist at once in a job that surveys it."""
-        return self.section.get("max_on_disk", MAX_ON_DISK)
 
     def steps_in(self, name: str) -> list[int]:
         """Steps of ``step70000`` or ``step60000-step75000``; one line if it is off the grid."""
@@ -92,12 +80,6 @@ class SuiteBase(GridPlan):
             for path in self.checkpoint_files(steps)
             if path.endswith(".safetensors") and path not in indices
         ]
-
-    def commits(self, steps: str) -> list[str]:
-        """Records of the hub commits of a range; none where the suite is trained here."""
-        if self.section["source"] != "hub":
-            return []
-        return [f"{self.root}/revisions/commits/step{s}.json" for s in self.steps_in(steps)]
 
     def repo(self, step: str) -> str:
         """Hub model that the revision of ``step`` is in; one line if the step is off the grid."""

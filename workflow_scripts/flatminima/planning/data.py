@@ -99,7 +99,7 @@ class DataPlan(SuiteBase):
 
 
 def _wanted(batches: Mapping, characters_per_token: int) -> dict[str, int]:
-    """The text that surely fills ``batches``; see ``up_to`` in lib/text/collecting.py."""
+    """The text that surely fills ``batches``; see ``up_to`` in text/sources.py."""
     tokens = batches["sequences"] * batches["length"]
     wanted = {"amount": tokens * characters_per_token}
     if batches.get("document_start"):

@@ -6,9 +6,14 @@ from functools import cached_property
 from pathlib import Path
 
 from flatminima.errors import ConfigError
-from flatminima.revisions.discovery import Found, LocalCheckpoint, find_checkpoints
-from flatminima.revisions.frozen import read_table
-from flatminima.revisions.names import DEFAULT_PATTERN, branch_of
+from flatminima.revisions import (
+    DEFAULT_PATTERN,
+    LocalCheckpoint,
+    LocalRun,
+    branch_of,
+    find_checkpoints,
+    read_table,
+)
 from flatminima.suites import suite_steps
 
 DISCOVER = "discover"
@@ -58,7 +63,7 @@ class GridPlan:
         return self.section["grid"]["spacing"] if self.is_even else 1
 
     @cached_property
-    def found(self) -> Found:
+    def found(self) -> LocalRun:
         """Checkpoints of a local suite on its grid, and lines on folders that were skipped."""
         pattern, grid = self.section["pattern"], self.section["grid"]
         try:
@@ -69,7 +74,7 @@ class GridPlan:
         lacking = [step for step in wanted if step not in found.checkpoints]
         if lacking or not wanted:
             raise ConfigError(f"suite {self.name}: {_nothing(pattern, lacking, found.skipped)}")
-        return Found({step: found.checkpoints[step] for step in wanted}, found.skipped)
+        return LocalRun({step: found.checkpoints[step] for step in wanted}, found.skipped)
 
     @property
     def skipped(self) -> list[str]:

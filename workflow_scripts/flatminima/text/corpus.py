@@ -1,23 +1,78 @@
-"""The embedded text: docstrings of installed packages, taken without importing them.
+"""Documents: docstrings of installed packages, files of documents, and what two splits share.
 
-Real English and code prose that every machine with the lock file already has.
-Documents are deduplicated, shuffled with a fixed seed and split by document, so
-that no validation document occurs in training.
+The embedded text is real English and code prose that every machine with the lock file
+already has, taken without importing a package. Its documents are deduplicated, shuffled
+with a fixed seed and split by document, so that no validation document occurs in training.
 """
 
 import ast
 import hashlib
 import importlib.util
+import json
 import random
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+import numpy as np
+
+from flatminima.errors import UserError
+from flatminima.files import atomic_path
+from flatminima.jobs import progress
+
+FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
+COMPRESSIONS = {".zst": "zstd", ".gz": "gzip"}
+WINDOW = 13  # words; what is commonly taken for text that was seen before
+MOST_WINDOWS = 100_000
+_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, with its bits well mixed
 # Half characters that a string literal may hold and that no file and no tokenizer can.
-_SURROGATES = re.compile("[\ud800-\udfff]")
+SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+# Files
+
+
+def file_format(name: str) -> str:
+    """json, parquet or text, by the end of a file's name; ``ValueError`` for any other."""
+    suffixes = PurePosixPath(name).suffixes
+    packed = bool(suffixes) and suffixes[-1] in COMPRESSIONS
+    if packed:
+        suffixes.pop()
+    found = FORMATS.get(suffixes[-1]) if suffixes else None
+    if found is None or (packed and found == "parquet"):
+        raise ValueError(
+            f"{name!r} has no known ending; valid: .jsonl, .json and .txt (each also with .zst "
+            "or .gz after it) and .parquet"
+        )
+    return found
+
+
+def write_documents(path: str | Path, texts: Iterable[str]) -> int:
+    """Write one ``{"text": …}`` per line; returns how many."""
+    count = 0
+    with atomic_path(path) as temporary, open(temporary, "w", encoding="utf-8") as stream:
+        for text in texts:
+            stream.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+            count += 1
+    return count
+
+
+def read_documents(path: str | Path) -> Iterator[str]:
+    """Texts of a file that ``write_documents`` wrote."""
+    with open(path, encoding="utf-8") as stream:
+        for line in stream:
+            yield json.loads(line)["text"]
+
+
+def words(text: str) -> str:
+    """What makes two documents the same: the text with every white space a single blank."""
+    return " ".join(text.split())
+
+
+# Packages
 
 
 @dataclass(frozen=True)
@@ -26,17 +81,6 @@ class Document:
 
     origin: str
     text: str
-
-
-@dataclass(frozen=True)
-class Source:
-    """What was taken from one package, for the manifest."""
-
-    package: str
-    version: str
-    documents: int
-    characters: int
-    sha256: str
 
 
 def package_root(package: str) -> Path:
@@ -59,6 +103,17 @@ def package_versions(packages: Sequence[str]) -> dict[str, str]:
     Raises ``ModuleNotFoundError`` where one has none, such as a folder of Python's own.
     """
     return {package: _version(package) for package in packages}
+
+
+def _version(package: str) -> str:
+    """Version of the distribution that installed ``package``: dateutil is python-dateutil's."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        distributions = metadata.packages_distributions().get(package)
+    if not distributions:
+        raise ModuleNotFoundError(f"package {package!r} belongs to no installed distribution")
+    return metadata.version(distributions[0])
 
 
 def _docstrings(tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -94,53 +149,32 @@ def package_documents(package: str, min_characters: int) -> list[Document]:
         except (SyntaxError, ValueError):  # templates and fixtures some packages ship
             continue
         for name, text in _docstrings(tree):
-            if len(text) >= min_characters and not _SURROGATES.search(text):
+            if len(text) >= min_characters and not SURROGATES.search(text):
                 origin = f"{package}/{relative.as_posix()}::{name}"
                 documents.append(Document(origin, text))
     return documents
 
 
-def _version(package: str) -> str:
-    """Version of the distribution that installed ``package``: dateutil is python-dateutil's."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        distributions = metadata.packages_distributions().get(package)
-    if not distributions:
-        raise ModuleNotFoundError(f"package {package!r} belongs to no installed distribution")
-    return metadata.version(distributions[0])
-
-
-def describe(package: str, documents: Sequence[Document]) -> Source:
+def describe(package: str, documents: Sequence[Document]) -> dict:
     """Manifest entry of the documents that were taken from ``package``."""
     digest = hashlib.sha256()
     for document in documents:
-        digest.update(document.text.encode())
-        digest.update(b"\0")
-    return Source(
-        package,
-        _version(package),
-        len(documents),
-        sum(len(document.text) for document in documents),
-        digest.hexdigest(),
-    )
-
-
-def words(text: str) -> str:
-    """What makes two documents the same: the text with every white space a single blank."""
-    return " ".join(text.split())
+        digest.update(document.text.encode() + b"\0")
+    return {
+        "package": package,
+        "version": _version(package),
+        "documents": len(documents),
+        "characters": sum(len(document.text) for document in documents),
+        "sha256": digest.hexdigest(),
+    }
 
 
 def deduplicate(documents: Sequence[Document]) -> list[Document]:
     """The first of each group of documents that are equal but for white space."""
-    seen: set[str] = set()
-    kept = []
+    kept: dict[str, Document] = {}
     for document in documents:
-        key = words(document.text)
-        if key not in seen:
-            seen.add(key)
-            kept.append(document)
-    return kept
+        kept.setdefault(words(document.text), document)
+    return list(kept.values())
 
 
 def split(
@@ -151,3 +185,104 @@ def split(
     random.Random(seed).shuffle(shuffled)
     cut = round(len(shuffled) * validation_fraction)
     return shuffled[cut:], shuffled[:cut]
+
+
+def collect_packages(text: Mapping, train: str | Path, validation: str | Path) -> dict:
+    """Write the documents of installed packages and return the manifest.
+
+    ``text`` has packages, min_characters, validation_fraction and seed.
+    """
+    found = {
+        name: package_documents(name, text["min_characters"])
+        for name in progress(text["packages"], "packages")
+    }
+    documents = deduplicate([document for group in found.values() for document in group])
+    training, held_out = split(
+        documents, validation_fraction=text["validation_fraction"], seed=text["seed"]
+    )
+    return {
+        "source": "docstrings of installed packages",
+        "packages": [describe(name, group) for name, group in found.items()],
+        "documents": len(documents),
+        "seed": text["seed"],
+        "train_documents": write_documents(train, (d.text for d in training)),
+        "validation_documents": write_documents(validation, (d.text for d in held_out)),
+    }
+
+
+# How much of the validation text occurs in training: whole documents, and runs of words.
+# Memory stays bounded: of the validation text digests are kept, and the training text is
+# read once, document by document.
+
+
+def document_key(text: str) -> bytes:
+    """A digest of the words: equal for documents that are the same but for white space."""
+    return hashlib.blake2b(words(text).encode(), digest_size=16).digest()
+
+
+def document_keys(texts: Iterable[str]) -> set[bytes]:
+    """The keys of all texts."""
+    return set(map(document_key, texts))
+
+
+def without(texts: Iterable[str], excluded: Collection[bytes]) -> Iterator[str]:
+    """Texts whose key is not in ``excluded``."""
+    return (text for text in texts if document_key(text) not in excluded)
+
+
+def shared_documents(training: Iterable[str], validation: Iterable[str]) -> int:
+    """How many different validation documents occur in training, white space aside."""
+    known = document_keys(validation)
+    return len({key for key in map(document_key, training) if key in known})
+
+
+def window_hashes(text: str) -> np.ndarray:
+    """64-bit hash of each run of ``WINDOW`` words, ``[words - WINDOW + 1]``.
+
+    Equal runs have equal hashes within one process; two others share one with a
+    probability of about 2 to the power of -64.
+    """
+    hashed = np.fromiter((hash(word) for word in text.split()), dtype=np.int64).view(np.uint64)
+    count = max(0, len(hashed) - WINDOW + 1)
+    hashes = np.zeros(count, dtype=np.uint64)
+    for offset in range(WINDOW):
+        hashes = hashes * _BASE + hashed[offset : offset + count]
+    return hashes
+
+
+def shared_windows(
+    training: Iterable[str], validation: Iterable[str], *, most: int = MOST_WINDOWS
+) -> dict[str, int | float | None]:
+    """The percentage of validation's runs of ``WINDOW`` words that occur somewhere in training.
+
+    Where there are more than ``most``, as many are drawn with ``default_rng(0)`` and stand
+    for all. It is ``None`` where no document has that many words.
+    """
+    runs = np.concatenate([np.zeros(0, np.uint64), *map(window_hashes, validation)])
+    found = {"words": WINDOW, "windows": len(runs)}
+    if len(runs) > most:
+        runs = runs[np.random.default_rng(0).choice(len(runs), most, replace=False)]
+    found["windows_looked_for"] = len(runs)
+    if not len(runs):
+        return found | {"in_training_pct": None}
+    known = np.unique(runs)
+    seen = np.zeros(len(known), dtype=bool)
+    for text in training:
+        hashes = window_hashes(text)
+        at = np.searchsorted(known, hashes)
+        at[at == len(known)] = 0
+        seen[at[known[at] == hashes]] = True
+    fraction = np.mean(seen[np.searchsorted(known, runs)])
+    return found | {"in_training_pct": round(100 * float(fraction), 3)}
+
+
+def overlap(train: str | Path, validation: str | Path) -> dict:
+    """What validation's text shares with all the text that was collected for training.
+
+    Raises ``UserError`` where that is whole documents.
+    """
+    shared = shared_documents(read_documents(train), read_documents(validation))
+    if shared:
+        raise UserError(f"{train}: {shared} validation documents occur in training")
+    windows = shared_windows(read_documents(train), read_documents(validation))
+    return {"documents_shared_with_training": 0, "word_windows_shared_with_training": windows}

@@ -1,21 +1,43 @@
-"""Where a split's text comes from: the first source of an ordered list that can be had.
+"""Text of a suite: the first source of an ordered list that can be had, read as a stream.
 
 A source is a local file (``path``) or a file of a hub dataset (``repo``, ``file`` and
 ``revision``, main where left out). It names its file. A source that is not there, or that
 lacks this file, is passed over with its reason, and nothing else ever takes its place.
 """
 
-import importlib.util
-from collections.abc import Mapping, Sequence
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
-from huggingface_hub import HfApi, constants, try_to_load_from_cache
+import pyarrow as pa
+from huggingface_hub import HfApi, HfFileSystem, constants, try_to_load_from_cache
+from pyarrow import parquet
 
 from flatminima.errors import UserError, suggest
-from flatminima.hub.errors import HubError, one_line
-from flatminima.hub.retrying import PATIENT, Patience, persist
-from flatminima.text.names import COMPRESSIONS, FORMATS, PATTERN, file_format
+from flatminima.hub import HubError, ask
+from flatminima.jobs import log, progress
+from flatminima.text.corpus import (
+    COMPRESSIONS,
+    FORMATS,
+    SURROGATES,
+    collect_packages,
+    document_keys,
+    file_format,
+    read_documents,
+    without,
+    write_documents,
+)
+
+SPLITS = ("validation", "train")  # validation first: training leaves its documents out
+REMOTE = "hf://"
+LONG = 1 << 20  # characters; of a longer document no more is read than is asked for
+JSON_TYPES = {bool: "true or false", int: "a number", float: "a number", list: "a list",
+              dict: "an object", type(None): "null", str: "text"}  # fmt: skip
 
 
 class TextError(UserError):
@@ -28,13 +50,19 @@ class NotAvailable(Exception):
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file that was found: its ``name`` for people, and where and how `datasets` opens it."""
+    """A file that was found: its ``name`` for people, where it lies, and what it holds.
+
+    ``location`` is a path, or begins with ``hf://``; ``field`` has the text in each line or row.
+    """
 
     name: str
     location: str
     format: str
     field: str = "text"
     commit: str | None = None
+
+
+# Which file
 
 
 def describe_source(source: Mapping) -> str:
@@ -45,82 +73,56 @@ def describe_source(source: Mapping) -> str:
     return f"{source['repo']}{revision}: {source['file']}"
 
 
-def find_first(
-    sources: Sequence[Mapping], what: str, patience: Patience = PATIENT
-) -> tuple[TextFile, list[dict[str, str]]]:
+def find_first(sources: Sequence[Mapping], what: str) -> tuple[TextFile, list[dict[str, str]]]:
     """The first source that can be had, and those before it with the reason of each.
 
     ``what`` names the text in the error, a ``TextError`` where none can be had.
     """
     passed_over: list[dict[str, str]] = []
     for source in sources:
-        name = describe_source(source)
         try:
-            return find_file(source, patience), passed_over
+            return find_file(source), passed_over
         except NotAvailable as error:
-            passed_over.append({"source": name, "reason": str(error)})
+            passed_over.append({"source": describe_source(source), "reason": str(error)})
     reasons = "; ".join(f"{entry['source']} ({entry['reason']})" for entry in passed_over)
     raise TextError(f"{what}: none of its sources can be had: {reasons}")
 
 
-def find_file(source: Mapping, patience: Patience = PATIENT) -> TextFile:
-    """The file of one source; raises ``NotAvailable`` where it cannot be had.
-
-    A package that the file needs and that is missing is a ``TextError``: what is installed
-    must not decide which text is taken.
-    """
-    file = source.get("path") or source["file"]
-    if package := COMPRESSIONS.get(PurePosixPath(file).suffix):
-        _need(package, describe_source(source))
-    return _local(source) if "path" in source else _on_hub(source, patience)
-
-
-def _need(package: str, name: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        raise TextError(f"{name}: reading it needs the package {package}, which is not installed")
-
-
-def _local(source: Mapping) -> TextFile:
+def find_file(source: Mapping) -> TextFile:
+    """The file of one source; raises ``NotAvailable`` where it cannot be had."""
+    field = source.get("field", "text")
+    if "repo" in source:
+        return _on_hub(source, field)
     path = Path(source["path"])
     if not path.is_file():
         raise NotAvailable("is no file" if path.exists() else "no such file")
-    if PATTERN.search(str(path.absolute())):
-        raise TextError(f"{path.absolute()}: a folder above it has one of * ? [ ] in its name")
-    field = source.get("field", "text")
-    return TextFile(source["path"], str(path.absolute()), file_format(path.name), field)
+    return TextFile(source["path"], str(path), file_format(path.name), field)
 
 
-def _on_hub(source: Mapping, patience: Patience) -> TextFile:
+def _on_hub(source: Mapping, field: str) -> TextFile:
     repo, file, revision = source["repo"], source["file"], source.get("revision", "main")
-    name, form, field = describe_source(source), file_format(file), source.get("field", "text")
+    name, form = describe_source(source), file_format(file)
     if constants.is_offline_mode():
         cached = _in_cache(repo, file, revision)
         if cached is None:
             raise NotAvailable(f"HF_HUB_OFFLINE is set and {constants.HF_HUB_CACHE} lacks it")
-        return TextFile(name, str(cached), form, field, _commit_of(cached, file))
-    commit, files = _ask(repo, revision, patience)
-    if file not in files:
-        raise NotAvailable(f"there is no {file} in it; {suggest(file, _closest(file, files))}")
-    cached = _in_cache(repo, file, commit)
-    location = str(cached) if cached else f"hf://datasets/{repo}@{commit}/{file}"
-    return TextFile(name, location, form, field, commit)
-
-
-def _ask(repo: str, revision: str, patience: Patience) -> tuple[str, list[str]]:
-    """The commit that a revision means now, and the names of its files."""
-    name = f"datasets/{repo}"
-
-    def ask() -> tuple[str, list[str]]:
-        api = HfApi(endpoint=constants.ENDPOINT)
-        timeout = constants.HF_HUB_ETAG_TIMEOUT
-        info = api.dataset_info(repo, revision=revision, timeout=timeout)
-        return info.sha, [sibling.rfilename for sibling in info.siblings or ()]
-
+        commit = cached.parts[-1 - len(PurePosixPath(file).parts)]  # …/snapshots/<commit>/<file>
+        return TextFile(name, str(cached), form, field, commit)
+    api, timeout = HfApi(endpoint=constants.ENDPOINT), constants.HF_HUB_ETAG_TIMEOUT
     try:
-        with one_line(name, revision):
-            return persist(ask, f"{name} at {revision}", patience)
+        info = ask(
+            lambda: api.dataset_info(repo, revision=revision, timeout=timeout),
+            f"datasets/{repo}",
+            revision,
+        )
     except HubError as error:
         raise NotAvailable(str(error)) from error
+    files = [sibling.rfilename for sibling in info.siblings or ()]
+    if file not in files:
+        raise NotAvailable(f"there is no {file} in it; {suggest(file, _closest(file, files))}")
+    cached = _in_cache(repo, file, info.sha)
+    location = str(cached) if cached else f"{REMOTE}datasets/{repo}@{info.sha}/{file}"
+    return TextFile(name, location, form, field, info.sha)
 
 
 def _closest(file: str, files: Sequence[str], most: int = 5) -> list[str]:
@@ -136,6 +138,211 @@ def _in_cache(repo: str, file: str, revision: str) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-def _commit_of(cached: Path, file: str) -> str:
-    """The commit in ``…/snapshots/<commit>/<file>``."""
-    return cached.parts[-1 - len(PurePosixPath(file).parts)]
+# What is in it
+
+
+def read_texts(file: TextFile) -> Iterator[str]:
+    """Documents of a file in order, without holding it whole.
+
+    A json lines file has a document in ``file.field`` of each line's object, a parquet file
+    one in each row of the column ``file.field``; a text file has one in each paragraph, the
+    lines between two blank ones. Raises ``TextError`` with the line or row where a file is
+    not that, and where it is damaged, ends in the middle or holds nothing.
+    """
+    given = 0
+    try:
+        for text in _resumed(file) if file.location.startswith(REMOTE) else _texts(file):
+            given += 1
+            yield text
+    except (TextError, HubError):
+        raise
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise TextError(
+            f"{file.name}: not UTF-8, byte {byte:#04x} after document {given}"
+        ) from error
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise TextError(f"{file.name}: cannot be read after document {given} ({error})") from error
+    if not given:
+        raise TextError(f"{file.name}: holds no documents")
+
+
+def _resumed(file: TextFile) -> Iterator[str]:
+    """Texts of a file of the hub; where it breaks off it is begun again, what was given skipped."""
+    given, rest = 0, None
+
+    def following() -> str | None:
+        nonlocal rest
+        rest = rest or islice(_texts(file), given, None)
+        try:
+            return next(rest, None)
+        except BaseException:
+            rest = None
+            raise
+
+    repo, _, path = file.location.removeprefix(REMOTE).partition("@")
+    commit, _, name = path.partition("/")
+    while (text := ask(following, repo, commit, f"{name} after document {given}")) is not None:
+        given += 1
+        yield text
+
+
+def _texts(file: TextFile) -> Iterator[str]:
+    with _opened(file.location) as stream:
+        yield from _READERS[file.format](stream, file)
+
+
+def _opened(location: str) -> BinaryIO:
+    if not location.startswith(REMOTE):
+        return open(location, "rb")
+    hub = HfFileSystem(endpoint=constants.ENDPOINT, skip_instance_cache=True)
+    return hub.open(location.removeprefix(REMOTE), "rb")
+
+
+def _lines(stream: BinaryIO, file: TextFile) -> Iterator[str]:
+    """Lines of a text file, without a byte order mark; a cut compressed stream is an error."""
+    unpacked = pa.PythonFile(stream, mode="r")
+    if codec := COMPRESSIONS.get(PurePosixPath(file.location).suffix):
+        unpacked = pa.CompressedInputStream(unpacked, codec)
+    try:
+        for line in io.TextIOWrapper(unpacked, encoding="utf-8-sig"):
+            yield line.removesuffix("\n")
+    except OSError as error:
+        if "Truncated" not in str(error):
+            raise
+        raise TextError(f"{file.name}: ends in the middle of its {codec} stream") from error
+
+
+def _paragraphs(stream: BinaryIO, file: TextFile) -> Iterator[str]:
+    for blank, lines in groupby(_lines(stream, file), key=lambda line: not line.strip()):
+        if not blank:
+            yield "\n".join(lines)
+
+
+def _json_texts(stream: BinaryIO, file: TextFile) -> Iterator[str]:
+    for number, line in enumerate(_lines(stream, file), start=1):
+        if not line.strip():
+            continue
+        where = f"{file.name}: line {number}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise TextError(f"{where} is not JSON, one object a line ({error})") from error
+        if not isinstance(row, dict):
+            raise TextError(f"{where} is {JSON_TYPES[type(row)]}; each line must be an object")
+        if file.field not in row:
+            has = ", ".join(row) or "no field"
+            raise TextError(f"{where} lacks the field {file.field!r}; it has {has}")
+        yield _checked(row[file.field], where, file.field)
+
+
+def _parquet_texts(stream: BinaryIO, file: TextFile) -> Iterator[str]:
+    table, number = parquet.ParquetFile(stream), 0
+    columns = table.schema_arrow.names
+    if file.field not in columns:
+        has = ", ".join(columns)
+        raise TextError(f"{file.name}: lacks the column {file.field!r}; it has {has}")
+    for batch in table.iter_batches(batch_size=1000, columns=[file.field]):
+        for value in batch.column(0).to_pylist():
+            number += 1
+            yield _checked(value, f"{file.name}: row {number}", file.field)
+
+
+def _checked(text: object, where: str, field: str) -> str:
+    if not isinstance(text, str):
+        kind = JSON_TYPES.get(type(text), type(text).__name__)
+        raise TextError(f"{where}: the field {field!r} is {kind}, not text")
+    if found := SURROGATES.search(text):
+        raise TextError(
+            f"{where}: the field {field!r} has half a character ({ascii(found[0])}), which no "
+            "file and no tokenizer can hold"
+        )
+    return text
+
+
+_READERS = {"json": _json_texts, "parquet": _parquet_texts, "text": _paragraphs}
+
+
+# Both splits
+
+
+def up_to(texts: Iterable[str], wanted: Mapping[str, int]) -> Iterator[str]:
+    """Texts from the front until they give ``wanted["amount"]``.
+
+    Without ``document_of`` that is so many characters; with it, so many documents of at least
+    ``document_of`` characters. Documents of more than ``longest`` characters do not count.
+    """
+    given = 0
+    shortest, longest = wanted.get("document_of"), wanted.get("longest")
+    for text in texts:
+        yield text
+        if longest is not None and len(text) > longest:
+            continue
+        given += len(text) if shortest is None else len(text) >= shortest
+        if given >= wanted["amount"]:
+            return
+
+
+class Tally:
+    """Passes texts on and keeps their number, their characters and a digest of them all."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.texts = texts
+        self.documents = self.characters = 0
+        self._digest = hashlib.sha256()
+
+    def __iter__(self) -> Iterator[str]:
+        for text in self.texts:
+            self.documents += 1
+            self.characters += len(text)
+            self._digest.update(text.encode() + b"\0")
+            yield text
+
+    def record(self) -> dict[str, int | str]:
+        """What went through so far, for the manifest."""
+        counted = {"documents": self.documents, "characters": self.characters}
+        return counted | {"sha256": self._digest.hexdigest()}
+
+
+def collect(source: Mapping, train: str | Path, validation: str | Path) -> dict:
+    """Write the documents of both splits and return the manifest.
+
+    ``source`` has ``text``, a suite's section of the configuration, and for files
+    ``wanted``, what each split must give (see ``up_to``).
+    """
+    text = source["text"]
+    if text["source"] == "packages":
+        return collect_packages(text, train, validation)
+    return _collect_files(text, {"train": train, "validation": validation}, source["wanted"])
+
+
+def _collect_files(text: Mapping, paths: Mapping, wanted: Mapping[str, Mapping]) -> dict:
+    """Write what ``wanted`` says of each split's first available source; return the manifest.
+
+    Training leaves out every document that validation holds, white space aside. A split of
+    which nothing is wanted has a file without documents.
+    """
+    manifest: dict = {"source": "files"}
+    held_out: set[bytes] = set()
+    for split in SPLITS:
+        if split not in wanted:
+            manifest[split] = {"documents": write_documents(paths[split], [])}
+            continue
+        file, passed_over = find_first(text[split], f"{split} text")
+        for entry in passed_over:
+            log(f"{split} text: passed over {entry['source']}: {entry['reason']}")
+        most = max(LONG, *wanted[split].values()) + 1
+        read = Tally(text[:most] for text in read_texts(file))
+        kept = Tally(up_to(without(read, held_out), wanted[split]))
+        write_documents(paths[split], progress(kept, f"documents from {file.name}"))
+        manifest[split] = {
+            "taken": file.name,
+            "commit": file.commit,
+            "field": None if file.format == "text" else file.field,
+            **kept.record(),
+            "left_out_as_validation": read.documents - kept.documents,
+            "passed_over": passed_over,
+        }
+        if split == "validation":
+            held_out = document_keys(read_documents(paths[split]))
+    return manifest | {f"{split}_documents": manifest[split]["documents"] for split in SPLITS}

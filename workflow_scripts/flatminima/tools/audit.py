@@ -27,17 +27,16 @@ from tokenizers import Tokenizer
 from flatminima import audit_figure, style
 from flatminima.errors import DamagedFile, UserError
 from flatminima.files import atomic_path, write_json
-from flatminima.hub.errors import HubError, RevisionMissing
+from flatminima.hub import HubError, RevisionMissing
 from flatminima.intervals import summarise
 from flatminima.layers import linear_layers
 from flatminima.model import choose_device, load_model
 from flatminima.phases import SPARE, describe_phases
 from flatminima.quantizer_specs import FP32, HIGH_BIT, LOW_BIT
 from flatminima.scoring import Prober, gather_audit
+from flatminima.text.batches import encode_stream
 from flatminima.text.corpus import deduplicate, package_documents, package_versions, split
-from flatminima.text.files import read_texts
-from flatminima.text.packing import encode_stream
-from flatminima.text.sources import NotAvailable, TextError, find_file
+from flatminima.text.sources import NotAvailable, TextError, find_file, read_texts
 from flatminima.text.tokens import write_tokens
 from flatminima.tools.deployed import probe_deployed
 from flatminima.tools.options import AuditOptions
@@ -342,7 +341,7 @@ def fixed_batches(
         raise UserError(f"{tokenizer_file}: cannot be read as a tokenizer ({error})") from error
     ids: list[int] = []
     try:
-        for document in encode_stream(tokenizer, texts, end):
+        for document in encode_stream(tokenizer, texts, end, sequences * length):
             ids += document
             if len(ids) >= sequences * length:
                 break

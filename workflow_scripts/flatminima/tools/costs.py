@@ -32,7 +32,6 @@ PYTHIA_ROWS = 50304  # rows of Pythia's embedding
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 ADAM_BYTES = 12  # of one parameter in a saved training state: weight and two moments, float32
 CHECKPOINT_BYTES = 4  # of one parameter in a checkpoint that is written here
-MAX_ON_DISK = 2
 CPU_LENGTH = 128  # tokens of the one sequence that is timed on a CPU where a batch takes too long
 CPU_FLOP = 1e11  # of an update that is timed on a CPU: a second or so
 MOST_PARAMETERS = {"cpu": 250_000_000, "mps": 200_000_000, "cuda": 2_000_000_000}
@@ -198,9 +197,7 @@ def _disk_bytes(section: Mapping, shape: Shape, revisions: int) -> int:
         return revisions * CHECKPOINT_BYTES * shape.parameters + state
     if section["source"] == "local":
         return state
-    kept = section.get("keep_checkpoints", False)
-    there = revisions if kept else min(revisions, section.get("max_on_disk", MAX_ON_DISK))
-    return (there + ("fork" in section and not kept)) * shape.stored_bytes + state
+    return (1 + ("fork" in section)) * shape.stored_bytes + state  # for each job at work
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from flatminima.downloads import download_checkpoint
 from flatminima.errors import UserError
-from flatminima.hub.checkpoints import download_checkpoint
-from flatminima.hub.revisions import list_branches
-from flatminima.hub.tokenizers import TOKENIZER_FILE, download_tokenizer
-from flatminima.revisions.discovery import Incomplete, find_checkpoints, read_checkpoint
-from flatminima.revisions.names import DEFAULT_PATTERN, step_of
+from flatminima.hub import TOKENIZER_FILE, download_tokenizer, list_branches
+from flatminima.revisions import (
+    DEFAULT_PATTERN,
+    Incomplete,
+    find_checkpoints,
+    read_checkpoint,
+    step_of,
+)
 
 # How runs name their checkpoints: the Trainer's way, Pythia's, and both a folder below.
 RUN_PATTERNS = ("checkpoint-{step}", "step{step}", "step_{step}", "global_step{step}")

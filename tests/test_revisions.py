@@ -1,14 +1,84 @@
-"""Checkpoints found on disk, and why others are not taken."""
+"""What checkpoints are: found on disk or named on a hub, and told apart by a small sketch."""
 
+import hashlib
 import json
 import shutil
 
+import numpy as np
+import pandas as pd
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from flatminima.errors import ConfigError
+from flatminima.integrity import WHOLE, distances
+from flatminima.model import tensor_digests
 from flatminima.planning import SuitePlan, final_outputs
-from flatminima.revisions.discovery import check_pattern, find_checkpoints
+from flatminima.revisions import (
+    BUCKETS,
+    DEFAULT_PATTERN,
+    TENSOR_BUCKETS,
+    branch_of,
+    check_pattern,
+    find_checkpoints,
+    fingerprint_checkpoint,
+    read_table,
+    sketch,
+    step_of,
+    table_of_branches,
+)
 from tests.local_run import fake_checkpoint
+
+# Branches of a hub
+
+OLMO = r"stage1-step(?P<step>\d+)-tokens(?P<billions>\d+)B"
+BRANCHES = {"main": "a", "stage1-step10000-tokens21B": "b", "stage1-step300-tokens1B": "c",
+            "step150-tokens1B": "d", "stage2-ingredient1-step1000-tokens3B": "e"}  # fmt: skip
+
+
+@given(st.integers(0, 10**9))
+def test_the_name_of_a_step_and_back(step):
+    assert branch_of(DEFAULT_PATTERN, step) == f"step{step}"
+    assert step_of(DEFAULT_PATTERN, f"step{step}") == step
+
+
+def test_other_branches_hold_no_step_and_a_long_name_is_not_made_up():
+    for branch in ("main", "step", "step1000-v0", "xstep1000", "step-1", ""):
+        assert step_of(DEFAULT_PATTERN, branch) is None
+    assert step_of(OLMO, "stage1-step1000-tokens3B") == 1000
+    assert step_of(OLMO, "stage2-ingredient1-step1000-tokens3B") is None
+    assert branch_of(OLMO, 1000) is None
+
+
+def test_a_table_of_branches_survives_its_file(tmp_path):
+    path = tmp_path / "olmo.csv"
+    assert read_table(path) is None
+    table = table_of_branches(OLMO, BRANCHES)
+    assert table.values.tolist() == [
+        [300, "stage1-step300-tokens1B", "c"], [10000, "stage1-step10000-tokens21B", "b"],
+    ]  # fmt: skip
+    table.to_csv(path, index=False)
+    assert read_table(path) == {300: "stage1-step300-tokens1B", 10000: "stage1-step10000-tokens21B"}
+
+
+def test_lists_without_a_step_and_with_one_twice_are_refused():
+    with pytest.raises(ValueError, match="none of 5 branches fits .*there are main, stage1"):
+        table_of_branches(DEFAULT_PATTERN, BRANCHES)
+    with pytest.raises(ValueError, match="branches step07 and step7 are both step 7"):
+        table_of_branches(DEFAULT_PATTERN, {"step7": "a", "step07": "b"})
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,2\n", "step,branch,commit\n",
+                                  "step,branch,commit\n2,a,b\n1,c,d\n"])  # fmt: skip
+def test_a_file_that_is_no_table_is_refused(text, tmp_path):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(ValueError, match="is no table of step, branch, commit in step order"):
+        read_table(tmp_path / "t.csv")
+
+
+# Folders of one's own run
 
 LOCAL = {
     "label": "own", "source": "local", "pattern": "runs/mine/checkpoint-{step}",
@@ -140,7 +210,7 @@ def test_a_found_grid_is_planned_where_it_lies(runs):
     }  # fmt: skip
     assert own.probe_tables == ["results/own/probes/step500-step1000.csv",
                                 "results/own/probes/step1500.csv"]  # fmt: skip
-    assert own.commits("step500") == [] and own.schedule is None and own.tokens_per_step is None
+    assert own.schedule is None and own.tokens_per_step is None
     assert plan(tokens_per_step=128).tokens_per_step == 128
     with pytest.raises(ConfigError, match="step 7 is not a revision of this suite"):
         own.weights("step7")
@@ -201,3 +271,94 @@ def test_without_forks_what_they_make_is_not_asked_for(runs):
     assert {"audit.csv", "tables/table1.csv", "figures/fig1_audit.pdf"} <= set(names)
     assert "notebooks/audit.html" in names and "notebooks/tour.html" not in names
     assert not [n for n in names if "fork" in n or "table2" in n or "claims" in n or "warning" in n]
+
+
+# Sketches
+
+SHAPES = {"a.weight": (96, 64), "b.weight": (130, 7), "b.bias": (130,), "c.weight": (64, 512)}
+
+
+def write(path, tensors):
+    save_file({name: torch.from_numpy(value) for name, value in tensors.items()}, path)
+    return path
+
+
+def random_tensors(seed, scale=1.0):
+    random = np.random.default_rng(seed)
+    return {n: (scale * random.standard_normal(s)).astype(np.float32) for n, s in SHAPES.items()}
+
+
+def exact(one, other):
+    return np.sqrt(sum(np.square(one[n].astype(float) - other[n].astype(float)).sum() for n in one))
+
+
+def test_distances_are_those_of_the_weights_to_a_few_percent(tmp_path):
+    base = random_tensors(0)
+    models = {0: base}
+    for step in range(1, 40):
+        # From a hair's breadth to far away.
+        nudge = random_tensors(step, scale=10.0 ** (step % 5 - 4))
+        models[step] = {name: base[name] + nudge[name] for name in base}
+    fingerprints = pd.concat(
+        fingerprint_checkpoint(step, write(tmp_path / "m.safetensors", tensors))
+        for step, tensors in models.items()
+    )
+    found = distances(fingerprints, list(models))
+    np.testing.assert_array_equal(np.diagonal(found), 0.0)
+    ratios = np.array([found[0, s] / exact(models[0], models[s]) for s in range(1, 40)])
+    # The standard error is 1 / sqrt(2 BUCKETS), 1.1 %.
+    assert np.abs(ratios - 1.0).max() < 4.5 / np.sqrt(2 * BUCKETS)
+    assert 0.5 / np.sqrt(2 * BUCKETS) < ratios.std() < 2.0 / np.sqrt(2 * BUCKETS)
+    assert abs(ratios.mean() - 1.0) < 0.01
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_change_of_one_row_or_one_column_is_seen_as_well(axis):
+    """Each seed of the change falls on other buckets: a row never collects in one of them."""
+    random, ratios = np.random.default_rng(1), []
+    for _ in range(30):
+        change = np.zeros((512, 512), dtype=np.float32)
+        at = random.integers(512)
+        change[(at, slice(None)) if axis == 0 else (slice(None), at)] = random.standard_normal(512)
+        length = np.linalg.norm(change.astype(float))
+        ratios.append(np.linalg.norm(sketch("layer.weight", change)) / length)
+    assert np.abs(np.array(ratios) - 1.0).max() < 0.1
+
+
+def test_a_sketch_is_linear_and_its_signs_belong_to_the_name():
+    random = np.random.default_rng(2)
+    one, other = (random.integers(-8, 8, (50, 50)).astype(np.float32) for _ in range(2))
+    np.testing.assert_array_equal(sketch("x", one) - sketch("x", other), sketch("x", one - other))
+    assert not np.array_equal(sketch("x", one), sketch("y", one))
+    np.testing.assert_array_equal(sketch("x", one), sketch("x", one.ravel()))
+    assert np.square(sketch("x", np.ones(BUCKETS))).sum() == BUCKETS
+
+
+def test_rows_of_a_checkpoint(tmp_path):
+    tensors = random_tensors(3)
+    # What old checkpoints carry besides is no weight.
+    masks = {"gpt_neox.layers.0.attention.masked_bias": np.array(-1e9, dtype=np.float32)}
+    path = write(tmp_path / "m.safetensors", tensors | masks)
+    table = fingerprint_checkpoint(7, path).set_index("tensor")
+    assert list(table.index) == [*sorted(SHAPES), WHOLE] and set(table["step"]) == {7}
+    assert table["sha256"].drop(WHOLE).to_dict() == tensor_digests(path)
+    assert table.loc["b.bias", "sha256"] == hashlib.sha256(tensors["b.bias"].tobytes()).hexdigest()
+    assert table.loc["c.weight", "shape"] == "64x512"
+    assert table.loc[WHOLE, "n_weights"] == sum(t.size for t in tensors.values())
+    squares = sum(np.square(t.astype(float)).sum() for t in tensors.values())
+    assert table.loc[WHOLE, "sum_of_squares"] == pytest.approx(squares)
+    assert len(table.loc[WHOLE, "sketch"]) == BUCKETS
+    for name, tensor in tensors.items():
+        found = np.linalg.norm(table.loc[name, "sketch"]) / np.linalg.norm(tensor.astype(float))
+        assert len(table.loc[name, "sketch"]) == TENSOR_BUCKETS and abs(found - 1.0) < 0.35
+
+
+def test_half_precision_is_widened_and_a_hash_is_that_of_the_file(tmp_path):
+    weights = torch.randn(300, generator=torch.Generator().manual_seed(0)).half()
+    save_file({"w": weights}, tmp_path / "h.safetensors")
+    save_file({"w": weights.float()}, tmp_path / "f.safetensors")
+    half, full = (
+        fingerprint_checkpoint(0, tmp_path / f"{n}.safetensors").set_index("tensor") for n in "hf"
+    )
+    np.testing.assert_array_equal(half.loc[WHOLE, "sketch"], full.loc[WHOLE, "sketch"])
+    assert half.loc["w", "sha256"] != full.loc["w", "sha256"]

@@ -4,8 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import pandas as pd
 
-from flatminima.revisions.findings import MISSING
-
+PRESENT, MISSING = "present", "missing"  # the column status of suite.csv
 _MOST_NAMED = 6
 
 

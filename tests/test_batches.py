@@ -1,4 +1,6 @@
-"""Documents become batches without a token more or less than their text has."""
+"""The tokenizer keeps every text, and batches hold documents and not a token more or less."""
+
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -7,10 +9,150 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from flatminima.files import file_sha256
-from flatminima.text.batches import fix_split, overlap
-from flatminima.text.documents import write_documents
-from flatminima.text.packing import encode_stream, end_of_text_id, make_batches, pack
-from flatminima.text.tokens import END_OF_TEXT, check_ids, read_tokens
+from flatminima.text import batches
+from flatminima.text.batches import encode_stream, end_of_text_id, fix_split, make_batches, pack
+from flatminima.text.tokens import (
+    END_OF_TEXT,
+    check_ids,
+    read_tokens,
+    train_tokenizer,
+    write_tokens,
+)
+
+# A tokenizer of our own
+
+TRAINING_TEXTS = [
+    "The quick brown fox jumps over the lazy dog.\n\n    indented code\n",
+    "Parameters\n----------\nx : array_like\n    Input values, the quick ones.\n",
+    "def f(x):\n        return x  # two  spaces\n",
+] * 5
+TRICKY = [
+    "", " ", "\n", "\n   ", "   \n\n\t x", "a  b   c", "  leading", "trailing  ", "\r\n", "\x00",
+    "naïve café", "日本語", "🙂👩‍👩‍👧", "e\u0301", "\ufeffx", "\u00a0",
+    "def f(x):\n    return  x\n", END_OF_TEXT, f"a {END_OF_TEXT} b", "Ġ", "<|padding|>",
+]  # fmt: skip
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.sampled_from(TRICKY)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TRAINING_TEXTS, 320)
+
+
+def encode(tokenizer, text, most=None):
+    [ids] = encode_stream(tokenizer, [text], end=0, most=most)
+    return ids
+
+
+def test_vocabulary(tokenizer):
+    assert tokenizer.token_to_id(END_OF_TEXT) == 0
+    assert tokenizer.get_vocab_size() == 320
+    byte_level = set(pre_tokenizers.ByteLevel.alphabet())
+    assert len(byte_level) == 256
+    assert byte_level <= set(tokenizer.get_vocab())
+
+
+@given(text=TEXTS)
+def test_every_text_survives(tokenizer, text):
+    ids = encode(tokenizer, text)
+    assert ids[-1] == 0
+    assert tokenizer.decode(ids[:-1], skip_special_tokens=False) == text
+
+
+@given(texts=st.lists(TEXTS, max_size=5))
+def test_one_end_of_text_a_document_and_nothing_before_it(tokenizer, texts):
+    documents = list(encode_stream(tokenizer, texts, end=0))
+    assert len(documents) == len(texts)
+    for ids in documents:
+        assert ids.count(0) == 1
+        assert ids[-1] == 0
+
+
+def test_a_document_that_spells_end_of_text_is_one_document(tokenizer):
+    ids = encode(tokenizer, f"a{END_OF_TEXT}b")
+    assert ids.count(0) == 1
+    assert len(ids) > 4
+
+
+def test_documents_are_encoded_alone_and_lazily(tokenizer):
+    def texts():
+        yield "first"
+        raise RuntimeError("second")
+
+    stream = encode_stream(tokenizer, texts(), end=0)
+    assert next(stream) == encode(tokenizer, "first")
+    with pytest.raises(RuntimeError, match="second"):
+        next(stream)
+
+
+def test_a_tokenizer_file_that_cuts_or_pads_does_neither(tokenizer):
+    """Published tokenizer files may carry both settings."""
+    text = "the quick brown fox " * 20
+    altered = Tokenizer.from_str(tokenizer.to_str())
+    altered.enable_truncation(5)
+    altered.enable_padding(length=500)
+    assert encode(altered, text) == encode(tokenizer, text)
+    assert altered.truncation["max_length"] == 5  # the caller's own is left as it was
+
+
+def test_training_is_repeatable_and_survives_a_file(tokenizer, tmp_path):
+    again = train_tokenizer(iter(TRAINING_TEXTS), 320)
+    assert again.to_str() == tokenizer.to_str()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    read = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for text in TRICKY:
+        assert encode(read, text) == encode(tokenizer, text)
+
+
+@pytest.mark.parametrize("size", [0, 64, 256])
+def test_a_vocabulary_smaller_than_the_bytes_is_refused(size):
+    with pytest.raises(ValueError, match=f"vocab_size {size}: 257 or more"):
+        train_tokenizer(TRAINING_TEXTS, size)
+    assert train_tokenizer(TRAINING_TEXTS, 257).get_vocab_size() == 257
+
+
+@given(text=TEXTS, most=st.integers(1, 12))
+def test_no_more_of_a_long_document_is_encoded_than_is_asked_for(tokenizer, text, most):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches, "PIECE", 8)
+        patch.setattr(batches, "_NEAR", 4)
+        cut = encode(tokenizer, text, most)
+        assert tokenizer.decode(encode(tokenizer, text)[:-1], skip_special_tokens=False) == text
+    assert len(cut) <= most + 8 * 4 + 1
+    kept = tokenizer.decode(cut[:-1], skip_special_tokens=False)
+    assert text.startswith(kept.rstrip("\ufffd")) and (kept == text or len(cut) > most)
+
+
+def test_pieces_that_are_cut_between_words_have_the_tokens_of_the_whole(tokenizer):
+    text = "The quick  brown fox\n\n jumps over the lazy dog, x = 1. " * 200
+    whole = encode(tokenizer, text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches, "PIECE", 100)
+        assert encode(tokenizer, text) == whole
+        assert encode(tokenizer, text, most=50)[:50] == whole[:50]
+
+
+# Files
+
+
+def test_tokens_survive_a_file(tmp_path):
+    tokens = np.random.default_rng(0).integers(0, 50_304, (7, 33)).astype(np.int32)
+    for stored in (tokens, tokens[::-1], tokens[:, ::2], np.asfortranarray(tokens)):
+        write_tokens(tmp_path / "tokens.safetensors", stored)
+        read = read_tokens(tmp_path / "tokens.safetensors")
+        assert read.dtype == np.int32
+        assert np.array_equal(read, stored)
+
+
+def test_equal_tokens_make_equal_files(tmp_path):
+    tokens = np.arange(12, dtype=np.int32).reshape(3, 4)
+    write_tokens(tmp_path / "a", tokens)
+    write_tokens(tmp_path / "b", tokens.copy(order="F"))
+    assert file_sha256(tmp_path / "a") == file_sha256(tmp_path / "b")
+    tokens[2, 3] += 1
+    write_tokens(tmp_path / "b", tokens)
+    assert file_sha256(tmp_path / "a") != file_sha256(tmp_path / "b")
+
 
 # Packing
 
@@ -72,6 +214,19 @@ def test_starts_of_documents_come_in_order_and_none_is_padded(documents, sequenc
         return
     tokens = pack(documents, sequences=sequences, length=length, document_start=True)
     assert tokens.tolist() == expected[:sequences]
+
+
+def test_tokens_are_packed_in_little_more_than_their_own_size():
+    """A list of Python's integers would take nine times as much."""
+    document = list(range(1000, 2000))
+    tracemalloc.start()
+    try:
+        tokens = pack((document for _ in range(2000)), sequences=1000, length=2000)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert tokens.nbytes == 8_000_000
+    assert peak < tokens.nbytes + 200_000
 
 
 # A tokenizer as GPT-NeoX has it: byte-level BPE, two special tokens, runs of blanks after
@@ -205,11 +360,11 @@ def test_ids_outside_of_a_vocabulary_are_refused(neox):
 def split(neox, tmp_path):
     """Function that makes a split of three documents with the keys of the configuration."""
     neox.save(str(tmp_path / "tokenizer.json"))
-    write_documents(tmp_path / "train.jsonl", ["fox", "the quick   brown fox", "the"])
+    texts = ["fox", "the quick   brown fox", "the"]
 
     def make(**keys) -> dict:
-        files = (tmp_path / name for name in ("tokenizer.json", "train.jsonl", "t.safetensors"))
-        return fix_split(*files, **{"sequences": 2, "length": 3} | keys)
+        files = tmp_path / "tokenizer.json", texts, tmp_path / "t.safetensors"
+        return fix_split(*files, **{"name": "train.jsonl", "sequences": 2, "length": 3} | keys)
 
     return make
 
@@ -247,7 +402,7 @@ def test_a_token_file_can_be_held_to_a_digest(split, tmp_path):
 def test_what_is_wrong_with_a_split_is_one_line_with_its_file(split, keys, line, tmp_path):
     with pytest.raises(ValueError) as error:
         split(**keys)
-    assert str(error.value).startswith(f"{tmp_path}/train.jsonl: ") and line in str(error.value)
+    assert str(error.value).startswith("train.jsonl: ") and line in str(error.value)
     assert "\n" not in str(error.value) and not (tmp_path / "t.safetensors").exists()
 
 
@@ -255,18 +410,3 @@ def test_what_is_no_tokenizer_is_named(split, tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="tokenizer.json: is no tokenizer.json"):
         split()
-
-
-def test_overlap_is_recorded_and_shared_documents_refused(tmp_path):
-    words = [f"w{n}" for n in range(40)]
-    write_documents(tmp_path / "val.jsonl", [" ".join(words[:20])])
-    write_documents(tmp_path / "train.jsonl", ["  ".join(words[4:])])
-    assert overlap(tmp_path / "train.jsonl", tmp_path / "val.jsonl") == {
-        "documents_shared_with_training": 0,
-        "word_windows_shared_with_training": {
-            "words": 13, "windows": 8, "windows_looked_for": 8, "in_training_pct": 50.0,
-        },
-    }  # fmt: skip
-    write_documents(tmp_path / "train.jsonl", ["\n".join(words[:20])])
-    with pytest.raises(ValueError, match="train.jsonl: 1 validation documents occur in train"):
-        overlap(tmp_path / "train.jsonl", tmp_path / "val.jsonl")

@@ -1,0 +1,186 @@
+"""Revisions fetched, measured and deleted: the numbers of checkpoints on disk; holes; kills."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from flatminima.downloads import download_checkpoint
+from flatminima.files import read_rows
+from flatminima.text.tokens import write_tokens
+from tests.hub.libraries import point_at
+from tests.hub.repos import VOCABULARY, model_branches
+from tests.hub.server import TinyHub
+from tests.test_scripts import PROBE, run_script
+
+REPO, STEPS, LOST = "tiny/neox", (0, 1, 2, 4, 8), 4
+FILES = {"table": "csv", "sequences": "parquet", "provenance": "json", "kurtosis": "csv",
+         "revisions": "csv", "fingerprints": "parquet"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def validation(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("data") / "validation.safetensors"
+    tokens = np.random.default_rng(0).integers(0, VOCABULARY, (6, 16)).astype(np.int32)
+    write_tokens(path, tokens)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """Branches in all forms; those of 0 and 1 are the same, that of ``LOST`` is not there."""
+    with TinyHub({REPO: model_branches(STEPS)}) as server, pytest.MonkeyPatch.context() as patch:
+        point_at(patch, server, tmp_path_factory.mktemp("home"))
+        server.faults.missing_branch(REPO, f"step{LOST}")
+        yield server
+
+
+def outputs(folder: Path) -> dict[str, str]:
+    return {name: f"{folder}/{name}.{suffix}" for name, suffix in FILES.items()}
+
+
+def probe(validation: str, folder: Path, steps=STEPS) -> str:
+    log = run_script(
+        "probe_revision", folder, input={"validation": validation}, output=outputs(folder),
+        params={"repo": REPO, "branches": {step: f"step{step}" for step in steps}, "probe": PROBE,
+                "layers": "blocks", "tokens_per_step": 128, "folder": f"{folder}/checkpoint",
+                "code": "abc"},
+    )  # fmt: skip
+    return log.read_text()
+
+
+@pytest.fixture(scope="module")
+def probed(validation, hub, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("probed")
+    said = probe(validation, folder)
+    assert f"step {LOST} is missing: the hub has no such revision" in said
+    assert "4 of 5 revisions probed" in said and not (folder / "checkpoint").exists()
+    return folder
+
+
+def test_the_numbers_are_those_of_the_rules_for_checkpoints_on_disk(
+    validation, hub, probed, tmp_path
+):
+    steps = [step for step in STEPS if step != LOST]
+    origins = {s: download_checkpoint(REPO, f"step{s}", tmp_path / f"step{s}") for s in steps}
+    out = outputs(tmp_path)
+    weights = [f"{tmp_path}/step{step}/model.safetensors" for step in steps]
+    run_script(
+        "probe_checkpoints", tmp_path, input={"validation": validation},
+        output={name: out[name] for name in ("table", "sequences", "provenance")},
+        params={"folders": {s: f"{tmp_path}/step{s}" for s in steps}, "probe": PROBE,
+                "code": "abc"},
+    )  # fmt: skip
+    run_script(
+        "measure_kurtosis", tmp_path, input={"weights": weights},
+        output={"table": out["kurtosis"]},
+        params={"steps": steps, "layers": "blocks", "code": "abc"},
+    )  # fmt: skip
+    run_script(
+        "describe_checkpoints", tmp_path, input={"weights": weights},
+        output={"table": out["revisions"], "fingerprints": out["fingerprints"]},
+        params={"steps": steps, "tokens_per_step": 128, "code": "abc"},
+    )  # fmt: skip
+    for name in ("table", "sequences", "provenance", "kurtosis", "fingerprints"):
+        assert Path(out[name]).read_bytes() == Path(outputs(probed)[name]).read_bytes(), name
+    both = (pd.read_csv(outputs(f)["revisions"], index_col="step") for f in (probed, tmp_path))
+    fetched, found = both
+    same = [c for c in found if c not in ("commit", "files")]
+    pd.testing.assert_frame_equal(
+        fetched.loc[steps, same], found[same], check_dtype=False
+    )  # counts beside a gap are floats to pandas
+    for step, origin in origins.items():
+        row = fetched.loc[step]
+        assert row["commit"] == origin["commit"] == hub.commit(REPO, f"step{step}")
+        named = dict(file.rsplit(":", 1) for file in row["files"].split())
+        assert named == origin["files"]
+
+
+def test_a_missing_revision_has_a_row_that_says_so_and_no_number(probed):
+    revisions = pd.read_csv(outputs(probed)["revisions"]).set_index("step")
+    assert list(revisions.index) == list(STEPS)
+    lost = revisions.loc[LOST].dropna().to_dict()
+    assert lost == {"status": "missing", "reason": "the hub has no such revision",
+                    "revision": f"step{LOST}", "tokens_seen": 512}  # fmt: skip
+    for name in ("table", "kurtosis"):
+        assert set(pd.read_csv(outputs(probed)[name])["step"]) == {0, 1, 2, 8}
+
+
+def test_a_job_of_nothing_but_holes_is_written_and_gathered(validation, hub, probed, tmp_path):
+    probe(validation, tmp_path, steps=[LOST])
+    assert len(pd.read_csv(outputs(tmp_path)["revisions"])) == 1
+    for name in ("table", "sequences", "kurtosis", "fingerprints"):
+        both = [outputs(tmp_path)[name], outputs(probed)[name]]
+        pd.testing.assert_frame_equal(read_rows(both), read_rows(both[1:]))
+        with pytest.raises(ValueError, match="no revision of the suite could be had"):
+            read_rows(both[:1])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_kill_leaves_one_checkpoint_which_the_next_run_deletes(validation, hub, probed, tmp_path):
+    child = os.fork()
+    if child == 0:
+        from flatminima import revisions
+
+        revisions.fingerprint_checkpoint = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        probe(validation, tmp_path)
+        os._exit(0)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    assert (tmp_path / "checkpoint/model.safetensors").exists()
+    probe(validation, tmp_path)
+    assert not (tmp_path / "checkpoint").exists()
+    for name in FILES:
+        one, other = (Path(outputs(folder)[name]).read_bytes() for folder in (tmp_path, probed))
+        assert one == other, name
+
+
+def gather(folder: Path, tables: dict, severity: dict, measured_by="probe_revision") -> str:
+    names = {name: [str(path) for path in paths] for name, paths in tables.items()}
+    log = folder / "gather_suite.log"
+    try:
+        run_script(
+            "gather_suite", folder, input=names, output={"table": str(folder / "suite.csv")},
+            params={"severity": severity, "refused": str(folder / "refused/suite.csv"),
+                    "measured_by": measured_by, "code": "abc"},
+        )  # fmt: skip
+    except SystemExit as error:
+        assert error.code == 1
+    return log.read_text()
+
+
+def test_what_stops_the_suite_names_the_command_that_fetches_it_again(validation, hub, tmp_path):
+    """A hub that ignores a branch; its files are those of the last step."""
+    tables: dict = {"tables": [], "fingerprints": []}
+    hub.faults.ignore_branch(REPO, "step2")
+    try:
+        for step in STEPS:
+            folder = tmp_path / f"step{step}"
+            folder.mkdir()
+            probe(validation, folder, [step])
+            tables["tables"].append(outputs(folder)["revisions"])
+            tables["fingerprints"].append(outputs(folder)["fingerprints"])
+    finally:
+        hub.faults.serves_main.clear()
+    last = gather(tmp_path, tables, {}).splitlines()[-1]
+    assert last.startswith("Error: suite tiny: revisions are not what their names say: ")
+    assert "final_weights_early: step 2 (" in last and "suites.tiny.integrity" in last
+    wanted = [tables["tables"][STEPS.index(step)] for step in (2, LOST)]
+    assert f"the same command with `--forcerun {' '.join(wanted)}` fetches them again" in last
+    refused = pd.read_csv(tmp_path / "refused/suite.csv").set_index("step")
+    assert refused["findings"].dropna().to_dict() == {2: "final_weights_early", LOST: "missing"}
+    assert not (tmp_path / "suite.csv").exists()
+    # On disk there is nothing to fetch again; and what is only warned of is written.
+    assert "--forcerun" not in gather(tmp_path, tables, {}, measured_by=None)
+    said = gather(tmp_path, tables, {"final_weights_early": "warn"}).splitlines()
+    assert any(line.startswith("warning: final_weights_early: step 2") for line in said)
+    assert said[-1].startswith("1 missing;") and wanted[1] in said[-1] and wanted[0] not in said[-1]
+    assert not (tmp_path / "refused/suite.csv").exists()
+
+
+def test_provenance_says_what_made_the_scores(probed):
+    made_by = json.loads(Path(outputs(probed)["provenance"]).read_text())
+    assert made_by["code"] == "abc" and made_by["probe"] == PROBE

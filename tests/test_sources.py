@@ -1,0 +1,510 @@
+"""Text files of every form and of a hub, read as a stream; what is wrong is said in one line."""
+
+import gzip
+import json
+import random
+import socket
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+import tenacity
+import zstandard
+from huggingface_hub import constants, hf_hub_download
+from huggingface_hub.utils import _http
+
+from flatminima import hub as hub_module
+from flatminima.files import file_sha256
+from flatminima.hub import HubError
+from flatminima.text.corpus import read_documents, write_documents
+from flatminima.text.sources import NotAvailable, TextError, collect, find_file, read_texts, up_to
+from flatminima.text.tokens import train_tokenizer
+from tests.hub.libraries import point_at
+from tests.hub.server import TinyHub
+from tests.workflow import ROOT
+from workflow_scripts import fix_batches
+
+# What a reader that guesses types, line ends or paragraphs would change.
+TEXTS = [
+    "first", "2020-01-01", "17", "null", "one\ntwo\r\nthree\rfour", "a\u2028b\x0bc\x1cd\x85e",
+    "  white \n\n space\t", "", "é 漢字 \U0001f600 e\u0301", '{"text": "inner"}', "\ufeffbom",
+    "x" * 70_000,
+]  # fmt: skip
+META = [{"pile_set_name": "A"}, 3, None, ["x"], "2020-01-01", {"pile_set_name": 5}]
+
+
+def jsonl(texts, field: str = "text") -> bytes:
+    rows = [{field: t, "meta": META[n % len(META)]} for n, t in enumerate(texts)]
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def read(path, **details) -> list[str]:
+    return list(read_texts(find_file({"path": str(path), **details})))
+
+
+def write_parquet(path, texts, field: str = "text") -> None:
+    pd.DataFrame({"n": range(len(texts)), field: texts}).to_parquet(path, row_group_size=5)
+
+
+PACKED = {
+    "a.jsonl": jsonl(TEXTS),
+    "a.json": jsonl(TEXTS),
+    "a.jsonl.zst": zstandard.compress(jsonl(TEXTS)),
+    "a.jsonl.gz": gzip.compress(jsonl(TEXTS), mtime=0),
+    # As two runs of zstd or gzip one after another leave it.
+    "b.jsonl.zst": zstandard.compress(jsonl(TEXTS[:5])) + zstandard.compress(jsonl(TEXTS[5:])),
+    "b.jsonl.gz": gzip.compress(jsonl(TEXTS[:5]), mtime=0)
+    + gzip.compress(jsonl(TEXTS[5:]), mtime=0),
+    "c.jsonl": b"\xef\xbb\xbf" + jsonl(TEXTS).replace(b"\n", b"\r\n") + b"\n   \n",
+    "old [1] é*.jsonl": jsonl(TEXTS),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_json_lines_are_what_was_written(name, tmp_path, monkeypatch):
+    (tmp_path / name).write_bytes(PACKED[name])
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a local file needs no network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    assert read(tmp_path / name) == TEXTS
+    monkeypatch.chdir(tmp_path)
+    assert read(name) == TEXTS
+
+
+def test_parquet_and_other_fields_are_what_was_written(tmp_path):
+    for field in ("text", "content"):
+        write_parquet(tmp_path / "a.parquet", TEXTS, field)
+        (tmp_path / "a.jsonl").write_bytes(jsonl(TEXTS, field))
+        assert read(tmp_path / "a.parquet", field=field) == TEXTS
+        assert read(tmp_path / "a.jsonl", field=field) == TEXTS
+
+
+@pytest.mark.parametrize("pack", [bytes, zstandard.compress, gzip.compress])
+def test_a_text_file_holds_paragraphs(pack, tmp_path):
+    ending = {zstandard.compress: ".zst", gzip.compress: ".gz"}.get(pack, "")
+    text = "\n\none\n  two  \n\n \t\n\nthree\r\nfour\u2028five\r\n\r\nsix"
+    (tmp_path / f"a.txt{ending}").write_bytes(pack(text.encode()))
+    expected = ["one\n  two  ", "three\nfour\u2028five", "six"]
+    assert read(tmp_path / f"a.txt{ending}") == expected
+
+
+GOOD = jsonl(["a", "b", "c", "d", "e", "f"])
+LONG = "\n\n".join(f"paragraph {n}" for n in range(20_000)).encode()
+BROKEN = [
+    ("a.jsonl", GOOD + b'{"txt": "g", "n": 1}\n', "line 7 lacks the field 'text'; it has txt, n"),
+    ("a.jsonl", GOOD + b'{"text": null}\n', "line 7: the field 'text' is null, not text"),
+    ("a.jsonl", GOOD + b'{"text": 7}\n', "line 7: the field 'text' is a number, not text"),
+    ("a.jsonl", GOOD + b'{"text": "a\\ud800b"}\n', "line 7: the field 'text' has half a char"),
+    ("a.jsonl", GOOD + b'{"text": "cut o', "line 7 is not JSON, one object a line (Unterminated"),
+    ("a.jsonl", GOOD + b"[" * 100_000 + b"\n", "line 7 is not JSON"),
+    ("a.jsonl", GOOD + b'"text"\n', "line 7 is text; each line must be an object"),
+    ("a.json", b"[\n" + GOOD + b"]\n", "line 1 is not JSON, one object a line"),
+    ("a.jsonl", GOOD + b'{"text": "\xff"}\n', "not UTF-8, byte 0xff"),
+    ("a.jsonl", zstandard.compress(GOOD), "not UTF-8, byte 0xb5"),
+    ("a.txt", b" \n\n\t\n", "holds no documents"),
+    ("a.jsonl.zst", GOOD, "cannot be read after document 0 (ZSTD decompress failed"),
+    ("a.jsonl.gz", GOOD, "cannot be read after document 0 (zlib inflate failed"),
+    ("a.parquet", GOOD, "cannot be read after document 0 ("),
+    *(
+        (f"{name}.{ending}", pack(content)[:cut], "ends in the middle of its")
+        for ending, pack in (("zst", zstandard.compress), ("gz", gzip.compress))
+        for name, content, cut in (
+            ("a.txt", LONG, -1000), ("a.txt", LONG, 20), ("a.txt", LONG, -1), ("a.jsonl", GOOD, -4),
+        )
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "line"), BROKEN)
+def test_a_broken_file_is_one_line_with_its_name(name, content, line, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TextError) as error:
+        read(tmp_path / name)
+    assert str(error.value).startswith(f"{tmp_path / name}: ") and line in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_broken_parquet_file_is_one_line_with_its_name(tmp_path):
+    path = tmp_path / "a.parquet"
+    write_parquet(path, [*"abcdef", None])
+    for field, line in (("text", "row 7: the field 'text' is null, not text"),
+                        ("body", "lacks the column 'body'; it has n, text"),
+                        ("n", "row 1: the field 'n' is a number, not text")):  # fmt: skip
+        with pytest.raises(TextError, match=f"a.parquet: {line}"):
+            read(path, field=field)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(TextError, match="cannot be read after document 0"):
+        read(path)
+
+
+def test_a_long_file_is_read_no_further_than_it_must(tmp_path):
+    """A broken line far behind what is wanted does not matter."""
+    line = json.dumps({"text": "x" * 100_000}) + "\n"
+    (tmp_path / "a.jsonl").write_text(line * 25 + "broken\n")
+    texts = read_texts(find_file({"path": str(tmp_path / "a.jsonl")}))
+    assert [len(next(texts)) for _ in range(20)] == [100_000] * 20
+    with pytest.raises(TextError, match="a.jsonl: line 26 is not JSON"):
+        list(texts)
+
+
+def test_what_is_no_file_is_not_available(tmp_path):
+    (tmp_path / "a.txt").mkdir()
+    for name, reason in (("a.txt", "is no file"), ("b.txt", "no such file")):
+        with pytest.raises(NotAvailable, match=reason):
+            find_file({"path": str(tmp_path / name)})
+
+
+# Both splits
+
+
+def test_up_to():
+    assert list(up_to(["aa", "bb", "cc"], {"amount": 3})) == ["aa", "bb"]
+    assert list(up_to(["aa", "bb"], {"amount": 5})) == ["aa", "bb"]
+    texts = ["a", "long one", "b", "another", "a third long one", "more"]
+    assert list(up_to(texts, {"amount": 2, "document_of": 5})) == texts[:4]
+    assert list(up_to(texts, {"amount": 10, "longest": 7})) == texts[:6]
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A source of local files; training repeats two validation documents."""
+    held_out = [f"held out {n}" for n in range(10)]
+    seen = ["seen 0", "held out 0", "held\n  out 1 ", *(f"seen {n}" for n in range(1, 9))]
+    write_documents(tmp_path / "val.jsonl", held_out)
+    write_documents(tmp_path / "00.jsonl", seen)
+    return {
+        "text": {
+            "source": "files",
+            "validation": [{"path": str(tmp_path / "val.jsonl")}],
+            "train": [{"path": str(tmp_path / "00.jsonl")}],
+        },
+        "wanted": {"validation": {"amount": 40}, "train": {"amount": 48}},
+    }
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return tmp_path / "out" / "train.jsonl", tmp_path / "out" / "validation.jsonl"
+
+
+def test_enough_documents_are_taken_and_none_twice(files, paths):
+    manifest = collect(files, *paths)
+    train, validation = (list(read_documents(path)) for path in paths)
+    # Of validation four of ten characters are 40, of training eight of six are 48.
+    assert validation == [f"held out {n}" for n in range(4)]
+    assert train == [f"seen {n}" for n in range(8)]
+    assert manifest["validation_documents"] == 4 and manifest["train_documents"] == 8
+    taken = manifest["train"]
+    assert taken["taken"] == files["text"]["train"][0]["path"] and taken["commit"] is None
+    assert taken["documents"] == 8 and taken["characters"] == 48
+    assert taken["left_out_as_validation"] == 2 and taken["passed_over"] == []
+
+
+def test_one_file_can_be_both_splits(files, paths):
+    files["text"]["train"] = files["text"]["validation"]
+    files["wanted"]["train"]["amount"] = 30
+    manifest = collect(files, *paths)
+    assert list(read_documents(paths[0])) == ["held out 4", "held out 5", "held out 6"]
+    assert manifest["train"]["left_out_as_validation"] == 4
+
+
+def test_a_split_of_which_nothing_is_wanted_is_not_read(files, paths):
+    """A suite that trains nothing needs no training text, and none is fetched for it."""
+    del files["text"]["train"], files["wanted"]["train"]
+    manifest = collect(files, *paths)
+    assert paths[0].read_bytes() == b"" and manifest["train"] == {"documents": 0}
+    assert manifest["validation_documents"] == 4 and manifest["train_documents"] == 0
+
+
+def test_a_broken_source_leaves_nothing_behind(files, paths, tmp_path):
+    (tmp_path / "00.jsonl").write_text('{"text": "fine"}\n{"text": \n')
+    with pytest.raises(TextError, match="00.jsonl: line 2 is not JSON"):
+        collect(files, *paths)
+    assert [path.name for path in paths[0].parent.iterdir()] == ["validation.jsonl"]
+
+
+def test_the_first_source_that_can_be_had_is_taken_and_the_others_are_said(files, paths, tmp_path):
+    there = files["text"]["validation"][0]
+    missing = {"path": str(tmp_path / "nowhere.jsonl")}
+    files["text"]["validation"] = [missing, there, {"path": str(tmp_path / "00.jsonl")}]
+    manifest = collect(files, *paths)
+    assert manifest["validation"]["taken"] == there["path"]
+    passed = [{"source": missing["path"], "reason": "no such file"}]
+    assert manifest["validation"]["passed_over"] == passed
+    files["text"]["train"] = [{"path": f"{tmp_path}/{name}"} for name in ("a.txt", "b.jsonl")]
+    (tmp_path / "b.jsonl").mkdir()
+    with pytest.raises(TextError) as error:
+        collect(files, *paths)
+    assert str(error.value) == (
+        f"train text: none of its sources can be had: {tmp_path}/a.txt (no such file); "
+        f"{tmp_path}/b.jsonl (is no file)"
+    )
+
+
+def test_of_a_long_document_no_more_is_taken_than_is_asked_for(files, paths, tmp_path):
+    write_documents(tmp_path / "val.jsonl", ["word " * 10**6])
+    taken = collect(files, *paths)["validation"]
+    assert taken["documents"] == 1 and 40 < taken["characters"] < 1_100_000
+
+
+COLLECT = """
+import resource, sys
+from flatminima.text.sources import collect
+
+folder, amount = sys.argv[1], int(sys.argv[2])
+source = {"source": "files", "validation": [{"path": f"{folder}/val.jsonl"}],
+          "train": [{"path": f"{folder}/train.jsonl"}]}
+wanted = {"validation": {"amount": 1000}, "train": {"amount": amount}}
+collect({"text": source, "wanted": wanted}, f"{folder}/a.jsonl", f"{folder}/b.jsonl")
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+ONE_LINE = """
+import resource, sys
+from flatminima.text.batches import make_batches
+from flatminima.text.sources import find_file, read_texts
+from flatminima.text.tokens import train_tokenizer
+
+tokenizer = train_tokenizer(["the quick brown fox jumps over lazy dogs " * 5] * 5, 300)
+texts = read_texts(find_file({"path": sys.argv[1]}))
+print(make_batches(tokenizer, texts, sequences=8, length=64, end=0).shape)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+def peak_mib(code: str, *arguments: object) -> int:
+    """Largest memory of a process, in MiB."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    folder = ROOT / "workflow_scripts"
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr[-2000:]
+    return int(run.stdout.split()[-1])
+
+
+@pytest.mark.parametrize("unit", ["some words in a row ", "letters"])
+def test_a_single_line_of_64_mib_takes_little_memory(unit, tmp_path):
+    (tmp_path / "a.txt").write_text(unit * ((64 << 20) // len(unit)))
+    assert peak_mib(ONE_LINE, tmp_path / "a.txt") < 1000
+
+
+@pytest.mark.slow
+def test_a_long_training_text_is_collected_as_a_stream(tmp_path):
+    """Ten times as much text takes about the same memory."""
+    (tmp_path / "val.jsonl").write_text(json.dumps({"text": "held out " * 200}) + "\n")
+    with open(tmp_path / "train.jsonl", "w") as stream:
+        for n in range(100_000):  # 400 MB
+            stream.write(json.dumps({"text": f"{n} " * (4000 // (len(str(n)) + 1))}) + "\n")
+    peaks = [peak_mib(COLLECT, tmp_path, amount) for amount in (30_000_000, 300_000_000)]
+    assert (tmp_path / "a.jsonl").stat().st_size > 300_000_000
+    assert peaks[1] < peaks[0] + 60, f"{peaks} MiB"
+
+
+# A hub
+
+PILE, MIRROR = "tiny/pile", "tiny/mirror"
+WORDS = random.Random(0).choices(["alpha", "beta", "gamma", "delta", "epsilon", "zeta"], k=4000)
+VALIDATION = [" ".join(WORDS[n : n + 40]) + f"\n  held out {n}" for n in range(0, 2000, 50)]
+TRAIN = [*(" ".join(WORDS[n : n + 40]) + f" seen {n}" for n in range(2000, 4000, 50)),
+         VALIDATION[3].replace(" ", "\n")]  # fmt: skip
+BIG = [f"{n} " + random.Random(n).randbytes(2000).hex() for n in range(2000)]  # 8 MB
+FILE = {"repo": PILE, "file": "val.jsonl.zst"}
+BIG_FILE = {"repo": PILE, "file": "train/big.jsonl.zst"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mirror")
+    pile = {
+        "README.md": b"# a tiny Pile\n",
+        "val.jsonl.zst": zstandard.compress(jsonl(VALIDATION)),
+        "train/00.jsonl.zst": zstandard.compress(jsonl(TRAIN)),
+        "train/big.jsonl.zst": zstandard.compress(jsonl(BIG)),
+        "train/cut.jsonl.zst": zstandard.compress(jsonl(BIG))[:-1000],
+    }
+    mirror = {
+        "plain.jsonl": jsonl(VALIDATION),
+        "broken.jsonl": jsonl(VALIDATION[:2]) + b"{\n",
+    }
+    write_parquet(folder / "a.parquet", VALIDATION)
+    mirror["data/validation.parquet"] = (folder / "a.parquet").read_bytes()
+    old = {"val.jsonl.zst": zstandard.compress(jsonl(["old"]))}
+    repositories = {PILE: {"main": pile, "old": old}, MIRROR: {"main": mirror}}
+    repositories["tiny/gated"] = {"main": pile}
+    with TinyHub(datasets=repositories, gated=("tiny/gated",)) as hub:
+        yield hub
+
+
+@pytest.fixture
+def hub(server, monkeypatch, tmp_path):
+    """The hub, with three attempts at everything and pauses that take no time."""
+    server.requests.clear()
+    server.faults.clear()
+    point_at(monkeypatch, server, tmp_path / "home")
+    impatient = SimpleNamespace(sleep=lambda seconds: None)
+    monkeypatch.setattr(_http, "time", impatient)
+    monkeypatch.setattr(tenacity.nap, "time", impatient)
+    monkeypatch.setattr(hub_module, "ATTEMPTS", 3)
+    return server
+
+
+def fetched(source) -> list[str]:
+    return list(read_texts(find_file(source)))
+
+
+def test_every_form_of_the_same_documents_is_the_same(hub):
+    for file in ("data/validation.parquet", "plain.jsonl"):
+        assert fetched({"repo": MIRROR, "file": file}) == VALIDATION
+    assert fetched(FILE) == VALIDATION
+    assert fetched(FILE | {"revision": "old"}) == ["old"]
+
+
+def test_the_commit_is_asked_once_and_then_pinned(hub):
+    file = find_file(FILE)
+    assert file.commit == hub.commit(PILE, "main", "dataset")
+    assert f"@{file.commit}/val.jsonl.zst" in file.location
+    hub.requests.clear()
+    list(read_texts(file))
+    assert hub.requests and not hub.asked("main")
+    assert hub.commit(PILE, "old", "dataset") == find_file(FILE | {"revision": "old"}).commit
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (FILE | {"file": "test.jsonl.zst"}, "there is no test.jsonl.zst in it; did you mean"),
+        (FILE | {"file": "validation/00.jsonl.zst"}, "did you mean train/00.jsonl.zst? valid:"),
+        (FILE | {"repo": "tiny/nothing"}, "no such repository, or it is private"),
+        (FILE | {"revision": "v2"}, "datasets/tiny/pile at v2: the hub has no such revision"),
+        (FILE | {"repo": "tiny/gated"}, "is gated; accept its terms at"),
+    ],
+)
+def test_what_a_dataset_lacks_is_said_and_never_replaced(hub, source, reason):
+    with pytest.raises(NotAvailable) as error:
+        find_file(source)
+    assert reason in str(error.value) and "\n" not in str(error.value)
+    assert not hub.asked("resolve|lfs"), "no file was asked for"
+
+
+def test_a_gated_dataset_opens_with_the_users_token(hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    assert fetched(FILE | {"repo": "tiny/gated"}) == VALIDATION
+
+
+def test_a_hub_that_cannot_be_reached_is_passed_over(hub, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(NotAvailable, match="datasets/tiny/pile at main: ConnectError"):
+        find_file(FILE)
+
+
+def test_offline_the_users_cache_is_a_source(hub, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(NotAvailable, match="HF_HUB_OFFLINE is set and .* lacks it"):
+        find_file(FILE)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    hf_hub_download(PILE, "val.jsonl.zst", repo_type="dataset")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub.requests.clear()
+    assert fetched(FILE) == VALIDATION and not hub.requests
+    assert find_file(FILE).commit == hub.commit(PILE, "main", "dataset")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    assert fetched(FILE) == VALIDATION
+    assert not hub.asked("resolve|lfs"), "what is in the cache is not fetched again"
+
+
+FAULTS = {
+    "busy hub": ("/api/datasets", "status", {"status": 503}),
+    "too many requests": ("/api/datasets", "status",
+                          {"status": 429, "headers": {"Retry-After": "7"}}),
+    "busy storage": ("/lfs/", "status", {"status": 503}),
+    "reset in mid-file": ("/lfs/", "reset", {"after": 100_000}),
+    "early end": ("/lfs/", "truncate", {"after": 100_000}),
+    "short body": ("/lfs/", "short", {"after": 100_000}),
+    "reset at once": ("/api/datasets", "reset", {"after": 0}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_passing_fault_changes_nothing(name, hub):
+    path, kind, details = FAULTS[name]
+    fault = hub.faults.add(path, kind, **details)
+    assert fetched(BIG_FILE) == BIG
+    assert fault.met == 1
+
+
+@pytest.mark.parametrize("kind", ["reset", "truncate", "wrong"])
+def test_a_stream_that_keeps_breaking_off_is_one_line(kind, hub):
+    hub.faults.add("/lfs/", kind, times=None, after=100_000)
+    with pytest.raises((TextError, HubError)) as error:
+        fetched(BIG_FILE)
+    assert "tiny/pile" in str(error.value) and "train/big.jsonl.zst" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_broken_file_of_a_hub_is_named(hub):
+    with pytest.raises(TextError, match="tiny/mirror: broken.jsonl: line 3 is not JSON"):
+        fetched({"repo": MIRROR, "file": "broken.jsonl"})
+    with pytest.raises(TextError, match="tiny/pile: train/cut.jsonl.zst: ends in the middle"):
+        fetched({"repo": PILE, "file": "train/cut.jsonl.zst"})
+
+
+# The identity of the data
+
+
+def token_files(folder, validation, train):
+    """sha256 of both token files of these sources, and their manifests."""
+    folder.mkdir()
+    wanted = {"validation": {"amount": 2000}, "train": {"amount": 10**6}}
+    source = {"text": {"source": "files", "validation": validation, "train": train},
+              "wanted": wanted}  # fmt: skip
+    texts = {split: folder / f"{split}.jsonl" for split in ("train", "validation")}
+    (folder / "text.json").write_text(json.dumps(collect(source, **texts)))
+    train_tokenizer(TRAIN, 300).save(str(folder / "tokenizer.json"))
+    outputs = {split: folder / f"{split}.safetensors" for split in texts}
+    manifests = {f"{split}_manifest": folder / f"{split}.json" for split in texts}
+    fix_batches.main(
+        inputs={"tokenizer": folder / "tokenizer.json", "manifest": folder / "text.json"}
+        | {f"{split}_text": path for split, path in texts.items()},
+        batches={"validation": {"sequences": 4, "length": 32},
+                 "train": {"sequences": 26, "length": 64}},
+        vocabulary={"model_vocabulary": 304},
+        outputs=outputs | manifests,
+    )  # fmt: skip
+    records = {s: json.loads(manifests[f"{s}_manifest"].read_text()) for s in texts}
+    return {split: file_sha256(file) for split, file in outputs.items()}, records
+
+
+def test_the_token_files_are_the_same_whatever_the_route(hub, tmp_path):
+    local = tmp_path / "local"
+    local.mkdir()
+    for split, texts in (("val", VALIDATION), ("train", TRAIN)):
+        (local / f"{split}.jsonl").write_bytes(jsonl(texts))
+        (local / f"{split}.jsonl.zst").write_bytes(zstandard.compress(jsonl(texts)))
+        write_parquet(local / f"{split}.parquet", texts)
+    routes = {
+        ending: ([{"path": f"{local}/val{ending}"}], [{"path": f"{local}/train{ending}"}])
+        for ending in (".jsonl", ".jsonl.zst", ".parquet")
+    }
+    missing = {"repo": MIRROR, "file": "val.jsonl.zst"}
+    on_hub = {"repo": PILE, "file": "train/00.jsonl.zst"}
+    routes["hub"] = ([missing, FILE], [on_hub])
+    routes["both"] = ([{"repo": MIRROR, "file": "data/validation.parquet"}], routes[".jsonl"][1])
+    found = {name: token_files(tmp_path / name, *sources) for name, sources in routes.items()}
+    tokens, records = found["hub"]
+    assert all(other == tokens for other, _ in found.values())
+    assert tokens["validation"] != tokens["train"]
+
+    record = records["validation"]
+    assert record["sha256"] == tokens["validation"]
+    assert record["vocab_size"] == 300 and record["model_vocabulary"] == 304
+    assert record["documents_shared_with_training"] == 0
+    validation, train = record["text"]["validation"], record["text"]["train"]
+    assert validation["taken"] == "tiny/pile: val.jsonl.zst"
+    assert validation["commit"] == hub.commit(PILE, "main", "dataset")
+    assert validation["passed_over"][0]["source"] == "tiny/mirror: val.jsonl.zst"
+    assert "there is no val.jsonl.zst in it" in validation["passed_over"][0]["reason"]
+    assert train["left_out_as_validation"] == 1 and train["documents"] == len(TRAIN) - 1
+    digests = [r["validation"]["text"]["validation"]["sha256"] for _, r in found.values()]
+    assert set(digests) == {validation["sha256"]}

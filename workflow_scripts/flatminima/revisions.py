@@ -1,0 +1,361 @@
+r"""What the checkpoints of a suite are: where they are found, what they are called, what they hold.
+
+A hub's branch holds one training step each. A *pattern* is a regular expression that matches
+the whole name of such a branch and has a group called ``step``: ``step(?P<step>\d+)`` for
+Pythia. Which branch holds which step is read from the hub's list once and committed
+(``resources/revisions/{suite}.csv``: step, branch, commit), so that planning needs no network.
+
+One's own run is found on disk by a pattern of folders such as ``runs/mine/checkpoint-{step}``.
+The folders that ``transformers.Trainer`` writes count as they are; a folder that is no whole
+checkpoint is skipped, with the reason.
+
+Weights are deleted once they are measured, yet whether a revision lies where it belongs shows
+only beside the others. So of each checkpoint a random projection is kept: each weight is given
+a random sign and added to one of ``BUCKETS`` sums (a count sketch: Charikar, Chen and
+Farach-Colton, 2002, with the bucket taken in turn). Signs depend on the tensor's name only, so
+that sketches of two checkpoints can be subtracted, and the squared length of the difference
+estimates, without bias, the squared L2 distance of all weights; its relative standard error is
+about sqrt(2 / BUCKETS), 1 % for a distance itself. Single tensors have the same in fewer sums,
+9 % for a distance.
+
+Planning reads this module, so torch is imported where weights are.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from safetensors import SafetensorError, safe_open
+
+from flatminima.files import file_sha256
+from flatminima.integrity import WHOLE, Found, distances
+from flatminima.missing import MISSING, PRESENT
+
+STEP_GROUP = r"(?P<step>\d+)"
+DEFAULT_PATTERN = f"step{STEP_GROUP}"  # Pythia and PolyPythias
+COLUMNS = ["step", "branch", "commit"]  # of a frozen table
+PLACE = "{step}"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+BUCKETS = 4093  # a prime: no row or column of a matrix keeps falling into the same sum
+TENSOR_BUCKETS = 61
+_FOLD = np.arange(BUCKETS) % TENSOR_BUCKETS
+_COUNTS = ["bytes", "n_tensors", "n_weights", "duplicate_of"]
+
+
+# Branches of a hub
+
+
+def step_of(pattern: str, branch: str) -> int | None:
+    """Step that a branch holds; ``None`` where its name is another kind, such as ``main``."""
+    match = re.fullmatch(pattern, branch)
+    return int(match["step"]) if match else None
+
+
+def branch_of(pattern: str, step: int) -> str | None:
+    """Name of the branch of ``step``; ``None`` where the name says more than the step.
+
+    ``stage1-step1000-tokens3B`` is such a name: only the hub's list of branches knows it.
+    """
+    branch = pattern.replace(STEP_GROUP, str(step))
+    return branch if step_of(pattern, branch) == step else None
+
+
+def table_of_branches(pattern: str, branches: Mapping[str, str]) -> pd.DataFrame:
+    """The branches (name to commit) that hold a step, in step order.
+
+    Raises ``ValueError`` where no branch fits the pattern or two hold the same step.
+    """
+    rows = [
+        (step, branch, commit)
+        for branch, commit in branches.items()
+        if (step := step_of(pattern, branch)) is not None
+    ]
+    if not rows:
+        shown = ", ".join(sorted(branches)[:3]) or "none"
+        raise ValueError(f"none of {len(branches)} branches fits {pattern!r}; there are {shown}")
+    table = pd.DataFrame(sorted(rows), columns=COLUMNS)
+    twice = table[table.duplicated("step", keep=False)]
+    if len(twice):
+        names = " and ".join(twice[twice["step"] == twice["step"].iloc[0]]["branch"])
+        raise ValueError(f"branches {names} are both step {twice['step'].iloc[0]}")
+    return table
+
+
+def read_table(path: Path) -> dict[int, str] | None:
+    """Branch of each step, in step order; ``None`` where the table does not exist.
+
+    Raises ``ValueError`` for a file that is no such table.
+    """
+    if not path.is_file():
+        return None
+    table = pd.read_csv(path, dtype={"branch": str, "commit": str})
+    if list(table.columns) != COLUMNS or table.empty or not table["step"].is_monotonic_increasing:
+        raise ValueError(f"{path} is no table of {', '.join(COLUMNS)} in step order")
+    return dict(zip(table["step"].tolist(), table["branch"], strict=True))
+
+
+# Folders of one's own run
+
+
+class Incomplete(ValueError):
+    """A folder that holds no whole checkpoint, and why."""
+
+
+@dataclass(frozen=True)
+class LocalCheckpoint:
+    """A whole checkpoint: its folder, and the names of its weights and of all its files."""
+
+    folder: str
+    weights: str
+    files: tuple[str, ...]
+
+
+@dataclass
+class LocalRun:
+    """Checkpoints by step in order, and one line for each folder that was skipped."""
+
+    checkpoints: dict[int, LocalCheckpoint] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+
+
+def check_pattern(pattern: str) -> None:
+    """Raise ``ValueError`` unless the pattern has one place for the step."""
+    if pattern.count(PLACE) != 1 or "*" in pattern:
+        raise ValueError(f"{pattern!r} must have {PLACE} once and no *")
+
+
+def _candidates(pattern: str) -> Iterator[tuple[int, Path]]:
+    """Step and folder of everything that the pattern fits."""
+    check_pattern(pattern)
+    before, after = pattern.split(PLACE)
+    fits = re.compile(re.escape(before) + r"(\d+)" + re.escape(after))
+    anchor = Path(before if before.endswith("/") or not before else Path(before).parent)
+    prefix = "" if before.endswith("/") else Path(before).name
+    first, _, rest = after.partition("/")
+    for path in anchor.glob(f"{_literal(prefix)}*{_literal(first)}"):
+        folder = path / rest if rest else path
+        match = fits.fullmatch(_spelled(folder, before))
+        if match and folder.is_dir():
+            yield int(match[1]), folder
+
+
+def _literal(text: str) -> str:
+    """Text that a glob takes letter by letter."""
+    return re.sub(r"([*?[])", r"[\1]", text)
+
+
+def _spelled(path: Path, before: str) -> str:
+    """The path as the pattern writes it: ``./runs`` and ``runs`` are one folder."""
+    text = path.as_posix()
+    return f"./{text}" if before.startswith("./") else text
+
+
+def read_checkpoint(folder: Path) -> LocalCheckpoint:
+    """What a folder holds; raises ``Incomplete`` where that is no whole checkpoint."""
+    if not (folder / "config.json").is_file():
+        raise Incomplete("no config.json")
+    if (folder / WEIGHTS).is_file():
+        weights, shards = WEIGHTS, [WEIGHTS]
+    elif (folder / INDEX).is_file():
+        weights, shards = INDEX, _shards(folder / INDEX)
+    elif pickle := next((name for name in PICKLES if (folder / name).is_file()), None):
+        raise Incomplete(
+            f"weights only in {pickle}, a pickle, which could run code; "
+            f"save_pretrained of transformers writes {WEIGHTS}"
+        )
+    else:
+        raise Incomplete("no weights")
+    for shard in shards:
+        _check_whole(folder / shard)
+    names = ["config.json", weights, *(shard for shard in shards if shard != weights)]
+    return LocalCheckpoint(folder.as_posix(), weights, tuple(names))
+
+
+def _shards(index: Path) -> list[str]:
+    try:
+        return sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Incomplete(f"{index.name} cannot be read") from error
+
+
+def _check_whole(path: Path) -> None:
+    """Raise ``Incomplete`` unless the file is there and as long as its header says."""
+    if not path.is_file():
+        raise Incomplete(f"no {path.name}, which {INDEX} names")
+    try:
+        with safe_open(path, framework="np"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise Incomplete(f"{path.name} is not whole ({error})") from error
+
+
+def find_checkpoints(pattern: str) -> LocalRun:
+    """All whole checkpoints of a pattern, and what was skipped.
+
+    Raises ``ValueError`` for two folders of the same step.
+    """
+    found = LocalRun()
+    for step, folder in sorted(_candidates(pattern)):
+        try:
+            checkpoint = read_checkpoint(folder)
+        except Incomplete as reason:
+            found.skipped.append(f"{folder.as_posix()}: {reason}")
+            continue
+        if step in found.checkpoints:
+            both = f"{found.checkpoints[step].folder} and {checkpoint.folder}"
+            raise ValueError(f"{both} are both step {step}")
+        found.checkpoints[step] = checkpoint
+    return found
+
+
+# What a checkpoint holds
+
+
+def _signs(name: str, count: int) -> np.ndarray:
+    """Random signs of a tensor's weights, ``[count]`` of -1 and 1 in float32."""
+    seed = list(hashlib.sha256(name.encode()).digest()[:16])
+    bits = np.random.default_rng(seed).bytes(-(-count // 8))
+    drawn = np.unpackbits(np.frombuffer(bits, np.uint8), count=count)
+    return 1.0 - 2.0 * drawn.astype(np.float32)
+
+
+def sketch(name: str, weights: np.ndarray) -> np.ndarray:
+    """Sketch of one tensor, float64 ``[BUCKETS]``; those of all tensors are added up.
+
+    ``weights`` is the tensor in any shape.
+    """
+    flat = np.asarray(weights, dtype=np.float32).ravel()
+    signed = np.zeros(-(-flat.size // BUCKETS) * BUCKETS, dtype=np.float32)
+    np.multiply(flat, _signs(name, flat.size), out=signed[: flat.size])
+    return signed.reshape(-1, BUCKETS).sum(axis=0, dtype=np.float64)
+
+
+def fingerprint_checkpoint(step: int, path: str | Path) -> pd.DataFrame:
+    """Rows of one checkpoint: step, tensor, shape, n_weights, sha256, sum_of_squares, sketch.
+
+    One row per tensor with a sketch of ``TENSOR_BUCKETS`` sums, and one called ``all`` of
+    ``BUCKETS``. ``shape`` is text such as ``64x192``; sums are in float64.
+    """
+    from flatminima.model import read_weights, tensor_digests
+
+    digests = tensor_digests(path)
+    rows, whole = [], np.zeros(BUCKETS)
+    for name, tensor in read_weights(path):
+        values = tensor.float().numpy()
+        sums = sketch(name, values)
+        whole += sums
+        folded = np.bincount(_FOLD, weights=sums).tolist()
+        squares = float(np.square(values, dtype=np.float64).sum())
+        shape = "x".join(map(str, values.shape))
+        rows.append((step, name, shape, values.size, digests[name], squares, folded))
+    total = sum(row[3] for row in rows), sum(row[5] for row in rows)
+    rows.append((step, WHOLE, "", total[0], "", total[1], whole.tolist()))
+    columns = ["step", "tensor", "shape", "n_weights", "sha256", "sum_of_squares", "sketch"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def describe_checkpoint(
+    step: int,
+    weights: str | Path,
+    origin: Mapping,
+    fingerprint: pd.DataFrame,
+    tokens_per_step: int | None,
+) -> dict:
+    """One row of ``suite.csv``.
+
+    ``origin`` names what a hub served (revision, commit, files by their sha256) and is empty
+    for a checkpoint made here; ``fingerprint`` is ``fingerprint_checkpoint``'s.
+    """
+    from flatminima.model import weight_files, weights_digest, weights_dtypes
+
+    whole = fingerprint["tensor"] == WHOLE
+    digests = fingerprint.loc[~whole].set_index("tensor")["sha256"].to_dict()
+    files = {file.name: file_sha256(file) for file in weight_files(weights)}
+    single = list(files) == [Path(weights).name]
+    return _named(step, PRESENT, "", origin, tokens_per_step) | {
+        # Of shards the hash of their names and hashes in name order.
+        "sha256": next(iter(files.values())) if single else weights_digest(files),
+        "weights_sha256": weights_digest(digests),
+        "bytes": sum(file.stat().st_size for file in weight_files(weights)),
+        "dtype": weights_dtypes(weights),
+        "n_tensors": len(digests),
+        "n_weights": int(fingerprint.loc[whole, "n_weights"].item()),
+    }
+
+
+def describe_missing(step: int, revision: str, reason: str, tokens_per_step: int | None) -> dict:
+    """The row of a revision that could not be had, in the columns of ``describe_checkpoint``."""
+    unknown = ("sha256", "weights_sha256", "bytes", "dtype", "n_tensors", "n_weights")
+    row = _named(step, MISSING, reason, {"revision": revision}, tokens_per_step)
+    return row | dict.fromkeys(unknown)
+
+
+def _named(
+    step: int, status: str, reason: str, origin: Mapping, tokens_per_step: int | None
+) -> dict:
+    files = origin.get("files", {})
+    return {
+        "step": step,
+        "status": status,
+        "reason": reason,
+        "revision": origin.get("revision", f"step{step}"),
+        "commit": origin.get("commit", ""),
+        "tokens_seen": None if tokens_per_step is None else step * tokens_per_step,
+        "files": " ".join(f"{name}:{files[name]}" for name in sorted(files)),
+    }
+
+
+def revision_table(rows: Sequence[Mapping]) -> pd.DataFrame:
+    """Rows of a range as a table whose counts stay whole numbers beside gaps."""
+    table = pd.DataFrame(rows)
+    return table.astype({name: "Int64" for name in _COUNTS if name in table})
+
+
+# The whole suite
+
+
+def mark_duplicates(table: pd.DataFrame) -> pd.DataFrame:
+    """Add ``duplicate_of``: the first earlier step with the same weights, or nothing.
+
+    In Pythia step 0 and step 1 are the same, since the first update has a learning
+    rate of zero.
+    """
+    table = table.sort_values("step", ignore_index=True)
+    first = table.groupby("weights_sha256")["step"].transform("min")
+    return table.assign(duplicate_of=first.where(first < table["step"]).astype("Int64"))
+
+
+def distances_to_previous(table: pd.DataFrame, fingerprints: pd.DataFrame) -> pd.Series:
+    """Estimated L2 distance to the previous revision that is there, relative to its norm, by step.
+
+    Over all weights, with the standard error of a sketch (1 %), to four digits; exactly 0
+    for equal weights.
+    """
+    steps = table.loc[table["status"] == PRESENT, "step"].tolist()
+    whole = fingerprints[fingerprints["tensor"] == WHOLE].set_index("step")
+    norms = np.sqrt(whole.loc[steps, "sum_of_squares"].to_numpy())
+    between = np.diagonal(distances(fingerprints, steps), offset=1)
+    relative = between / np.where(norms[:-1] > 0.0, norms[:-1], np.nan)
+    return pd.Series([float(f"{value:.4g}") for value in relative], index=steps[1:])
+
+
+def suite_table(
+    revisions: pd.DataFrame, fingerprints: pd.DataFrame, found: Sequence[Found], suite: str
+) -> pd.DataFrame:
+    """The columns of ``suite.csv``: every revision, how far it moved, and what is odd about it."""
+    table = mark_duplicates(revisions)
+    table.insert(0, "suite", suite)
+    moved = table["step"].map(distances_to_previous(table, fingerprints))
+    kinds = {step: [] for step in table["step"]}
+    for one in found:
+        for step in one.steps:
+            kinds[step].append(one.kind)
+    named = [" ".join(dict.fromkeys(kinds[step])) for step in table["step"]]
+    table = table.assign(distance_to_previous=moved, findings=named)
+    return table.astype({name: "Int64" for name in _COUNTS})

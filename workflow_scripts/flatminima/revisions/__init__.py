@@ -1,1 +1,0 @@
-"""The revisions of a suite: found, fetched ahead, described, and checked for what they are."""

@@ -1,0 +1,57 @@
+"""Fetch revisions of a hub suite, one after another: describe, probe, take kurtosis, delete."""
+
+import shutil
+from pathlib import Path
+
+from flatminima.downloads import WEIGHTS_FILE, download_checkpoint
+from flatminima.files import write_json, write_rows
+from flatminima.hub import RevisionMissing
+from flatminima.jobs import log, progress, run
+from flatminima.kurtosis import kurtosis_of_checkpoint
+from flatminima.model import load_model
+from flatminima.revisions import (
+    describe_checkpoint,
+    describe_missing,
+    fingerprint_checkpoint,
+    revision_table,
+)
+from flatminima.scoring import Prober, write_probes
+
+
+def main(*, repo: str, branches: dict, validation: str, probe: dict, layers: str,
+         tokens_per_step: int | None, threads: int, folder: str, code: str, outputs: dict
+         ) -> None:  # fmt: skip
+    """Write what the rules for checkpoints on disk write; ``branches`` maps steps to hub names.
+
+    A revision that the hub does not have is a row that says so. No more than one checkpoint
+    is in ``folder`` at a time, and none when the job ends.
+    """
+    prober = Prober(validation, probe, threads)
+    rows, prints, kurtosis, scores = [], [], [], []
+    weights = Path(folder, WEIGHTS_FILE)
+    try:
+        for step, branch in progress(branches.items(), "revisions", total=len(branches)):
+            shutil.rmtree(folder, ignore_errors=True)  # the one before, or what a kill left
+            try:
+                origin = download_checkpoint(repo, branch, folder)
+            except RevisionMissing as error:
+                log(f"step {step} is missing: {error.reason}")
+                rows.append(describe_missing(step, branch, error.reason, tokens_per_step))
+                continue
+            prints.append(fingerprint_checkpoint(step, weights))
+            rows.append(describe_checkpoint(step, weights, origin, prints[-1], tokens_per_step))
+            kurtosis.append(kurtosis_of_checkpoint(step, weights, layers))
+            scores.append(prober(load_model(folder, prober.device), step))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    write_rows([revision_table(rows)], outputs["revisions"])
+    write_rows(prints, outputs["fingerprints"])
+    write_rows(kurtosis, outputs["kurtosis"])
+    write_probes(scores, resamples=probe["resamples"], table=outputs["table"],
+                 sequences=outputs["sequences"])  # fmt: skip
+    write_json(outputs["provenance"], {**prober.made_by, "code": code})
+    log(f"{len(scores)} of {len(branches)} revisions probed")
+
+
+if __name__ == "__main__":
+    run(main, snakemake)
