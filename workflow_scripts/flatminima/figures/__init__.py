@@ -1,1 +1,0 @@
-"""The figures of the paper, and the one style they share."""
