@@ -28,12 +28,12 @@ def kill_once_a_fork_is_half_done(folder: Path) -> None:
     )  # fmt: skip
     unfinished = folder / "results/tiny/unfinished/train_fork"
     started = time.monotonic()
-    while not list(unfinished.glob("*/state.safetensors")):
+    while not list(unfinished.glob("forks/*/state.safetensors")):
         assert process.poll() is None and time.monotonic() - started < 600
         time.sleep(0.005)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    left = list(unfinished.glob("*/state.safetensors"))
+    left = list(unfinished.glob("forks/*/state.safetensors"))
     assert len(left) == 1, "the state of the fork that was at work"
     assert not list((folder / "results/tiny/forks").glob("*.csv"))
 
@@ -101,8 +101,9 @@ def test_provenance_stands_beside_what_was_measured(tiny):
         assert made_by["dtype"] == "float32" and made_by["tf32"] is False
         assert made_by["packages"]["torch"].startswith("2.13.0")
         assert len(made_by["code"]) == 16
-    fork = json.loads((results(tiny) / "forks" / "oli-seed1.json").read_text())
-    assert fork["seed"] == 1 and fork["definition"]["kind"] == "oli"
+    training = json.loads((results(tiny) / "forks" / "oli-seed1.json").read_text())["training"]
+    assert training["seed"] == 1 and training["definition"]["kind"] == "oli"
+    assert len(training["weights_sha256"]) == 10
 
 
 def relative_files(folder: Path, pattern: str) -> dict[str, Path]:

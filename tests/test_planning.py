@@ -141,11 +141,11 @@ def test_forks_are_every_schedule_with_every_seed():
         for schedule in ("cosine", "sgdr", "oli")
         for seed in (0, 1, 2)
     ]
-    inputs = MINI.fork_inputs("oli")
+    inputs = MINI.condition_inputs("forks", "oli")
     assert set(inputs) == {"weights", "config"}
     assert inputs["weights"] == "results/mini/checkpoints/step2800/model.safetensors"
     with pytest.raises(ConfigError, match="'olli' is not known; did you mean oli?"):
-        MINI.fork_inputs("olli")
+        MINI.condition_inputs("forks", "olli")
     with pytest.raises(ConfigError, match="'olli' is not known; did you mean oli?"):
         MINI.fork_settings("olli")
 
@@ -153,21 +153,21 @@ def test_forks_are_every_schedule_with_every_seed():
 def test_restored_moments_come_from_the_state_at_the_fork():
     config = copy.deepcopy(CONFIG)
     config["suites"]["mini"]["fork"]["optimizer_state"] = "restored"
-    state = plan_of("mini", config).fork_inputs("oli")["state"]
+    state = plan_of("mini", config).condition_inputs("forks", "oli")["state"]
     assert state == "results/mini/training/step2800.safetensors"
 
 
 def test_dense_probes_belong_to_oli_alone():
     assert len(MINI.cycles) == 2 * 3
     assert all("/oli-bumpfirst-" in path or "/oli-coolfirst-" in path for path in MINI.cycles)
-    settings = MINI.cycle_settings("oli", "bump")
+    settings = MINI.cycle_settings("oli-bumpfirst")
     assert settings["definition"]["first"] == "bump"
     assert settings["fork"]["probe_last"] == 4 * (3 + 12) and settings["fork"]["probe_every"] == 1
     assert MINI.fork_settings("oli")["definition"]["first"] == "cool", (
         "the fork itself is as it was"
     )
     with pytest.raises(ConfigError, match="'sgdr' has no phases"):
-        MINI.cycle_settings("sgdr", "bump")
+        MINI.cycle_settings("sgdr-bumpfirst")
 
 
 # Parameters: which job reads which key
@@ -193,8 +193,8 @@ def parameters(plan: SuitePlan) -> dict[str, object]:
             found |= {f"job {number} settings": job.settings, f"job {number} due": job.checkpoints}
     for schedule in SCHEDULES:
         found |= {f"fork {schedule}": plan.fork_settings(schedule)}
-        found |= {f"start {schedule}": plan.fork_inputs(schedule)}
-    found["cycles oli"] = [plan.cycle_settings("oli", order) for order in ("bump", "cool")]
+        found |= {f"start {schedule}": plan.condition_inputs("forks", schedule)}
+    found["cycles oli"] = [plan.cycle_settings(f"oli-{order}first") for order in ("bump", "cool")]
     return found
 
 

@@ -193,7 +193,7 @@ def test_the_paper_is_planned_whole(clean):
     jobs = planned("--config", "suite=pythia-160m", folder=clean)
     assert jobs["probe_revision"] == 154
     assert jobs["fetch_checkpoint"] == 1, "the start of the forks"
-    assert jobs["train_fork"] == 9
+    assert jobs["train_fork_temporary"] == jobs["probe_fork"] == 9
     once = {"fetch_tokenizer", "collect_text", "fix_batches", "gather_audit", "judge_claims",
             "plot_audit", "plot_kurtosis", "plot_forks", "render_notebook_tour", "all"}  # fmt: skip
     assert {rule: jobs.get(rule) for rule in once} == dict.fromkeys(once, 1)
@@ -209,7 +209,16 @@ SUITE = WHOLE | {"describe_checkpoints": 2, "gather_suite": 1}
 # Nothing is gathered of revisions whose integrity was not looked at.
 AUDIT = SUITE | {"probe_checkpoints": 2, "gather_audit": 1}
 PHASES = AUDIT | {"detect_phases": 1}
-FORKS = HALF | {"train_fork": 9, "summarise_fork": 9, "gather_forks": 1}
+FORKS = HALF | {"train_fork": 9, "probe_fork": 9, "summarise_fork": 9, "gather_forks": 1}
+
+
+def forked(count: int) -> dict[str, int]:
+    """Jobs of so many trained conditions, their probes and tables, gathered."""
+    return dict.fromkeys(("train_fork", "probe_fork", "summarise_fork"), count) | {
+        "gather_forks": 1
+    }
+
+
 # What each target needs, to the job: no more is planned and no less.
 TARGETS = {
     "data/validation.safetensors": DATA,
@@ -221,9 +230,10 @@ TARGETS = {
     "probes/step2760-step2840.csv": WHOLE | {"probe_checkpoints": 1},
     "kurtosis/step0-step2800.csv": HALF | {"measure_kurtosis": 1},
     "revisions/step512.csv": HALF | {"describe_checkpoints": 1},
-    "forks/oli-seed0.csv": HALF | {"train_fork": 1, "summarise_fork": 1},
-    "forks/cosine-seed12.csv": HALF | {"train_fork": 1, "summarise_fork": 1},
-    "forks/oli-seed0.parquet": HALF | {"train_fork": 1},
+    "forks/oli-seed0.csv": HALF | {"train_fork": 1, "probe_fork": 1, "summarise_fork": 1},
+    "forks/cosine-seed12.csv": HALF | {"train_fork": 1, "probe_fork": 1, "summarise_fork": 1},
+    "forks/oli-seed0.parquet": HALF | {"train_fork": 1, "probe_fork": 1},
+    "forks/kurtosis/oli-seed0.csv": HALF | {"train_fork": 1, "measure_kurtosis_of_fork": 1},
     "suite.csv": SUITE,
     "audit.csv": AUDIT,
     "kurtosis.csv": SUITE | {"measure_kurtosis": 2, "gather_kurtosis": 1},
@@ -232,24 +242,15 @@ TARGETS = {
     "figures/fig1_audit.svg": PHASES | {"plot_audit": 1},
     "figures/fig3_forks.pdf": FORKS | AUDIT | {"plot_forks": 1},
     "forks.csv": FORKS,
-    "cycles.csv": HALF
-    | {"train_fork_cycles": 6, "summarise_fork_cycles": 6, "gather_forks_cycles": 1},
-    "variants/wsd-seed7.csv": HALF | {"train_fork_variants": 1, "summarise_fork_variants": 1},
+    "cycles.csv": HALF | forked(6),
+    "variants/wsd-seed7.csv": HALF | {"train_fork": 1, "probe_fork": 1, "summarise_fork": 1},
     "averages/lawa_5.csv": WHOLE | {"average_checkpoints": 1},
     "calibration.json": HALF | {"calibrate_amplitude": 1},
-    "pilot.csv": HALF
-    | {"train_fork_variants": 14, "summarise_fork_variants": 14, "gather_forks_pilot": 1},
-    "amplitudes.csv": HALF
-    | {"train_fork_variants": 12, "summarise_fork_variants": 12, "gather_forks_amplitudes": 1},
-    "figures/fig8_rivals.png": FORKS
-    | WHOLE
-    | {
-        "train_fork_variants": 18,
-        "summarise_fork_variants": 18,
-        "average_checkpoints": 5,
-        "gather_rivals": 1,
-        "plot_rivals": 1,
-    },
+    "pilot.csv": HALF | forked(14),
+    "amplitudes.csv": HALF | forked(12),
+    "figures/fig8_rivals.png": WHOLE
+    | forked(9 + 18)
+    | {"average_checkpoints": 5, "gather_rivals": 1, "plot_rivals": 1},
 }
 
 

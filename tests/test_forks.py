@@ -1,0 +1,425 @@
+"""Forks and what else leaves the run: what each condition is, its table, and what averages are."""
+
+import copy
+import math
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+from flatminima import calibration
+from flatminima.errors import ConfigError
+from flatminima.files import read_json
+from flatminima.forks import RIVAL_COLUMNS, compare, rival_table, settled_rows
+from flatminima.model import build_model, load_model, load_tensors, save_model
+from flatminima.planning import SuitePlan
+from flatminima.quantizers import linear_weights, quantized_weights
+from flatminima.schedules import Condition, Cosine
+from flatminima.text.tokens import write_tokens
+from flatminima.training.loop import Recipe, build_optimizer, train
+from flatminima.training.workspace import save_state
+from tests import synthetic
+from tests.conftest import TINY, TINY_VOCABULARY, affine
+from tests.test_workspace import PROBE
+from tests.workflow import ROOT
+from workflow_scripts import average_checkpoints, calibrate_amplitude, gather_rivals
+
+CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
+INT4 = affine(4, "group", False, group_size=8)
+
+
+def plan_of(name: str, change=lambda section: None) -> SuitePlan:
+    section = copy.deepcopy(CONFIG["suites"][name])
+    change(section)
+    return SuitePlan(name, section, CONFIG["quantizers"])
+
+
+MINI, PYTHIA = plan_of("mini"), plan_of("pythia-160m")
+
+
+def names(tables: list[str]) -> list[str]:
+    return list(dict.fromkeys(re.sub(r"-seed\d+|\.csv", "", t.split("/")[-1]) for t in tables))
+
+
+def trained(plan: SuitePlan) -> list[str]:
+    tables = [*plan.pilot_tables, *plan.amplitude_tables, *plan.rival_tables]
+    return names([table for table in tables if "/variants/" in table])
+
+
+def variant(name: str, plan: SuitePlan = MINI) -> Condition:
+    return Condition(**plan.condition_settings("variants", name))
+
+
+# What a condition is
+
+
+def test_the_pilot_of_the_paper_and_the_arms_that_take_it_apart():
+    assert names(PYTHIA.pilot_tables) == [
+        "pilot_512x4_fresh",  # the paper's: fewer tokens as well
+        "pilot_512x16_fresh", "pilot_512x16_rewarmed",
+        "pilot_2048x4_fresh", "pilot_2048x4_rewarmed",
+    ]  # fmt: skip
+    assert names(MINI.pilot_tables)[3] == "pilot_16x64_restored", "where the run's moments exist"
+    state = "results/mini/training/step2800.safetensors"
+    assert MINI.condition_inputs("variants", "pilot_16x64_restored")["state"] == state
+    assert "state" not in MINI.condition_inputs("variants", "pilot_16x64_fresh")
+    for plan, steps in ((MINI, 80), (PYTHIA, 2000)):
+        for name in names(plan.pilot_tables):
+            arm = variant(name, plan)
+            length, batch = arm.fork["length"], arm.fork["batch_size"]
+            state = arm.fork["optimizer_state"]
+            assert name == f"pilot_{length}x{batch}_{state}" and arm.stop - arm.start == steps
+            assert (arm.schedule(arm.start) == 0.0) == (state == "rewarmed")
+            assert arm.schedule(arm.stop) == Condition(**plan.fork_settings("cosine")).schedule(
+                arm.stop
+            )
+
+
+@pytest.mark.parametrize("plan", [MINI, PYTHIA])
+def test_amplitudes_cross_cadences_and_end_at_rest(plan):
+    fork = plan.section["fork"]
+    oli = fork["schedules"]["oli"]
+    own = oli["bump_steps"] + oli["cool_steps"]
+    periods = [own, fork["schedules"]["sgdr"]["period"]]
+    labels = [plan.condition_labels("variants", name) for name in names(plan.amplitude_tables)]
+    assert [(a["amplitude"], a["period"]) for a in labels] == [
+        (value, period) for value in fork["amplitudes"] for period in periods
+    ]
+    for name, label in zip(names(plan.amplitude_tables), labels, strict=True):
+        condition = variant(name, plan)
+        kind = condition.schedule.kind
+        assert (kind.amplitude, kind.period) == (label["amplitude"], label["period"])
+        share = kind.bump_steps / kind.period
+        assert share == pytest.approx(oli["bump_steps"] / own, rel=0.01)
+        ends = [condition.schedule.last_update_phase(step) for step in condition.saved_steps]
+        assert ends == ["bump", "cool"] and condition.saved_steps[-1] == condition.stop
+
+
+def test_a_rival_changes_what_its_line_says():
+    control = MINI.fork_settings("cosine")
+    for name, key, value in [("sam", "sam_radius", 0.05), ("weight_decay", "weight_decay", 0.1)]:
+        assert variant(name).training == control["training"] | {key: value}
+    assert variant("bf16").compute == {"precision": "bf16"}
+    assert variant("wsd").definition == {"kind": "wsd", "decay_steps": 400}
+    for name in names([t for t in MINI.rival_tables if "/variants/" in t]):
+        changed = variant(name).fork
+        assert {k: v for k, v in changed.items() if k != "probe_at"} == control["fork"], name
+    plan = plan_of("mini", lambda section: section.update(compute={"tf32": True}))
+    assert variant("bf16", plan).compute == {"tf32": True, "precision": "bf16"}
+
+
+def test_every_kind_of_schedule_may_be_a_fork_of_the_paper():
+    def change(section):
+        section["fork"]["schedules"]["wsd"] = {"kind": "wsd", "decay_steps": 40, "sam_radius": 0.1}
+
+    settings = plan_of("mini", change).condition_settings("forks", "wsd")
+    assert settings["definition"] == {"kind": "wsd", "decay_steps": 40}
+    assert settings["training"]["sam_radius"] == 0.1
+    assert Condition(**settings).schedule(3999) > 0.0 == Condition(**settings).schedule(4000)
+
+
+def test_conditions_that_train_alike_are_trained_once():
+    conditions = trained(MINI)
+    taken = {name: MINI.trajectory("variants", name, "1")["sequences"] for name in conditions}
+    shared = {n: path for n, path in taken.items() if path[:-14] != f"results/mini/variants/{n}"}
+    assert shared == {
+        "oli_small": "results/mini/variants/oli_x2_p15-seed1.parquet",
+        "oli_slow": "results/mini/variants/oli_x5_p400-seed1.parquet",
+    }
+    assert variant("oli_small") == variant("oli_x2_p15")
+    settings = [str(variant(name)) for name in conditions if name not in shared]
+    assert len(set(settings)) == len(settings)
+
+
+def test_the_key_that_a_condition_stands_under():
+    assert PYTHIA.condition_key("forks", "sgdr") == "fork.schedules.sgdr"
+    assert PYTHIA.condition_key("cycles", "oli-bumpfirst") == "fork.schedules.oli"
+    assert PYTHIA.condition_key("variants", "wsd") == "fork.rivals.wsd"
+    assert PYTHIA.condition_key("variants", "oli_x2_p375") == "fork.amplitudes"
+
+
+def test_which_suites_keep_the_weights_of_their_forks():
+    assert MINI.keeps_forks and not PYTHIA.keeps_forks
+    assert plan_of("pythia-160m", lambda s: s["fork"].update(keep_checkpoints=True)).keeps_forks
+
+
+def test_averages_are_of_the_runs_own_checkpoints_up_to_the_end_of_the_fork():
+    assert MINI.average_steps("early_stop") == [2800]
+    assert MINI.average_steps("lawa_5") == [3840, 3880, 3920, 3960, 4000]
+    assert MINI.average_steps("ema") == list(range(2800, 4001, 40))
+    assert MINI.average_folders("run") == ["results/mini/checkpoints/step4000"]
+    assert len(MINI.average_files("lawa_5")) == 10
+    assert PYTHIA.average_steps("lawa_10") == list(range(91000, 100001, 1000))
+    averages = {n for n in names(MINI.rival_tables) if n not in trained(MINI)}
+    assert averages == {"early_stop", "run", "lawa_5", "lawa_10", "ema"}
+
+
+@pytest.mark.parametrize(
+    ("ask", "named"),
+    [
+        (lambda plan: plan.condition_settings("variants", "wds"), "'wds'.*wsd"),
+        (lambda plan: plan.condition_inputs("variants", "ema"), "'ema'"),
+        (lambda plan: plan.condition_settings("cycles", "oli-hotfirst"), "'oli-hotfirst'"),
+        (lambda plan: plan.condition_settings("cycles", "sgdr-coolfirst"), "'sgdr'"),
+        (lambda plan: plan.average_steps("wsd"), "'wsd'.*early_stop"),
+    ],
+)
+def test_a_condition_that_is_not_there_is_one_line(ask, named):
+    with pytest.raises(ConfigError, match=named):
+        ask(MINI)
+
+
+@pytest.mark.parametrize("key", ["pilot", "amplitudes", "rivals"])
+def test_a_suite_without_such_conditions_says_which_key_it_lacks(key):
+    plan = plan_of("mini", lambda section: section["fork"].pop(key))
+    tables = {"pilot": "pilot_tables", "amplitudes": "amplitude_tables", "rivals": "rival_tables"}
+    with pytest.raises(ConfigError, match=f"fork.{key}"):
+        getattr(plan, tables[key])
+    left = [path.split("/")[-1] for path in plan.extended_forks]
+    assert f"{key}.csv" not in left and "calibration.json" in left
+    assert ("fig8_rivals.png" in left) == (key != "rivals")
+
+
+def settings_of(plan: SuitePlan) -> dict[str, object]:
+    found = {name: plan.condition_settings("variants", name) for name in trained(plan)}
+    found |= {"ledger_facts": plan.ledger_facts, "calibration": plan.calibration_settings}
+    return found | {f"fork {s}": plan.fork_settings(s) for s in ("cosine", "sgdr", "oli")}
+
+
+PILOT = {name for name in trained(MINI) if name.startswith("pilot")}
+LAMBDAS = {name for name in trained(MINI) if name.startswith("oli_x")}
+EVERYTHING = set(settings_of(MINI))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        ("rivals.wsd.decay_steps", 200, {"wsd"}),
+        ("rivals.ema.decay", 0.5, set()),
+        ("rival_seeds", [3], set()),
+        ("keep_checkpoints", False, set()),
+        ("amplitudes", [2.0, 5.0, 10.0, 20.0], {"oli_x20_p15", "oli_x20_p400"}),
+        ("pilot.steps", 160, PILOT),
+        ("schedules.oli.cool_steps", 27,
+         {"fork oli", "ledger_facts"} | LAMBDAS | {f"oli_x{v}_p30" for v in (2, 5, 10)}),
+        ("batch_size", 32, EVERYTHING | {f"pilot_{s}_{o}" for s in ("16x128", "64x32", "16x32")
+                                         for o in ("fresh", "rewarmed", "restored")}
+         - {"pilot_16x32_rewarmed", "pilot_16x32_restored"}),
+    ],
+)  # fmt: skip
+def test_a_key_moves_the_conditions_that_read_it_and_no_other(path, value, expected):
+    def change(section):
+        *parents, last = path.split(".")
+        part = section["fork"]
+        for name in parents:
+            part = part[name]
+        part[last] = value
+
+    before, after = settings_of(MINI), settings_of(plan_of("mini", change))
+    assert {n for n in before | after if before.get(n) != after.get(n)} == expected
+
+
+# Every condition at its end
+
+
+def rows_of_average(name: str) -> pd.DataFrame:
+    rows = synthetic.audit()
+    rows = rows[rows["step"] == 4000].assign(schedule=name, seed=pd.NA)
+    return rows.drop(columns=["tokens_seen", "lr", "lr_fraction"])
+
+
+def rows_of_variant(name: str, like: str, seed: int) -> pd.DataFrame:
+    rows = synthetic.forks()
+    return rows[(rows["schedule"] == like) & (rows["seed"] == seed)].assign(schedule=name)
+
+
+@pytest.fixture
+def table() -> pd.DataFrame:
+    variants = [rows_of_variant("wsd", "cosine", seed) for seed in (0, 1)]
+    variants += [rows_of_variant("oli_small", "oli", 0)]
+    averages = [rows_of_average("run"), rows_of_average("lawa_5")]
+    return rival_table(synthetic.forks(), variants, averages)
+
+
+def test_a_fork_counts_at_its_end_and_oli_at_the_last_end_of_each_phase():
+    forks = synthetic.forks()
+    rows = settled_rows(forks)
+    plain = rows[rows["schedule"] != "oli"]
+    assert set(plain["step"]) == {4000} and set(plain["update_phase"]) == {""}
+    found, own = (
+        part[part["schedule"] == "oli"].groupby("update_phase")["step"] for part in (rows, forks)
+    )
+    assert found.unique().map(list).to_dict() == {k: [v] for k, v in own.max().items()}
+
+
+def test_rows_of_all_groups_in_the_columns_of_the_file(table):
+    assert list(table.columns) == RIVAL_COLUMNS
+    assert list(table["group"].unique()) == ["paper", "rival", "average"]
+    assert (table["seed"].isna() == (table["group"] == "average")).all()
+    assert table.groupby(["schedule", "seed", "update_phase"], dropna=False).size().eq(3).all()
+
+
+def test_the_two_perplexities_side_by_side(table, tmp_path):
+    table.to_csv(tmp_path / "rivals.csv", index=False)
+    found = compare(pd.read_csv(tmp_path / "rivals.csv"))
+    np.testing.assert_allclose(
+        found["low_bit_ppl"], found["fp32_ppl"] * (1 + found["gap_pct"] / 100), rtol=1e-9
+    )
+    assert found.groupby("schedule", sort=False).size().to_dict() == {
+        "cosine": 3, "sgdr": 3, "oli": 6, "wsd": 2, "oli_small": 2, "run": 1, "lawa_5": 1,
+    }  # fmt: skip
+
+
+def test_the_script_tells_trained_from_averaged_by_the_folder(tmp_path):
+    for path, rows in (
+        ("forks.csv", synthetic.forks()),
+        ("variants/wsd-seed0.csv", rows_of_variant("wsd", "cosine", 0)),
+        ("averages/run.csv", rows_of_average("run")),
+    ):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        rows.to_csv(tmp_path / path, index=False)
+    tables = [str(tmp_path / "variants/wsd-seed0.csv"), str(tmp_path / "averages/run.csv")]
+    output = tmp_path / "rivals.csv"
+    gather_rivals.main(forks=str(tmp_path / "forks.csv"), tables=tables, table=str(output))
+    found = pd.read_csv(output)
+    assert found.groupby("schedule")["group"].first().to_dict() == {
+        "cosine": "paper", "sgdr": "paper", "oli": "paper", "wsd": "rival", "run": "average",
+    }  # fmt: skip
+    assert ",0," in output.read_text() and ",0.0,0.0,4000" not in output.read_text()
+
+
+# Averages
+
+
+def flat(model) -> torch.Tensor:
+    return torch.cat([p.detach().double().flatten() for p in model.parameters()])
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> list[str]:
+    folder = tmp_path_factory.mktemp("averages")
+    for seed in range(3):
+        save_model(build_model(TINY, TINY_VOCABULARY, seed), folder / f"step{seed}")
+    return [str(folder / f"step{seed}") for seed in range(3)]
+
+
+def test_the_average_is_the_weighted_mean_of_the_weights(folders, tmp_path):
+    shares = [0.2, 0.3, 0.5]
+    models = [flat(load_model(folder)) for folder in folders]
+    found = flat(average_checkpoints.average_model(folders, shares, "cpu"))
+    expected = sum(share * w for share, w in zip(shares, models, strict=True))
+    torch.testing.assert_close(found, expected, rtol=1.2e-7, atol=0)  # half a unit of float32
+    one = average_checkpoints.average_model(folders[:1], [1.0], "cpu")
+    assert torch.equal(flat(one), models[0])
+    save_model(build_model({**TINY, "num_layers": 1}, TINY_VOCABULARY, 0), tmp_path / "other")
+    with pytest.raises(ValueError, match="other"):
+        average_checkpoints.average_model([folders[0], str(tmp_path / "other")], [0.5, 0.5], "cpu")
+
+
+def test_the_script_probes_the_average(folders, tmp_path):
+    tokens = np.random.default_rng(0).integers(0, TINY_VOCABULARY, (6, 16)).astype(np.int32)
+    write_tokens(tmp_path / "validation.safetensors", tokens)
+    average_checkpoints.main(
+        suite="tiny", average="lawa", definition={"kind": "average", "window": 3}, folders=folders,
+        steps=[0, 10, 20], validation=str(tmp_path / "validation.safetensors"), probe=PROBE,
+        threads=1, code="abc", table=str(tmp_path / "lawa.csv"),
+        sequences=str(tmp_path / "lawa.parquet"), provenance=str(tmp_path / "lawa.json"),
+    )  # fmt: skip
+    table = pd.read_csv(tmp_path / "lawa.csv")
+    assert list(table["role"]) == ["fp32", "low_bit", "high_bit"]
+    assert set(table["step"]) == {20} and set(table["schedule"]) == {"lawa"}
+    assert read_json(tmp_path / "lawa.json")["weights"] == [1 / 3] * 3
+
+
+# The amplitude from gradient statistics, against numbers worked out by hand
+
+
+def test_steps_of_the_grid_by_hand():
+    row = torch.arange(32.0).reshape(2, 16)
+    for spec, expected in (
+        (INT4, [7 / 15] * 4),
+        (affine(4, "channel", False), [1.0, 1.0]),
+        (affine(8, "tensor", True), [31 / 127]),
+    ):
+        assert calibration.grid_steps(row, spec).tolist() == pytest.approx(expected)
+
+
+def test_weights_move_to_the_grid_by_a_quarter_of_its_step_on_average(tiny_model):
+    """Ties the grid's step to the quantizer: errors are uniform within half a step."""
+    moved = [
+        (w - quantized_weights(tiny_model, INT4)[name]).abs().flatten()
+        for name, w in linear_weights(tiny_model).items()
+    ]
+    expected = calibration.mean_grid_step(tiny_model, INT4) / 4
+    assert torch.cat(moved).mean().item() == pytest.approx(expected, rel=0.05)
+
+
+def test_gradient_statistics_agree_with_autograd(tiny_model, tiny_tokens):
+    found = calibration.gradient_statistics(
+        tiny_model, tiny_tokens, INT4, start=0, batches=1, batch_size=9, eps=1e-3
+    )
+    ids = torch.from_numpy(tiny_tokens.astype(np.int64))
+    tiny_model(input_ids=ids, labels=ids).loss.backward()
+    norm = math.sqrt(sum((p.grad.double() ** 2).sum().item() for p in tiny_model.parameters()))
+    sizes = torch.cat([w.grad.abs().flatten() for w in linear_weights(tiny_model).values()])
+    assert found["global_norm"] == pytest.approx(norm, rel=1e-5)
+    assert found["mean_abs"] == pytest.approx(sizes.mean().item(), rel=1e-5)
+    assert found["adam_fresh"] == pytest.approx((sizes / (sizes + 1e-3)).mean().item(), rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A checkpoint, its state and the tokens of a few updates."""
+    folder = tmp_path_factory.mktemp("calibration")
+    tokens = np.random.default_rng(0).integers(0, TINY_VOCABULARY, (30, 16)).astype(np.int32)
+    recipe = Recipe(8, weight_decay=0.0, beta1=0.9, beta2=0.95, eps=1e-8, clip_norm=1.0)
+    model = build_model(TINY, TINY_VOCABULARY, 0)
+    optimizer = build_optimizer(model, recipe)
+    schedule = Cosine(lr_max=1e-2, lr_min=1e-3, warmup_steps=2, total_steps=40)
+    list(train(model, optimizer, tokens, schedule, recipe, start=0, stop=12, seed=0))
+    save_state(folder / "state.safetensors", model, optimizer, step=12, fingerprint="", losses=[])
+    save_model(model, folder / "step12")
+    write_tokens(folder / "train.safetensors", tokens)
+    return folder, model, optimizer
+
+
+def test_the_update_under_restored_moments_is_what_adam_makes(run):
+    """A step of rate 1 with the gradient that the first moment holds moves weights by it."""
+    folder, model, optimizer = run
+    state, _ = load_tensors(folder / "state.safetensors")
+    weights = linear_weights(model)
+    size = calibration.restored_update(state, list(weights), beta1=0.9, beta2=0.95, eps=1e-8)
+    by_hand = []
+    for w in weights.values():
+        m = optimizer.state[w]["exp_avg"].double() / (1 - 0.9**12)
+        v = optimizer.state[w]["exp_avg_sq"].double() / (1 - 0.95**12)
+        by_hand.append((m.abs() / (v.sqrt() + 1e-8)).flatten())
+    assert size == pytest.approx(torch.cat(by_hand).mean().item(), rel=1e-6)
+    assert 0 < size < 1
+
+
+@pytest.mark.parametrize("restored", [True, False])
+def test_amplitudes_follow_from_updates_and_the_grid(run, tmp_path, restored):
+    folder, *_ = run
+    settings = {
+        "quantizer": {"bits": 4, "granularity": "group", "group_size": 8, "symmetric": False},
+        "start": 12, "batch_size": 8, "batches": 2, "rate": 5e-3, "bump": 3,
+        "training": {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8},
+    }  # fmt: skip
+    calibrate_amplitude.main(
+        weights=str(folder / "step12" / "model.safetensors"),
+        train=str(folder / "train.safetensors"),
+        state=str(folder / "state.safetensors") if restored else None,
+        calibration=str(tmp_path / "calibration.json"), suite="tiny", settings=settings,
+        device="cpu", code="abc",
+    )  # fmt: skip
+    found = read_json(tmp_path / "calibration.json")
+    amplitudes, half = found["amplitudes"], found["mean_grid_step"] / 2
+    assert found["assumed"] in amplitudes and ("adam_restored" in amplitudes) == restored
+    for name, update in found["updates_per_unit_rate"].items():
+        assert amplitudes[name] == pytest.approx(half / (5e-3 * update))
+    assert amplitudes["adam_bump"] == pytest.approx(amplitudes["adam_fresh"] / 3)
+    assert amplitudes["gradient"] > 10 * amplitudes["adam_fresh"]
