@@ -116,7 +116,9 @@ def test_training_jobs_divide_the_grid():
             for file in ("model.safetensors", "config.json", "SHA256SUMS")
         }
     for before, after in pairwise(jobs):
-        assert after.inputs["state"] == f"results/mini/training/step{before.stop}.safetensors"
+        assert (
+            after.inputs["initial_state"] == f"results/mini/training/step{before.stop}.safetensors"
+        )
     assert "state" not in jobs[0].inputs
     assert PYTHIA.pretraining_jobs == []
 

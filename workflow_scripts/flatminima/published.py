@@ -166,7 +166,9 @@ def check_current(plan: object, configfiles: Sequence[str], folder: Path) -> Non
     scripts = sorted(Path(ROOT, "workflow_scripts").glob("*.py"))
     known = {code_hash(path.relative_to(ROOT).as_posix()) for path in scripts}
     for path in (Path(plan.root, n) for n in measured_files(plan) if n.endswith(".json")):
-        if path.is_file() and read_json(path).get("code") not in known:
+        record = read_json(path) if path.is_file() else {}
+        made = [part.get("code") for part in (record, record.get("training", {})) if part]
+        if not known.issuperset(made):
             raise UserError(f"{path} was made by other code than this; run snakemake first")
     targets = [f"{plan.root}/{name}" for name in measured_files(plan)]
     command = [sys.executable, "-m", "snakemake", "--dry-run", "--quiet", "host"]
