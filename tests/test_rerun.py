@@ -94,9 +94,9 @@ def setting(old: str, new: str) -> tuple[str, Callable[[str], str]]:
     return TINY, change
 
 
-def code(module: str) -> tuple[str, Callable[[str], str]]:
-    """A change of the code of a module that leaves what it computes as it is."""
-    return f"workflow_scripts/flatminima/{module}.py", lambda text: text + "\nANOTHER_NAME = 1\n"
+def code(file: str) -> tuple[str, Callable[[str], str]]:
+    """A change of the code of a script or module that leaves what it computes as it is."""
+    return f"workflow_scripts/{file}.py", lambda text: text + "\nANOTHER_NAME = 1\n"
 
 
 # What is drawn or told from tables that were rebuilt.
@@ -110,34 +110,45 @@ FIGURES = {
 LAST = {"test_hypotheses": 1, "judge_claims": 1, "draw_index": 1, "render_notebook": 4}
 AUDIT = {"probe_checkpoints": 2, "gather_audit": 1, "detect_phases": 1, "warn_early": 1}
 SUMMARIES = {"summarise_fork": 6, "gather_forks": 1}
-FORKS = {"train_fork": 6} | SUMMARIES
+PROBED_FORKS = {"probe_fork": 6} | SUMMARIES
+FORKS = {"train_fork": 6} | PROBED_FORKS
 AFTER_FORKS = {"tabulate_forks": 1, "plot_forks": 1, "render_notebook": 3}
 KURTOSIS = {"measure_kurtosis": 2, "gather_kurtosis": 1}
 TRAINING = {"pretrain_suite": 2, "describe_checkpoints": 2, "gather_suite": 1}
 CHANGES = {
-    "code of the quantizers": (code("quantizers"), AUDIT | FORKS | TABLES | FIGURES | LAST),
-    "code of the fork": (code("forks/forking"), FORKS | LAST | AFTER_FORKS),
+    "code of the quantizers": (
+        code("flatminima/quantizers"), AUDIT | PROBED_FORKS | TABLES | FIGURES | LAST,
+    ),
+    "another quantizer": (
+        setting("bits: 4\n    granularity", "bits: 3\n    granularity"),
+        AUDIT | PROBED_FORKS | TABLES | FIGURES | LAST,
+    ),
+    "code of the fork": (code("train_fork"), FORKS | LAST | AFTER_FORKS),
     "code of the phases": (
-        code("statistics/phases"),
+        code("flatminima/phases"),
         LAST | {"detect_phases": 1, "warn_early": 1, "tabulate_audit": 1, "plot_audit": 1,
                 "plot_kurtosis": 1, "tabulate_forks": 1},
     ),
-    "code of a figure": (code("../plot_forks"), {"plot_forks": 1, "render_notebook": 2}),
+    "code of a figure": (code("plot_forks"), {"plot_forks": 1, "render_notebook": 2}),
     "period of one schedule": (
         setting("period: 16", "period: 20"),
-        FORKS | LAST | AFTER_FORKS | {"train_fork": 2, "summarise_fork": 2},
+        FORKS | LAST | AFTER_FORKS | {"train_fork": 2, "probe_fork": 2, "summarise_fork": 2},
     ),
     "one more seed": (
         setting("seeds: [0, 1]\n      schedules", "seeds: [0, 1, 2]\n      schedules"),
-        FORKS | LAST | AFTER_FORKS | {"train_fork": 3, "summarise_fork": 3},
+        FORKS | LAST | AFTER_FORKS | {"train_fork": 3, "probe_fork": 3, "summarise_fork": 3},
     ),
     "intervals of the probe": (
         setting("steps_per_job: 8\n      resamples: 50", "steps_per_job: 8\n      resamples: 60"),
         AUDIT | SUMMARIES | TABLES | FIGURES | LAST,
     ),
     "code of the intervals": (
-        code("statistics/intervals"),
+        code("flatminima/intervals"),
         AUDIT | SUMMARIES | TABLES | FIGURES | LAST | {"judge_claims_paper": 1},
+    ),
+    "whether forks keep their weights": (
+        setting("optimizer_state: fresh", "keep_checkpoints: true\n      optimizer_state: fresh"),
+        {},
     ),
     "how often a state is saved": (setting("save_every: 20", "save_every: 10"), {}),
     "a rival": (setting("decay_steps: 10", "decay_steps: 20"), {}),
@@ -170,6 +181,19 @@ def test_a_change_reruns_what_follows_from_it_and_nothing_else(built, edit, what
     (name, how), expected = CHANGES[what]
     edit(name, how)
     assert plan(built) == expected
+
+
+@pytest.mark.parametrize("what", ["code of the quantizers", "another quantizer"])
+def test_another_quantizer_plans_no_training_at_all(built, edit, what):
+    """Not pretraining, not a fork, not a rival: their weights are probed again."""
+    target = ("results/tiny/rivals.csv", "--configfile", TINY)
+    run = snakemake(*target, "--cores", "2", folder=built)
+    assert run.returncode == 0, run.stdout[-3000:]
+    (name, how), _ = CHANGES[what]
+    edit(name, how)
+    jobs = planned(*target, folder=built)
+    assert jobs["probe_fork"] == 6 + 2 and jobs["average_checkpoints"] == 3
+    assert not [rule for rule in jobs if rule.startswith(("train", "pretrain"))]
 
 
 def test_the_forks_of_the_changed_schedule_and_no_other(built, edit):
