@@ -78,8 +78,11 @@ def test_downloads_and_disk(costs, shape):
     assert 154 * shape.stored_bytes == pytest.approx(57.7e9, rel=0.002)
     # The forks start from one that was deleted after its probe.
     assert costs.download_bytes == 155 * shape.stored_bytes
-    state = 12 * shape.parameters
-    assert costs.disk_bytes == 2 * shape.stored_bytes + state
+    state, fork = 12 * shape.parameters, 30 * 4 * shape.parameters
+    assert costs.disk_bytes == 2 * shape.stored_bytes + state + fork
+    kept = {**PYTHIA, "fork": {**PYTHIA["fork"], "keep_checkpoints": True}}
+    more = suite_costs(kept, shape, revisions=154, last=143_000).disk_bytes - costs.disk_bytes
+    assert more == 8 * fork
 
 
 def test_hours_are_operations_over_rates(costs):
@@ -99,7 +102,7 @@ def test_a_suite_that_is_trained_here_downloads_nothing():
     found = suite_costs(mini, shape, revisions=154, last=5720)
     assert found.download_bytes == 0
     assert found.pretraining_flop == 5720 * training_flop(shape, 16, 64)
-    assert found.disk_bytes == (154 * 4 + 12) * shape.parameters
+    assert found.disk_bytes == (154 * 4 + 12 + 9 * 30 * 4) * shape.parameters
 
 
 @pytest.mark.parametrize(

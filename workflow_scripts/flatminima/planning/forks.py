@@ -28,8 +28,7 @@ class ForkPlan(PretrainingPlan):
     @property
     def keeps_forks(self) -> bool:
         """Whether the weights of forks stay once they have been measured."""
-        kept = self.section["source"] == "pretrain"
-        return self.section.get("fork", {}).get("keep_checkpoints", kept)
+        return keeps_forks(self.section)
 
     @property
     def device(self) -> str:
@@ -129,6 +128,11 @@ class ForkPlan(PretrainingPlan):
 def seeded(pattern: str, names: Iterable[str], seeds: Iterable[int]) -> list[str]:
     """``pattern`` for each name and seed."""
     return [pattern.format(name=name, seed=seed) for name in names for seed in seeds]
+
+
+def keeps_forks(section: Mapping) -> bool:
+    """Whether a suite's forks keep their weights once they have been measured."""
+    return section.get("fork", {}).get("keep_checkpoints", section["source"] == "pretrain")
 
 
 def find_schedule(suite: Mapping, name: str) -> dict:

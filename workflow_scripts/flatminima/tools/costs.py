@@ -27,6 +27,7 @@ from flatminima.jobs import jobs_left
 from flatminima.layers import count_weights, linear_layers
 from flatminima.model import choose_device, prepare_backend
 from flatminima.planning import SuitePlan, read_plan
+from flatminima.planning.forks import keeps_forks
 
 PYTHIA_ROWS = 50304  # rows of Pythia's embedding
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
@@ -193,6 +194,10 @@ def _run_flop(section: Mapping, shape: Shape, run: Mapping, steps: int) -> float
 
 def _disk_bytes(section: Mapping, shape: Shape, revisions: int) -> int:
     state = ADAM_BYTES * shape.parameters * ("fork" in section or section["source"] == "pretrain")
+    if fork := section.get("fork"):  # all of them, or those of the one that is being measured
+        forks = len(fork["schedules"]) * len(fork["seeds"]) if keeps_forks(section) else 1
+        probes = forks * (fork["steps"] // fork["probe_every"])
+        state += probes * CHECKPOINT_BYTES * shape.parameters
     if section["source"] == "pretrain":
         return revisions * CHECKPOINT_BYTES * shape.parameters + state
     if section["source"] == "local":
