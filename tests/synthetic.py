@@ -21,8 +21,11 @@ MINI = {
     "label": "mini (embedded suite, not Pythia)",
     "is_paper_model": False,
     "spacing": 40,
+    "quantizers": {"int4_g64": "INT4", "int8_channel": "INT8"},
 }
-PYTHIA = {"name": "pythia-160m", "label": "Pythia-160m", "is_paper_model": True, "spacing": 1000}
+PYTHIA = MINI | {
+    "name": "pythia-160m", "label": "Pythia-160m", "is_paper_model": True, "spacing": 1000,
+}  # fmt: skip
 
 PAPER_TABLE1 = pd.read_csv(ROOT / "resources/paper/table1.csv")
 PAPER_TABLE2 = pd.read_csv(ROOT / "resources/paper/table2.csv")

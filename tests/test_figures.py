@@ -397,10 +397,9 @@ def test_another_format_is_refused(tmp_path):
 
 
 def test_names_come_from_the_quantizers():
-    assert style.quantizer_label("int3_g64") == "INT3"
-    assert style.quantizer_label("nearest") == "nearest"
-    audit = synthetic.audit()
-    assert style.role_labels(audit) == {"fp32": "FP32", "low_bit": "INT4", "high_bit": "INT8"}
+    audit, suite = synthetic.audit(), {"quantizers": {"int4_g64": "NF4"}}
+    labels = {"fp32": "FP32", "low_bit": "NF4", "high_bit": "int8_channel"}
+    assert style.role_labels(audit, suite) == labels
     twice = audit.assign(role=audit["role"].replace("high_bit", "low_bit"))
     with pytest.raises(ValueError, match="role low_bit"):
-        style.role_labels(twice)
+        style.role_labels(twice, suite)

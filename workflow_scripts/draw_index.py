@@ -46,10 +46,10 @@ Choice = dict[str, tuple[dict, dict]]  # label of a switch: update of the traces
 
 def main(audit: str, phases: str, kurtosis: str, page: str, suite: dict, links: list[str],
          forks: str | None = None, claims: str | None = None) -> None:  # fmt: skip
-    """Write ``page``; ``suite`` has the key label, ``links`` are files beside the page."""
-    sections = audit_sections(pd.read_csv(audit), read_json(phases))
+    """Write ``page``; ``suite`` has label and quantizers, ``links`` are files beside the page."""
+    sections = audit_sections(pd.read_csv(audit), read_json(phases), suite)
     if forks:
-        sections.append(forks_section(pd.read_csv(forks)))
+        sections.append(forks_section(pd.read_csv(forks), suite))
     sections.append(kurtosis_section(pd.read_csv(kurtosis)))
     if claims:
         sections.append(claims_section(pd.read_csv(claims)))
@@ -58,9 +58,9 @@ def main(audit: str, phases: str, kurtosis: str, page: str, suite: dict, links: 
         temporary.write_text(assemble(suite["label"], sections), encoding="utf-8")
 
 
-def audit_sections(audit: pd.DataFrame, phases: dict) -> list[str]:
+def audit_sections(audit: pd.DataFrame, phases: dict, suite: dict) -> list[str]:
     """The gaps of both quantizers in percent and in nats, and the perplexities."""
-    names, steps = role_labels(audit), audit["step"]
+    names, steps = role_labels(audit, suite), audit["step"]
     parts = {role: audit[audit["role"] == role].set_index("step") for role in names}
     gaps = [
         _line(parts[role][column], names[role], LOOKS[role].color, DASHES[role],
@@ -110,9 +110,9 @@ def _reading(rows: pd.DataFrame, full: pd.DataFrame, name: str) -> list[str]:
     ]
 
 
-def forks_section(forks: pd.DataFrame) -> str:
+def forks_section(forks: pd.DataFrame, suite: dict) -> str:
     """Gap and both perplexities of each schedule over its probes, as means over seeds."""
-    name, looks = role_labels(forks)["low_bit"], fork_looks(forks["schedule"].unique())
+    name, looks = role_labels(forks, suite)["low_bit"], fork_looks(forks["schedule"].unique())
     shown = {f"{name} gap (%)": ("low_bit", "gap_pct"), f"{name} perplexity": ("low_bit", "ppl"),
              "FP32 perplexity": ("fp32", "ppl")}  # fmt: skip
     lines, choices, ends = [], {}, {}

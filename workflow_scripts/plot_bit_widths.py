@@ -36,7 +36,7 @@ def draw(audit: pd.DataFrame, paper: pd.DataFrame, *, suite: dict) -> Figure:
     """
     even = audit[(audit["step"] > 0) & (audit["step"] % suite["spacing"] == 0)]
     even = even.assign(low=_added(even["gap_low_pct"]), high=_added(even["gap_high_pct"]))
-    names = role_labels(audit)
+    names = role_labels(audit, suite)
     warning = "" if suite["is_paper_model"] else "; not comparable"
     sides = [
         (suite["label"], even, names, suite["spacing"], "95 % intervals"),

@@ -28,7 +28,7 @@ def draw(curvature: pd.DataFrame, audit: pd.DataFrame, phases: dict, *, suite: d
     of the loss over sequences.
     """
     rows = curvature[curvature["step"] > 0].sort_values("step")
-    name = role_labels(audit)["low_bit"]
+    name = role_labels(audit, suite)["low_bit"]
     with style():
         figure, (trace, top, relation) = row_of_panels(
             f"{suite['label']}: how flat is the minimum?",

@@ -35,7 +35,7 @@ def draw(forks: pd.DataFrame, audit: pd.DataFrame, *, suite: dict) -> Figure:
     is relative to each fork's own FP32 model and shrinks when that model gets worse. The
     paper's figure 3, section 5.2.
     """
-    name = role_labels(forks)["low_bit"]
+    name = role_labels(forks, suite)["low_bit"]
     forks = forks.fillna({"update_phase": ""})
     start, last = forks["fork_step"].iloc[0], forks["step"].max()
     run = audit[audit["step"].between(start, last)]

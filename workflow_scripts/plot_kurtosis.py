@@ -44,7 +44,7 @@ def draw(kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, *, suite: di
         style.draw_phases([course], style.named_segments(phases))
         _draw_course(course, kurtosis)
         relations = grid[1].subgridspec(1, len(SUMMARIES), wspace=0.12).subplots(sharey=True)
-        _draw_relations(relations, kurtosis, audit, phases, suite["spacing"])
+        _draw_relations(relations, kurtosis, audit, phases, suite)
         title = join_notes(
             f"{suite['label']}: excess kurtosis of the weights", missing_words(phases)
         )
@@ -76,16 +76,16 @@ def _draw_course(axes: Axes, kurtosis: pd.DataFrame) -> None:
 
 
 def _draw_relations(
-    panels: Sequence[Axes], kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, spacing: int
+    panels: Sequence[Axes], kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, suite: dict
 ) -> None:
     # The selection of kurtosis_rows, whose correlations are printed.
     start, label, title = phases["onset"]["step"], "phase 3", "phase 3"
     if start is None:
         start, label = phases["convergence"]["step"], "after convergence"
         title = "after FP32 convergence (no onset found)"
-    low = audit[(audit["role"] == "low_bit") & (audit["step"] % spacing == 0)]
+    low = audit[(audit["role"] == "low_bit") & (audit["step"] % suite["spacing"] == 0)]
     low = low[low["step"] >= start]
-    rows = kurtosis_rows(kurtosis, audit, phases, spacing)
+    rows = kurtosis_rows(kurtosis, audit, phases, suite["spacing"])
     found = {row.comparison: row for row in rows if row.test == "Pearson r"}
     words = style.choose_scale(panels[0].yaxis, low["gap_pct"])
     for axes, (statistic, (name, look)) in zip(panels, SUMMARIES.items(), strict=True):
@@ -105,7 +105,7 @@ def _draw_relations(
             )  # fmt: skip
         axes.set_xlabel("excess kurtosis")
     panels[0].set_title(title, loc="left", pad=36, color=GREY)
-    name = style.role_labels(audit)["low_bit"]
+    name = style.role_labels(audit, suite)["low_bit"]
     panels[0].set_ylabel(f"{name} gap (% of FP32)" + (f"\n{words}" if words else ""))
 
 

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flatminima.jobs import run
-from flatminima.style import GREY, legend, quantizer_label, row_of_panels, save, shades, style
+from flatminima.style import GREY, legend, role_labels, row_of_panels, save, shades, style
 
 _DELTA = "delta_nll_nats_per_token"
 SMOOTH = 3  # probes in a running mean, for the eye
@@ -20,7 +20,7 @@ def draw(runs: pd.DataFrame, comparison: pd.DataFrame, *, suite: dict) -> Figure
     """
     widths = sorted(comparison["width"].unique())
     colors = dict(zip(widths, shades(len(widths)), strict=True))
-    name = quantizer_label(runs.loc[runs["role"] == "low_bit", "quantizer"].iloc[0])
+    name = role_labels(runs, suite)["low_bit"]
     with style():
         figure, (fp32, losses, growth) = row_of_panels(
             f"{suite['label']}: {len(comparison)} small runs, widths "

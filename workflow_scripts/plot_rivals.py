@@ -36,7 +36,7 @@ def draw(rivals: pd.DataFrame, *, suite: dict) -> Figure:
     relative gaps. Lower is better on both axes, and the gap is only how far a point lies
     above the diagonal.
     """
-    name, table = role_labels(rivals)["low_bit"], compare(rivals)
+    name, table = role_labels(rivals, suite)["low_bit"], compare(rivals)
     table = table[table["update_phase"] != "bump"]
     ranking = _ranking(table)
     with style.style():

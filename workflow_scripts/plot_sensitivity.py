@@ -14,7 +14,6 @@ from flatminima.style import (
     band,
     legend,
     mark_best,
-    quantizer_label,
     row_of_panels,
     save,
     step_ticks,
@@ -33,10 +32,10 @@ GREEN = "#029e73"
 def draw(table: pd.DataFrame, phases: dict, *, suite: dict, low: str) -> Figure:
     """Prediction against measurement, the two factors' growth, and the control noises.
 
-    ``table`` is sensitivity.csv of ``suite`` (key label); ``low`` names the low-bit
+    ``table`` is sensitivity.csv of ``suite`` (keys label and quantizers); ``low`` names the low-bit
     quantizer. Bands are 95 % intervals over batches.
     """
-    name = quantizer_label(low)
+    name = suite["quantizers"].get(low, low)
     whole = table[table["tensor"] == "all"].sort_values("step")
     rounding = whole[whole["perturbation"] == "low_bit"]
     with style():

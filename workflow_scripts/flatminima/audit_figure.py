@@ -31,7 +31,7 @@ def draw(
     the curves as open markers; give them only where the suite is the paper's own model.
     The paper's figure 1, section 4.2.
     """
-    names, steps = role_labels(audit), audit["step"].unique()
+    names, steps = role_labels(audit, suite), audit["step"].unique()
     with style.style():
         figure = Figure(figsize=(style.PAGE_IN, 5.4))
         grid = figure.add_gridspec(

@@ -4,7 +4,6 @@ Figures are ``matplotlib.figure.Figure`` objects without pyplot's global state, 
 they are printed: a column (``COLUMN_IN``) or a page (``PAGE_IN``), with 8 point text.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -105,23 +104,20 @@ def save(figure: Figure, paths: Iterable[str | Path]) -> None:
 # Names in print.
 
 
-def quantizer_label(name: str) -> str:
-    """``INT4`` for a quantizer called ``int4_g64``; a name without a width stays as it is."""
-    width = re.search(r"int(\d+)", name)
-    return f"INT{width[1]}" if width else name
-
-
-def role_labels(table: pd.DataFrame) -> dict[str, str]:
+def role_labels(table: pd.DataFrame, suite: Mapping) -> dict[str, str]:
     """Printed name of each role in a table with the columns ``role`` and ``quantizer``.
 
-    Raises ``ValueError`` where a role belongs to more than one quantizer.
+    ``suite`` has under ``quantizers`` the printed names of the configuration's names
+    (``quantizer_specs.printed_names``); one that it lacks is printed as it is. Raises
+    ``ValueError`` where a role belongs to more than one quantizer.
     """
     names = table[["role", "quantizer"]].drop_duplicates()
     if names["role"].duplicated().any():
         role = names.loc[names["role"].duplicated(), "role"].iloc[0]
         found = ", ".join(names.loc[names["role"] == role, "quantizer"])
         raise ValueError(f"role {role}: one quantizer is expected, found {found}")
-    labels = {role: quantizer_label(name) for role, name in names.itertuples(index=False)}
+    printed = suite.get("quantizers", {})
+    labels = {role: printed.get(name, name) for role, name in names.itertuples(index=False)}
     return labels | {"fp32": "FP32"}
 
 

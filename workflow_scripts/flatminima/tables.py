@@ -71,7 +71,7 @@ def audit_table(audit: pd.DataFrame, phases: dict, paper: pd.DataFrame, *, suite
     (key ``last``) has a row for each checkpoint that is nearest to one of the paper's
     fractions of training.
     """
-    names = role_labels(audit)
+    names = role_labels(audit, suite)
     low, high = names["low_bit"], names["high_bit"]
     if "last" in suite:
         steps, paper = _nearest_shares(audit["step"].unique(), suite["last"], paper)

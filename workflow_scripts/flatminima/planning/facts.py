@@ -1,6 +1,7 @@
 """What tables, figures, notebooks and the ledger need to know of a suite."""
 
 from flatminima.planning.variants import VariantPlan
+from flatminima.quantizer_specs import printed_names, read_spec, read_specs
 
 
 class FactsPlan(VariantPlan):
@@ -14,6 +15,7 @@ class FactsPlan(VariantPlan):
             "label": self.section["label"],
             "is_paper_model": self.section["is_paper_model"],
             "spacing": self.spacing,
+            "quantizers": self._printed_quantizers,
         }
         return facts if self.is_even else {**facts, "last": self.last}
 
@@ -24,6 +26,13 @@ class FactsPlan(VariantPlan):
         names += ["forks.csv"] if self.has_forks else []
         names += ["claims.csv"] if self.has_forks and self.is_even else []
         return {name.partition(".")[0]: f"{self.root}/{name}" for name in names}
+
+    @property
+    def _printed_quantizers(self) -> dict[str, str]:
+        """Printed names of the quantizers in the suite's tables, by their configured names."""
+        others = [self.section.get("mechanism", {}).get("replication", {}).get("low_bit")]
+        found = {n: read_spec(self.quantizers[n]).label for n in others if n in self.quantizers}
+        return found | printed_names(read_specs(self.probe["quantizers"]))
 
     @property
     def fork_facts(self) -> dict:

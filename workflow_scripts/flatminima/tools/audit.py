@@ -32,7 +32,7 @@ from flatminima.intervals import summarise
 from flatminima.layers import linear_layers
 from flatminima.model import choose_device, load_model
 from flatminima.phases import SPARE, describe_phases
-from flatminima.quantizer_specs import FP32, HIGH_BIT, LOW_BIT
+from flatminima.quantizer_specs import FP32, HIGH_BIT, LOW_BIT, printed_names
 from flatminima.scoring import Prober, gather_audit
 from flatminima.text.batches import encode_stream
 from flatminima.text.corpus import deduplicate, package_documents, package_versions, split
@@ -102,7 +102,7 @@ class _Audit:
         audited, sequences = self._probe_all(prober)
         resamples = min(self.options.resamples, PHASE_RESAMPLES)
         verdict = judge(audited, sequences, resamples=resamples)
-        written = [*TABLES, *self._draw(audited, verdict.phases), RECORD, VALIDATION]
+        written = [*TABLES, *self._draw(audited, verdict.phases, prober), RECORD, VALIDATION]
         self.record |= {"text": words, "left_plateau": verdict.left, "verdict": verdict.words,
                         "phases": verdict.phases, **prober.made_by}  # fmt: skip
         write_json(self.folder / RECORD, self.record)
@@ -184,11 +184,12 @@ class _Audit:
                 write_tables(self.folder, audited, pd.concat(scores))
         return audited, pd.concat(scores)
 
-    def _draw(self, audited: pd.DataFrame, phases: dict) -> list[str]:
+    def _draw(self, audited: pd.DataFrame, phases: dict, prober: Prober) -> list[str]:
         """Figure 1 of the audit; nothing for a single checkpoint, which is no curve."""
         if audited["step"].nunique() < 2:
             return []
-        figure = audit_figure.draw(audited, phases, suite={"label": self.options.name})
+        suite = {"label": self.options.name, "quantizers": printed_names(prober.specs)}
+        figure = audit_figure.draw(audited, phases, suite=suite)
         style.save(figure, [self.folder / name for name in FIGURES])
         return [*FIGURES]
 
