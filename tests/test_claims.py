@@ -21,7 +21,6 @@ from flatminima.claims import evidence, ledger
 from flatminima.claims.evidence import Interval, Measured, NotFound, NotMeasured, Printed, printed
 from flatminima.claims.ledger import ANSWERS, judge_row, read_ledger
 from flatminima.errors import UserError
-from flatminima.schedules import CosineNeoxV1
 from workflow_scripts.judge_claims import main
 
 PAPER = Path(__file__).parents[1] / "resources" / "paper"
@@ -81,8 +80,6 @@ def audit(suite: dict) -> pd.DataFrame:
     # The text has 14 % at 80,000, between two rows.
     table.loc[5.5] = [2, 80000, 33.9, 14.0, 0.11, 47.0]
     table = table.sort_index()
-    lr = CosineNeoxV1(lr_max=suite["lr_max"], lr_min=suite["lr_min"],
-                      warmup_steps=suite["warmup_steps"], total_steps=suite["last"])  # fmt: skip
     found = []
     for n in range(144):
         at = [
@@ -90,7 +87,7 @@ def audit(suite: dict) -> pd.DataFrame:
             for c in ("fp32_ppl", "int4_gap_pct", "int8_gap_pct")
         ]
         ppl, low, high = at if n else (61000.0, 0.1, 0.0)
-        found += rows({"step": n * k, "lr": lr(n * k)}, ppl, {"low_bit": low, "high_bit": high})
+        found += rows({"step": n * k}, ppl, {"low_bit": low, "high_bit": high})
     return pd.DataFrame(found)
 
 

@@ -78,9 +78,11 @@ class Quotation:
 
     @property
     def place(self) -> str:
-        """The section in words."""
+        """The section in words; what is known at second hand says so."""
         if self.section[0].isdigit():
             return f"section {self.section}"
+        if self.section.startswith("Figure"):
+            return f"caption of {self.section}, as an article has it"
         return f"appendix {self.section}" if len(self.section) == 1 else self.section
 
 
