@@ -5,7 +5,8 @@ REQUIRED INPUTS  results/{suite}/checkpoints/step{step}/
 OUTPUTS          results/{suite}/mechanism/{measure}/{steps}.csv
                  results/{suite}/mechanism/{measure}.csv
                  results/{suite}/mechanism/factors.csv, drift.csv, displacement.csv, phase_flips.csv
-                 results/{suite}/mechanism/replication/width{width}-seed{seed}.csv, .parquet
+                 results/{suite}/mechanism/replication/width{width}-seed{seed}.csv, .parquet, .json
+                 results/{suite}/mechanism/replication/losses/width{width}-seed{seed}.csv, .json
                  results/{suite}/mechanism/replication.csv, replication_runs.csv
 """
 
@@ -145,14 +146,17 @@ rule trace_phase_flips:
         "../workflow_scripts/trace_phase_flips.py"
 
 
+# A small run is a series of checkpoints like any other; they go once they have been probed.
 rule train_replica:
-    """One run, probed on the way; nothing of it is kept but its scores."""
+    """One run of another width or seed: checkpoints at the steps that are probed, and losses."""
     input:
         train="results/{suite}/data/train.safetensors",
-        validation="results/{suite}/data/validation.safetensors",
     output:
-        table="results/{suite}/mechanism/replication/width{width}-seed{seed}.csv",
-        sequences="results/{suite}/mechanism/replication/width{width}-seed{seed}.parquet",
+        checkpoints=temp(
+            directory("results/{suite}/mechanism/replication/checkpoints/width{width}-seed{seed}")
+        ),
+        losses="results/{suite}/mechanism/replication/losses/width{width}-seed{seed}.csv",
+        provenance="results/{suite}/mechanism/replication/losses/width{width}-seed{seed}.json",
     log:
         "logs/{suite}/train_replica/width{width}-seed{seed}.log",
     benchmark:
@@ -164,9 +168,12 @@ rule train_replica:
     conda:
         "../envs/torch.yaml"
     threads: planned("threads")
+    # How a job runs, not what it computes: unlike params, resources rerun nothing.
+    resources:
+        save_every=planned("save_every"),
     params:
+        workspace="results/{suite}/unfinished/train_replica/width{width}-seed{seed}",
         settings=planned("replica_settings", "width"),
-        probe=planned("replica_probe"),
         code=code_hash("workflow_scripts/train_replica.py"),
     message:
         "Training a run of {wildcards.suite} with width {wildcards.width}, seed {wildcards.seed}"
@@ -174,11 +181,37 @@ rule train_replica:
         "../workflow_scripts/train_replica.py"
 
 
+use rule probe_checkpoints as probe_replica with:
+    input:
+        checkpoints=ancient(
+            "results/{suite}/mechanism/replication/checkpoints/width{width}-seed{seed}"
+        ),
+        training="results/{suite}/mechanism/replication/losses/width{width}-seed{seed}.json",
+        validation="results/{suite}/data/validation.safetensors",
+    output:
+        table="results/{suite}/mechanism/replication/width{width}-seed{seed}.csv",
+        sequences="results/{suite}/mechanism/replication/width{width}-seed{seed}.parquet",
+        provenance="results/{suite}/mechanism/replication/width{width}-seed{seed}.json",
+    log:
+        "logs/{suite}/probe_checkpoints/replication/width{width}-seed{seed}.log",
+    benchmark:
+        "benchmarks/{suite}/probe_checkpoints/replication/width{width}-seed{seed}.tsv"
+    priority: 18
+    resources:
+        gpu=0,
+    params:
+        folders=planned("replica_folders", "width", "seed"),
+        probe=planned("replica_probe"),
+        code=code_hash("workflow_scripts/probe_checkpoints.py"),
+    message:
+        "Probing the run of {wildcards.suite} with width {wildcards.width}, seed {wildcards.seed}"
+
+
 rule compare_replicas:
     """Each run's onset beside its own FP32 minimum."""
     input:
-        tables=planned("replicas"),
-        sequences=planned("replica_sequences"),
+        tables=planned("replica_files", suffix="csv"),
+        sequences=planned("replica_files", suffix="parquet"),
     output:
         runs="results/{suite}/mechanism/replication_runs.csv",
         comparison="results/{suite}/mechanism/replication.csv",
@@ -189,6 +222,7 @@ rule compare_replicas:
     conda:
         "../envs/analysis.yaml"
     params:
+        names=planned("replicas"),
         spacing=planned("replica_spacing"),
         resamples=planned("phase_resamples"),
         code=code_hash("workflow_scripts/compare_replicas.py"),

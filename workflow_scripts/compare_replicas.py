@@ -7,10 +7,16 @@ from flatminima.jobs import run
 from flatminima.mechanism.replication import run_phases
 
 
-def main(*, tables: list, sequences: list, spacing: int, resamples: int, runs: str,
+def main(tables: list, sequences: list, names: list, spacing: int, resamples: int, runs: str,
          comparison: str) -> None:  # fmt: skip
-    """Write all probes of all runs, and a row per run with its minimum and its onset."""
-    found = [pd.read_csv(path) for path in tables]
+    """Write all probes of all runs, and a row per run with its minimum and its onset.
+
+    ``names`` has suite, width and seed of each run.
+    """
+    found = [
+        pd.concat([pd.DataFrame(name, index=table.index), table], axis=1)
+        for name, table in zip(names, map(pd.read_csv, tables), strict=True)
+    ]
     write_table(runs, pd.concat(found, ignore_index=True))
     rows = [
         run_phases(table, pd.read_parquet(path), spacing=spacing, resamples=resamples)

@@ -1,46 +1,44 @@
-"""Train one small run of another width or seed and probe it on the way."""
+"""Train one small run of another width or seed and write the checkpoints that are probed."""
 
-import pandas as pd
+import torch
 
-from flatminima.files import write_table
-from flatminima.intervals import summarise
-from flatminima.jobs import progress, run
-from flatminima.model import build_model
+from flatminima.files import describe_run, file_sha256, write_json, write_table
+from flatminima.jobs import run
+from flatminima.model import WEIGHTS_FILE, build_model, prepare_backend
 from flatminima.schedules import read_schedule
-from flatminima.scoring import Prober
-from flatminima.suite import even_steps
 from flatminima.text.tokens import read_tokens
-from flatminima.training.loop import build_optimizer, read_recipe
-from flatminima.training.loop import train as updates_of
+from flatminima.training.loop import read_recipe, train_series
+from flatminima.training.workspace import Workspace, fingerprint
 
 
-def main(*, suite: str, width: int, seed: int, train: str, validation: str, settings: dict,
-         probe: dict, threads: int, table: str, sequences: str) -> None:  # fmt: skip
-    """Write a row per probe and quantizer, and the scores of each sequence.
+def main(train: str, checkpoints: str, losses: str, provenance: str, seed: int, settings: dict,
+         threads: int, workspace: str, save_every: int, code: str) -> None:  # fmt: skip
+    """Write ``checkpoints``/step{step}, the loss of each update, and what made them.
 
-    ``seed`` decides initialisation and data order.
+    ``settings`` has architecture, vocab_size, training, steps (of the checkpoints) and
+    train_sequences; ``seed`` decides initialisation and data order.
     """
-    prober = Prober(validation, probe, threads)
-    prober.tokens = prober.tokens[: probe["sequences"]]
-    tokens, last = read_tokens(train)[: settings["train_sequences"]], settings["last"]
-    model = build_model(settings["architecture"], settings["vocab_size"], seed)
-    optimizer = build_optimizer(model, recipe := read_recipe(settings["training"]))
-    schedule = read_schedule(settings["training"], last)
-    due = set(even_steps(spacing=settings["spacing"], last=last))
-    updates = updates_of(model, optimizer, tokens, schedule, recipe, start=0, stop=last, seed=seed)
-    scores = pd.concat(
-        [
-            prober(model, update.step)
-            for update in progress(updates, f"run, {last} steps", total=last)
-            if update.step in due
-        ],
-        ignore_index=True,
-    )
-    found = summarise(scores, ["step"], resamples=probe["resamples"], seed=0)
-    for place, (name, value) in enumerate({"suite": suite, "width": width, "seed": seed}.items()):
-        found.insert(place, name, value)
-    write_table(table, found)
-    write_table(sequences, scores)
+    torch.set_num_threads(threads)
+    prepare_backend()
+    training, last = settings["training"], settings["steps"][-1]
+    made_by = {**describe_run(threads=threads), **settings, "seed": seed,
+               "train_sha256": file_sha256(train), "code": code}  # fmt: skip
+    folders = {step: f"{checkpoints}/step{step}" for step in settings["steps"]}
+    with Workspace(workspace, fingerprint(**made_by), save_every) as unfinished:
+        table = train_series(
+            build_model(settings["architecture"], settings["vocab_size"], seed),
+            read_tokens(train)[: settings["train_sequences"]],
+            read_schedule(training, last),
+            read_recipe(training),
+            start=0,
+            stop=last,
+            seed=seed,
+            checkpoints=folders,
+            workspace=unfinished,
+        )
+        write_table(losses, table)
+        made = {step: file_sha256(f"{folder}/{WEIGHTS_FILE}") for step, folder in folders.items()}
+        write_json(provenance, made_by | {"weights_sha256": made})
 
 
 if __name__ == "__main__":

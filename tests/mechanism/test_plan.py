@@ -59,7 +59,8 @@ def test_small_runs_are_the_suites_training_scaled():
     settings = MINI.replica_settings("32")
     assert settings["architecture"]["hidden_size"] == 32
     assert settings["training"]["warmup_steps"] == 12 and "seed" not in settings["training"]
-    assert len(MINI.replicas) == len(MINI.replica_sequences) == 9
+    assert len(MINI.replicas) == len(MINI.replica_files("csv")) == 9
+    assert list(MINI.replica_folders("32", "0")) == settings["steps"] == list(range(40, 1201, 40))
     assert settings["train_sequences"] <= MINI.section["batches"]["train"]["sequences"]
 
 

@@ -275,9 +275,9 @@ class Prober:
     """Scores models on one suite's validation batches, at full precision and quantized.
 
     ``validation`` is the token file; ``probe`` has ``quantizers`` (definitions by
-    name), ``roles`` (``low_bit`` or ``high_bit`` by the same names), ``batch_size`` and
-    ``device``. Sets the number of torch's threads and its numeric mode; where there are
-    several GPUs, takes one for this process.
+    name), ``roles`` (``low_bit`` or ``high_bit`` by the same names), ``batch_size``, ``device``
+    and perhaps ``sequences``, how many of the file are scored. Sets the number of torch's
+    threads and its numeric mode; where there are several GPUs, takes one for this process.
     """
 
     def __init__(self, validation: str, probe: Mapping, threads: int) -> None:
@@ -286,7 +286,7 @@ class Prober:
         # First of all: what has been asked of a GPU decides which one is used.
         self._gpu = own_gpu(probe["device"], torch.cuda.device_count(), os.environ, slots_folder())
         self.device = choose_device(probe["device"])
-        self.tokens = read_tokens(validation)
+        self.tokens = read_tokens(validation)[: probe.get("sequences")]
         self.specs = read_specs(probe["quantizers"])
         self.roles = {FP32: FP32, **probe["roles"]}
         self.batch_size = probe["batch_size"]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from flatminima.errors import ConfigError
 from flatminima.planning.facts import FactsPlan
-from flatminima.suite import chunk_names, range_name
+from flatminima.suites import chunk_names, even_steps, range_name
 
 # Measurements made in jobs on ranges of checkpoints; each gives a table of its own name.
 RANGED = ("factorial", "layers", "sensitivity", "curvature", "activations")
@@ -164,19 +164,29 @@ class MechanismPlan(FactsPlan):
         }
 
     @property
-    def replicas(self) -> list[str]:
-        """Tables of all runs of the replication."""
+    def replicas(self) -> list[dict]:
+        """Suite, width and seed of all runs of the replication."""
         entry = self.measurement("replication")
         return [
-            f"{self.root}/mechanism/replication/width{width}-seed{seed}.csv"
+            {"suite": self.name, "width": width, "seed": seed}
             for width in entry["widths"]
             for seed in entry["seeds"]
         ]
 
+    def replica_files(self, suffix: str) -> list[str]:
+        """Tables (csv) or per-sequence scores (parquet) of all of them."""
+        pattern = f"{self.root}/mechanism/replication/width{{width}}-seed{{seed}}.{suffix}"
+        return [pattern.format(**replica) for replica in self.replicas]
+
+    def replica_folders(self, width: str, seed: str) -> dict[int, str]:
+        """Checkpoints of one of them by step."""
+        folder = f"{self.root}/mechanism/replication/checkpoints/width{width}-seed{seed}"
+        return {step: f"{folder}/step{step}" for step in self._replica_steps}
+
     @property
-    def replica_sequences(self) -> list[str]:
-        """Per-sequence scores of all runs of the replication."""
-        return [path.removesuffix(".csv") + ".parquet" for path in self.replicas]
+    def _replica_steps(self) -> list[int]:
+        entry = self.measurement("replication")
+        return even_steps(spacing=entry["spacing"], last=entry["last"])
 
     def replica_settings(self, width: str) -> dict:
         """Training of one run of the replication but its seed."""
@@ -187,8 +197,7 @@ class MechanismPlan(FactsPlan):
             "architecture": {**self.section["architecture"], "hidden_size": int(width)},
             "vocab_size": self.vocab_size,
             "training": training,
-            "spacing": entry["spacing"],
-            "last": entry["last"],
+            "steps": self._replica_steps,
             "train_sequences": entry["train_sequences"],
         }
 
