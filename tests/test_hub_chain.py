@@ -17,7 +17,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from flatminima.suite import revision_steps
+from flatminima.suites import revision_steps
 from tests.hub import pythia
 from tests.hub.server import TinyHub
 from tests.workflow import copy_checkout
@@ -37,7 +37,7 @@ COMMAND = [sys.executable, "-m", "snakemake", *TARGETS, "--cores", "2", "--confi
 
 
 class Watch:
-    """The most checkpoints that were seen on disk at once, in the folders of surveys."""
+    """The most checkpoints that were seen on disk at once, of jobs that measure revisions."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.most = folder, 0
@@ -53,22 +53,21 @@ class Watch:
         self._thread.join()
 
     def _look(self) -> None:
-        pattern = f"{ROOT}/unfinished/survey_revisions/*/checkpoints/*"
+        pattern = f"{ROOT}/unfinished/probe_revision/*"
         while not self._stopped.wait(0.01):
             self.most = max(self.most, len(list(self.folder.glob(pattern))))
 
 
-def kill_once_some_revisions_are_finished(folder: Path, environment: dict) -> set[int]:
-    """Start to build, kill while the first range is surveyed; returns its finished steps."""
+def kill_once_some_jobs_are_done(folder: Path, environment: dict) -> set[int]:
+    """Start to build, kill once two jobs have measured their revisions; the steps of those."""
     log = folder / "first.log"
     with log.open("w") as stream:
         process = subprocess.Popen(
             COMMAND, cwd=folder, env=environment, start_new_session=True,
             stdout=stream, stderr=subprocess.STDOUT,
         )  # fmt: skip
-    pattern = f"{ROOT}/unfinished/survey_revisions/*/step*[0-9].json"
     started = time.monotonic()
-    while len(list(folder.glob(pattern))) < 3:
+    while log.read_text().count("Finished jobid") < 6:  # three of text and tokenizer
         assert process.poll() is None, log.read_text()[-5000:]
         assert time.monotonic() - started < 600
         time.sleep(0.01)
@@ -76,7 +75,9 @@ def kill_once_some_revisions_are_finished(folder: Path, environment: dict) -> se
     process.wait()
     unlock = subprocess.run([*COMMAND, "--unlock"], cwd=folder, env=environment, check=False)
     assert unlock.returncode == 0
-    return {int(path.stem.removeprefix("step")) for path in folder.glob(pattern)}
+    at_work = {path.name for path in (folder / ROOT).glob("unfinished/probe_revision/*")}
+    done = [p for p in (folder / ROOT / "revisions").glob("*.csv") if p.stem not in at_work]
+    return {int(step) for path in done for step in pd.read_csv(path)["step"]}
 
 
 def weights_asked_for(hub: TinyHub) -> Counter:
@@ -95,7 +96,7 @@ def chain(tmp_path_factory) -> dict:
     with TinyHub(branches, pythia.datasets()) as hub:
         environment = hub.environment(home)
         with Watch(folder) as watch:
-            finished = kill_once_some_revisions_are_finished(folder, environment)
+            finished = kill_once_some_jobs_are_done(folder, environment)
             before = weights_asked_for(hub)
             run = subprocess.run(
                 COMMAND, cwd=folder, env=environment, text=True,
@@ -171,9 +172,9 @@ def test_no_more_checkpoints_were_on_disk_than_allowed_and_none_is_left(chain):
     assert [p.name for p in large if "datasets" not in p.as_posix()] == []
 
 
-def test_what_was_finished_before_the_kill_was_not_fetched_again(chain):
+def test_a_kill_costs_the_ranges_at_work_and_no_other(chain):
     asked, before = chain["asked"], chain["asked_before"]
-    assert len(chain["finished"]) >= 3
+    assert len(chain["finished"]) >= 11, "a job of pythia_tiny.yaml has eleven"
     for step in chain["finished"]:
         assert asked[step] == before[step] == 1, step
     # The fork fetches its start for itself; what was at work at the kill may come twice.
@@ -187,19 +188,20 @@ def test_a_second_run_makes_no_request(chain):
     assert "Nothing to be done" in chain["again"].stdout
 
 
-def test_a_revision_that_can_be_had_later_is_asked_for_by_the_name_of_its_table(chain):
+def test_a_revision_that_can_be_had_later_is_asked_for_as_the_log_says(chain):
     folder = chain["folder"]
-    [rows] = [path for path in (folder / ROOT / "revisions").glob("*.csv")
-              if LOST in set(pd.read_csv(path)["step"])]  # fmt: skip
+    said = (folder / "logs/pythia-160m/gather_suite.log").read_text().splitlines()[-1]
+    rows = re.search(r"--forcerun (\S+)`", said)[1]
+    assert LOST in set(pd.read_csv(folder / rows)["step"])
     with TinyHub(pythia.models(STEPS), pythia.datasets()) as hub:
         run = subprocess.run(
             [sys.executable, "-m", "snakemake", f"{ROOT}/audit.csv", "--cores", "2",
-             "--forcerun", str(rows.relative_to(folder)), "--configfile", OVERRIDE],
+             "--forcerun", rows, "--configfile", OVERRIDE],
             cwd=folder, env=hub.environment(chain["home"]), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600,
         )  # fmt: skip
         asked = weights_asked_for(hub)
     assert run.returncode == 0, run.stdout[-5000:]
-    assert LOST in asked and len(asked) < 40  # its range, not the whole suite
+    assert LOST in asked and len(asked) == 11  # its job, not the whole suite
     suite, audit = table(chain, "suite.csv"), table(chain, "audit.csv")
     assert set(suite["status"]) == {"present"} and list(audit["step"].unique()) == STEPS

@@ -200,13 +200,12 @@ def _opened(location: str) -> BinaryIO:
 
 
 def _lines(stream: BinaryIO, file: TextFile) -> Iterator[str]:
-    """Lines of a text file, without a byte order mark; a cut compressed stream is an error."""
+    """Lines of a text file with their ends; a compressed stream that is cut is an error."""
     unpacked = pa.PythonFile(stream, mode="r")
     if codec := COMPRESSIONS.get(PurePosixPath(file.location).suffix):
         unpacked = pa.CompressedInputStream(unpacked, codec)
     try:
-        for line in io.TextIOWrapper(unpacked, encoding="utf-8-sig"):
-            yield line.removesuffix("\n")
+        yield from io.TextIOWrapper(unpacked, encoding="utf-8-sig")
     except OSError as error:
         if "Truncated" not in str(error):
             raise
@@ -214,14 +213,14 @@ def _lines(stream: BinaryIO, file: TextFile) -> Iterator[str]:
 
 
 def _paragraphs(stream: BinaryIO, file: TextFile) -> Iterator[str]:
-    for blank, lines in groupby(_lines(stream, file), key=lambda line: not line.strip()):
+    for blank, lines in groupby(_lines(stream, file), key=str.isspace):
         if not blank:
-            yield "\n".join(lines)
+            yield "".join(lines).removesuffix("\n")
 
 
 def _json_texts(stream: BinaryIO, file: TextFile) -> Iterator[str]:
     for number, line in enumerate(_lines(stream, file), start=1):
-        if not line.strip():
+        if line.isspace():
             continue
         where = f"{file.name}: line {number}"
         try:
