@@ -15,7 +15,7 @@ sys.path.insert(0, Path(workflow.basedir, "workflow_scripts").as_posix())
 from flatminima.code_hash import code_hash
 from flatminima.config import find_suite, whole_config
 from flatminima.errors import ConfigError
-from flatminima.planning import MECHANISM_TABLES, RANGED, SuitePlan, final_outputs
+from flatminima.planning import RANGED, SuitePlan, final_outputs
 from flatminima.suites import as_in_a_file, read_yaml
 
 FIGURES = ["fig1_audit", "fig2_kurtosis", "fig3_forks", "fig5_bit_widths"]

@@ -67,5 +67,5 @@ def test_findings_have_intervals_and_the_ledger_points_to_them(built):
 def test_nothing_of_it_belongs_to_all(built):
     jobs = planned("--configfile", TINY, folder=built.parents[1])
     assert jobs["judge_claims"] == 1
-    beyond = ("factorial", "layers", "sensitivity", "curvature", "drift", "replica", "mechanism")
+    beyond = ("factorial", "drift", "replica", "mechanism")
     assert not [rule for rule in jobs if any(part in rule for part in beyond)]

@@ -86,3 +86,14 @@ def test_what_a_suite_cannot_have_is_not_planned():
     assert "replication" not in plan_of("pythia-160m", config).mechanism
     assert "phase_flips" not in plan_of("mini", config).mechanism
     assert not any("fig11" in path for path in plan_of("mini", config).extended_outputs)
+
+
+def test_without_a_step_between_levels_the_rest_is_measured():
+    config = copy.deepcopy(CONFIG)
+    config["quantizers"]["nf4"] = {"kind": "nf4"}
+    config["suites"]["mini"]["probe"]["low_bit"] = "nf4"
+    plan = plan_of("mini", config)
+    left = {"layers", "curvature", "activations", "replication"}
+    assert set(plan.mechanism) - {"batch_size"} == left
+    assert plan.measure_settings("layers")["low_bit"] == {"kind": "nf4"}
+    assert "results/mini/mechanism/findings.csv" in plan.extended_outputs

@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flatminima.config import ROOT, find_suite, read_config
-from flatminima.planning.mechanism import MECHANISM_TABLES, RANGED
+from flatminima.planning.mechanism import RANGED
 from flatminima.planning.pretraining import PretrainingJob
 from flatminima.planning.published import PublishedPlan
 
 __all__ = [
-    "MECHANISM_TABLES",
     "RANGED",
     "PretrainingJob",
     "SuitePlan",

@@ -19,11 +19,6 @@ FINDING_TABLES = {
     "phase_flips": ["phase_flips"],
     "replication": ["replication"],
 }
-# What the notebook about the mechanism reads of them.
-MECHANISM_TABLES = (
-    *("findings", "sensitivity", "factorial", "factors", "layers", "drift", "displacement"),
-    *("phase_flips", "curvature", "activations", "replication_runs", "replication"),
-)
 FIGURES = {
     "fig6_factorial": ["factorial"],
     "fig7_layers": ["layers"],
@@ -43,12 +38,16 @@ class MechanismPlan(FactsPlan):
     def mechanism(self) -> Mapping:
         """The suite's section ``mechanism``; empty where it has none.
 
-        Without ``phase_flips`` where no fork schedule has phases, and without
-        ``replication`` where the suite is not trained here.
+        Without ``phase_flips`` where no fork schedule has phases, without ``replication``
+        where the suite is not trained here, and without what looks at the step between
+        levels where a quantizer has no such step.
         """
         schedules = self.section.get("fork", {}).get("schedules", {}).values()
+        kinds = [spec.get("kind", "affine") for spec in self.probed_quantizers.values()]
+        even = set(kinds) == {"affine"}
         possible = {
-            "phase_flips": any(schedule["kind"] == "oli" for schedule in schedules),
+            **dict.fromkeys(("factorial", "sensitivity", "drift"), even),
+            "phase_flips": even and any(schedule["kind"] == "oli" for schedule in schedules),
             "replication": self.section["source"] in ("pretrain", "published"),
         }
         section = self.section.get("mechanism", {})
@@ -115,14 +114,17 @@ class MechanismPlan(FactsPlan):
         """What a measurement does besides where: its own keys, those of all, its quantizers."""
         entry = self.measurement(measure)
         own = {key: value for key, value in entry.items() if key not in _HOW_OFTEN}
-        of_quantizers = {
-            "factorial": {"low": self.probed_cells["low_bit"]},
-            "sensitivity": self.probed_quantizers,
-            "curvature": {"layers": self.kurtosis_layers},
-        }
+        if measure == "factorial":
+            quantizers = {"low": self.probed_cells["low_bit"]}
+        elif measure == "sensitivity":
+            quantizers = self.probed_quantizers
+        elif measure == "curvature":
+            quantizers = {"layers": self.kurtosis_layers}
+        else:
+            quantizers = {"low_bit": self.probed_quantizer(role="low_bit")}
         return {
             **own,
-            **of_quantizers.get(measure, {"low_bit": self.probed_quantizer(role="low_bit")}),
+            **quantizers,
             "batch_size": self.mechanism["batch_size"],
             "resamples": self.probe_resamples,
             "device": self.section["device"],
