@@ -12,7 +12,7 @@ OUTPUTS          results/{suite}/data/train.jsonl, validation.jsonl, text.json
 rule collect_text:
     """Documents of both splits and where they came from."""
     input:
-        files=planned("text_files"),
+        files=planned(plan.text_files),
     output:
         train="results/{suite}/data/train.jsonl",
         validation="results/{suite}/data/validation.jsonl",
@@ -24,7 +24,7 @@ rule collect_text:
     conda:
         "../envs/analysis.yaml"
     params:
-        source=planned("text"),
+        source=planned(plan.text),
         code=code_hash("workflow_scripts/collect_text.py"),
     message:
         "Collecting the documents of {wildcards.suite}"
@@ -43,11 +43,11 @@ rule train_tokenizer:
     benchmark:
         "benchmarks/{suite}/train_tokenizer.tsv"
     wildcard_constraints:
-        suite=suites_whose_tokenizer_has("vocab_size"),
+        suite=suites_where(lambda suite: "vocab_size" in suite.section["tokenizer"]),
     conda:
         "../envs/analysis.yaml"
     params:
-        vocab_size=planned("vocab_size"),
+        vocab_size=setting("tokenizer.vocab_size"),
         code=code_hash("workflow_scripts/train_tokenizer.py"),
     message:
         "Training the tokenizer of {wildcards.suite}"
@@ -65,11 +65,11 @@ rule fetch_tokenizer:
     benchmark:
         "benchmarks/{suite}/fetch_tokenizer.tsv"
     wildcard_constraints:
-        suite=suites_whose_tokenizer_has("repo"),
+        suite=suites_where(lambda suite: "repo" in suite.section["tokenizer"]),
     conda:
         "../envs/analysis.yaml"
     params:
-        source=planned("tokenizer_source"),
+        source=planned(plan.tokenizer_source),
         code=code_hash("workflow_scripts/fetch_tokenizer.py"),
     message:
         "Fetching the tokenizer of {wildcards.suite}"
@@ -80,7 +80,7 @@ rule fetch_tokenizer:
 rule copy_tokenizer:
     """Tokenizer that lies beside a suite's own checkpoints, or where its path says."""
     input:
-        source=planned("tokenizer_file"),
+        source=planned(plan.tokenizer_file),
     output:
         tokenizer="results/{suite}/data/tokenizer.json",
     log:
@@ -88,7 +88,9 @@ rule copy_tokenizer:
     benchmark:
         "benchmarks/{suite}/copy_tokenizer.tsv"
     wildcard_constraints:
-        suite=suites_whose_tokenizer_has(None),
+        suite=suites_where(
+            lambda suite: not {"vocab_size", "repo"} & set(suite.section["tokenizer"])
+        ),
     conda:
         "../envs/torch.yaml"
     params:
@@ -118,8 +120,8 @@ rule fix_batches:
     conda:
         "../envs/analysis.yaml"
     params:
-        batches=planned("batches"),
-        vocabulary=planned("vocabulary"),
+        batches=planned(plan.batches),
+        vocabulary=planned(plan.vocabulary),
         code=code_hash("workflow_scripts/fix_batches.py"),
     message:
         "Fixing the batches of {wildcards.suite}"
@@ -137,7 +139,7 @@ use rule fix_batches as fix_batches_validation with:
     benchmark:
         "benchmarks/{suite}/fix_batches/validation.tsv"
     wildcard_constraints:
-        suite=suites_without("train", "batches"),
+        suite=suites_where(lambda suite: "train" not in suite.section["batches"]),
     message:
         "Fixing the validation batches of {wildcards.suite}"
 

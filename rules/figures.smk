@@ -25,7 +25,7 @@ rule tabulate_audit:
     conda:
         "../envs/analysis.yaml"
     params:
-        suite=planned("facts"),
+        suite=planned(plan.facts),
         code=code_hash("workflow_scripts/tabulate_audit.py"),
     message:
         "Table 1 of {wildcards.suite}"
@@ -49,7 +49,7 @@ rule tabulate_forks:
     conda:
         "../envs/analysis.yaml"
     params:
-        suite=planned("facts"),
+        suite=planned(plan.facts),
         code=code_hash("workflow_scripts/tabulate_forks.py"),
     message:
         "Table 2 of {wildcards.suite}"
@@ -73,7 +73,7 @@ rule plot_audit:
     conda:
         "../envs/analysis.yaml"
     params:
-        suite=planned("facts"),
+        suite=planned(plan.facts),
         code=code_hash("workflow_scripts/plot_audit.py"),
     message:
         "Figure 1 of {wildcards.suite}"
@@ -97,7 +97,7 @@ rule plot_kurtosis:
     conda:
         "../envs/analysis.yaml"
     params:
-        suite=planned("facts"),
+        suite=planned(plan.facts),
         code=code_hash("workflow_scripts/plot_kurtosis.py"),
     message:
         "Figure 2 of {wildcards.suite}"
@@ -120,7 +120,7 @@ rule plot_forks:
     conda:
         "../envs/analysis.yaml"
     params:
-        suite=planned("fork_facts"),
+        suite=planned(plan.fork_facts),
         code=code_hash("workflow_scripts/plot_forks.py"),
     message:
         "Figure 3 of {wildcards.suite}"
@@ -143,7 +143,7 @@ rule plot_bit_widths:
     conda:
         "../envs/analysis.yaml"
     params:
-        suite=planned("facts"),
+        suite=planned(plan.facts),
         code=code_hash("workflow_scripts/plot_bit_widths.py"),
     message:
         "Figure 5 of {wildcards.suite}"
@@ -172,10 +172,18 @@ rule plot_lambada:
         "../workflow_scripts/plot_lambada.py"
 
 
+def page_links(wildcards):
+    """What the front page of a suite leads to, by names beside it, folder by folder."""
+    names = [name.split("/", 2)[2] for name in final_outputs(suite_of(wildcards.suite))]
+    order = ("", "tables", "figures", "notebooks")
+    names.sort(key=lambda name: order.index(name.rpartition("/")[0]))
+    return [name for name in names if name != "index.html" and not name.endswith((".svg", ".tex"))]
+
+
 rule draw_index:
     """The front page of a suite: drawings to look around in, claims, links to the rest."""
     input:
-        unpack(planned("index_files")),
+        unpack(planned(plan.index_files)),
     output:
         page=in_report(
             "results/{suite}/index.html", "index", "Audit", item="Front page", suite="{suite}"
@@ -188,7 +196,7 @@ rule draw_index:
     conda:
         "../envs/analysis.yaml"
     params:
-        suite=planned("facts"),
+        suite=planned(plan.facts),
         links=page_links,
         code=code_hash("workflow_scripts/draw_index.py"),
     message:

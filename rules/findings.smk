@@ -23,7 +23,7 @@ rule plot_factorial:
     conda:
         "../envs/analysis.yaml"
     params:
-        suite=planned("facts"),
+        suite=planned(plan.facts),
         code=code_hash("workflow_scripts/plot_factorial.py"),
     message:
         "Figure 6 of {wildcards.suite}"
@@ -46,7 +46,7 @@ rule plot_layers:
     conda:
         "../envs/torch.yaml"
     params:
-        suite=planned("facts"),
+        suite=planned(plan.facts),
         code=code_hash("workflow_scripts/plot_layers.py"),
     message:
         "Figure 7 of {wildcards.suite}"
@@ -69,8 +69,8 @@ rule plot_sensitivity:
     conda:
         "../envs/analysis.yaml"
     params:
-        suite=planned("facts"),
-        low=planned("low_bit_name"),
+        suite=planned(plan.facts),
+        low=setting("probe.low_bit"),
         code=code_hash("workflow_scripts/plot_sensitivity.py"),
     message:
         "Figure 9 of {wildcards.suite}"
@@ -94,7 +94,7 @@ rule plot_curvature:
     conda:
         "../envs/analysis.yaml"
     params:
-        suite=planned("facts"),
+        suite=planned(plan.facts),
         code=code_hash("workflow_scripts/plot_curvature.py"),
     message:
         "Figure 10 of {wildcards.suite}"
@@ -119,7 +119,7 @@ rule plot_drift:
     conda:
         "../envs/analysis.yaml"
     params:
-        suite=planned("facts"),
+        suite=planned(plan.facts),
         code=code_hash("workflow_scripts/plot_drift.py"),
     message:
         "Figure 11 of {wildcards.suite}"
@@ -143,8 +143,8 @@ rule plot_activations:
     conda:
         "../envs/analysis.yaml"
     params:
-        suite=planned("facts"),
-        bits=planned("activation_bits"),
+        suite=planned(plan.facts),
+        bits=setting("mechanism.activations.bits"),
         code=code_hash("workflow_scripts/plot_activations.py"),
     message:
         "Figure 12 of {wildcards.suite}"
@@ -167,7 +167,7 @@ rule plot_replication:
     conda:
         "../envs/analysis.yaml"
     params:
-        suite=planned("facts"),
+        suite=planned(plan.facts),
         code=code_hash("workflow_scripts/plot_replication.py"),
     message:
         "Figure 13 of {wildcards.suite}"
@@ -178,7 +178,7 @@ rule plot_replication:
 rule summarise_mechanism:
     """The answers of all measurements beyond the paper, with intervals."""
     input:
-        unpack(planned("findings_inputs")),
+        unpack(planned(plan_mechanism.findings_inputs)),
         audit="results/{suite}/audit.csv",
         phases="results/{suite}/phases.json",
     output:
@@ -191,7 +191,7 @@ rule summarise_mechanism:
     conda:
         "../envs/analysis.yaml"
     params:
-        spacing=planned("spacing"),
+        spacing=planned(lambda suite: suite.spacing),
         code=code_hash("workflow_scripts/summarise_mechanism.py"),
     message:
         "Findings about the mechanism in {wildcards.suite}"
@@ -202,7 +202,7 @@ rule summarise_mechanism:
 # The ledger once more, with what `all` does not measure.
 use rule judge_claims as judge_claims_extended with:
     input:
-        unpack(planned("extended_measurements")),
+        unpack(planned(plan_mechanism.extended_measurements)),
         **OF_THE_PAPER,
         suite_table="results/{suite}/suite.csv",
         audit="results/{suite}/audit.csv",

@@ -18,7 +18,7 @@ OUTPUTS          results/{suite}/{series}/checkpoints/{condition}-seed{seed}/ste
 rule train_fork:
     """One condition, one seed: checkpoints at the steps that are measured, and losses."""
     input:
-        unpack(planned("condition_inputs", "series", "condition")),
+        unpack(planned(plan_forks.condition_inputs, "series", "condition")),
         train="results/{suite}/data/train.safetensors",
     output:
         checkpoints=directory("results/{suite}/{series}/checkpoints/{condition}-seed{seed}"),
@@ -29,20 +29,20 @@ rule train_fork:
     benchmark:
         "benchmarks/{suite}/train_fork/{series}/{condition}-seed{seed}.tsv"
     wildcard_constraints:
-        suite=suites_that_keep_forks(True),
+        suite=suites_where(lambda suite: plan_forks.keeps_forks(suite.section)),
     priority: 15
     conda:
         "../envs/torch.yaml"
-    threads: planned("threads")
+    threads: setting("threads")
     # How a job runs, not what it computes: unlike params, resources rerun nothing.
     resources:
-        gpu=planned("gpus"),
-        save_every=planned("save_every"),
+        gpu=planned(plan.gpus),
+        save_every=setting("training.save_every"),
     params:
         workspace="results/{suite}/unfinished/train_fork/{series}/{condition}-seed{seed}",
-        settings=planned("condition_settings", "series", "condition"),
-        key=planned("condition_key", "series", "condition"),
-        device=planned("device"),
+        settings=planned(plan_forks.condition_settings, "series", "condition"),
+        key=planned(plan_forks.condition_key, "series", "condition"),
+        device=setting("device"),
         code=code_hash("workflow_scripts/train_fork.py"),
     message:
         "Forking {wildcards.suite}: {wildcards.condition}, seed {wildcards.seed}"
@@ -57,7 +57,7 @@ use rule train_fork as train_fork_temporary with:
         losses="results/{suite}/{series}/losses/{condition}-seed{seed}.csv",
         provenance="results/{suite}/{series}/losses/{condition}-seed{seed}.json",
     wildcard_constraints:
-        suite=suites_that_keep_forks(False),
+        suite=suites_where(lambda suite: not plan_forks.keeps_forks(suite.section)),
 
 
 # What training has made is told by the sha256 in `training`, not by the age of a folder.
@@ -75,8 +75,8 @@ use rule probe_checkpoints as probe_fork with:
         "benchmarks/{suite}/probe_checkpoints/{series}/{condition}-seed{seed}.tsv"
     priority: 18
     params:
-        folders=planned("condition_folders", "series", "condition", "seed"),
-        probe=planned("fork_probe"),
+        folders=planned(plan_forks.condition_folders, "series", "condition", "seed"),
+        probe=planned(plan_forks.fork_probe),
         code=code_hash("workflow_scripts/probe_checkpoints.py"),
     message:
         "Probing the fork {wildcards.condition} of {wildcards.suite}, seed {wildcards.seed}"
@@ -94,9 +94,9 @@ use rule measure_kurtosis as measure_kurtosis_of_fork with:
         "benchmarks/{suite}/measure_kurtosis/{series}/{condition}-seed{seed}.tsv"
     priority: 18
     params:
-        weights=planned("condition_weights", "series", "condition", "seed"),
-        steps=planned("condition_steps", "series", "condition"),
-        layers=planned("kurtosis_layers"),
+        weights=planned(plan_forks.condition_weights, "series", "condition", "seed"),
+        steps=planned(plan_forks.condition_steps, "series", "condition"),
+        layers=setting("kurtosis.layers"),
         code=code_hash("workflow_scripts/measure_kurtosis.py"),
     message:
         "Measuring the kurtosis of {wildcards.condition} of {wildcards.suite}, "
@@ -107,7 +107,7 @@ rule summarise_fork:
     """Gaps of one fork at every probe, with intervals."""
     input:
         # Two conditions that train alike are one trajectory under two names.
-        unpack(planned("trajectory", "series", "condition", "seed")),
+        unpack(planned(plan_forks.trajectory, "series", "condition", "seed")),
     output:
         table="results/{suite}/{series}/{condition}-seed{seed}.csv",
     log:
@@ -118,10 +118,10 @@ rule summarise_fork:
     conda:
         "../envs/analysis.yaml"
     params:
-        settings=planned("condition_settings", "series", "condition"),
-        labels=planned("condition_labels", "series", "condition"),
-        sequence_length=planned("condition_length", "series", "condition"),
-        resamples=planned("probe_resamples"),
+        settings=planned(plan_forks.condition_settings, "series", "condition"),
+        labels=planned(plan_forks.condition_labels, "series", "condition"),
+        sequence_length=planned(plan_forks.condition_length, "series", "condition"),
+        resamples=setting("probe.resamples"),
         code=code_hash("workflow_scripts/summarise_fork.py"),
     message:
         "Summarising the fork {wildcards.condition} of {wildcards.suite}, seed {wildcards.seed}"
@@ -132,7 +132,7 @@ rule summarise_fork:
 rule gather_forks:
     """All forks of a suite, or all of one kind of conditions beyond the paper's."""
     input:
-        tables=planned("trajectories", "gathered"),
+        tables=planned(plan_forks.trajectories, "gathered"),
     output:
         table="results/{suite}/{gathered}.csv",
     log:

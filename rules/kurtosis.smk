@@ -10,8 +10,8 @@ OUTPUTS          results/{suite}/kurtosis/{steps}.csv
 rule measure_kurtosis:
     """Kurtosis per tensor, their mean, and pooled."""
     input:
-        weights=planned("weights", "steps"),
-        checkpoints=planned("checkpoint_files", "steps"),
+        weights=planned(plan.weights, "steps"),
+        checkpoints=planned(plan.checkpoint_files, "steps"),
     output:
         table="results/{suite}/kurtosis/{steps}.csv",
     log:
@@ -22,8 +22,8 @@ rule measure_kurtosis:
     conda:
         "../envs/torch.yaml"
     params:
-        steps=planned("steps_in", "steps"),
-        layers=planned("kurtosis_layers"),
+        steps=planned(Suite.steps_in, "steps"),
+        layers=setting("kurtosis.layers"),
         code=code_hash("workflow_scripts/measure_kurtosis.py"),
     message:
         "Measuring the kurtosis of {wildcards.suite} {wildcards.steps}"
@@ -35,7 +35,9 @@ rule gather_kurtosis:
     """Kurtosis of the whole suite in step order."""
     input:
         suite_table="results/{suite}/suite.csv",
-        tables=planned("kurtosis_tables"),
+        tables=collect(
+            "results/{suite}/kurtosis/{steps}.csv", steps=planned(plan.ranges), allow_missing=True
+        ),
     output:
         table="results/{suite}/kurtosis.csv",
     log:

@@ -11,11 +11,16 @@ OUTPUTS          results/{suite}/mechanism/{measure}/{steps}.csv
 """
 
 
+def code_of_measure(wildcards):
+    """The hash of the code of one measurement beyond the paper."""
+    return code_hash(f"workflow_scripts/measure_{wildcards.measure}.py")
+
+
 # Each measurement has a script of its own, so that editing one reruns no other.
 rule measure_mechanism:
     """One measurement at the checkpoints of a range: layers, sensitivity, curvature …"""
     input:
-        checkpoints=planned("measure_files", "steps", "measure"),
+        checkpoints=planned(plan_mechanism.measure_files, "steps", "measure"),
         validation="results/{suite}/data/validation.safetensors",
     output:
         table="results/{suite}/mechanism/{measure}/{steps}.csv",
@@ -24,15 +29,15 @@ rule measure_mechanism:
     benchmark:
         "benchmarks/{suite}/measure_{measure}/{steps}.tsv"
     wildcard_constraints:
-        measure="|".join(RANGED[1:]),
+        measure="|".join(plan_mechanism.RANGED[1:]),
     conda:
         "../envs/torch.yaml"
-    threads: planned("threads")
+    threads: setting("threads")
     resources:
-        gpu=planned("gpus"),
+        gpu=planned(plan.gpus),
     params:
-        folders=planned("measure_folders", "steps", "measure"),
-        settings=planned("measure_settings", "measure"),
+        folders=planned(plan_mechanism.measure_folders, "steps", "measure"),
+        settings=planned(plan_mechanism.measure_settings, "measure"),
         code=code_of_measure,
     message:
         "Measuring the {wildcards.measure} of {wildcards.suite} {wildcards.steps}"
@@ -52,7 +57,11 @@ use rule measure_mechanism as measure_factorial with:
 rule gather_mechanism:
     """The table of one measurement over all its checkpoints."""
     input:
-        tables=planned("measure_tables", "measure"),
+        tables=collect(
+            "results/{suite}/mechanism/{measure}/{steps}.csv",
+            steps=planned(plan_mechanism.measure_ranges, "measure"),
+            allow_missing=True,
+        ),
     output:
         table="results/{suite}/mechanism/{measure}.csv",
     log:
@@ -60,7 +69,7 @@ rule gather_mechanism:
     benchmark:
         "benchmarks/{suite}/gather_mechanism/{measure}.tsv"
     wildcard_constraints:
-        measure="|".join(RANGED),
+        measure="|".join(plan_mechanism.RANGED),
     localrule: True
     conda:
         "../envs/analysis.yaml"
@@ -76,7 +85,11 @@ rule analyse_factorial:
     """Main effects, interactions, and one sensitivity times step²."""
     input:
         cells="results/{suite}/mechanism/factorial.csv",
-        sequences=planned("measure_tables", measure="factorial", suffix="parquet"),
+        sequences=collect(
+            "results/{suite}/mechanism/factorial/{steps}.parquet",
+            steps=planned(plan_mechanism.measure_ranges, measure="factorial"),
+            allow_missing=True,
+        ),
     output:
         effects="results/{suite}/mechanism/factors.csv",
     log:
@@ -86,7 +99,7 @@ rule analyse_factorial:
     conda:
         "../envs/analysis.yaml"
     params:
-        probed=planned("probed_cells"),
+        probed=planned(plan_mechanism.probed_cells),
         resamples=200,
         code=code_hash("workflow_scripts/analyse_factorial.py"),
     message:
@@ -98,7 +111,7 @@ rule analyse_factorial:
 rule measure_drift:
     """Where weights sit in their grids, which codes flip, and how far they move."""
     input:
-        files=planned("drift_files"),
+        files=planned(lambda suite: list(plan_mechanism.measure_weights(suite, "drift").values())),
     output:
         drift="results/{suite}/mechanism/drift.csv",
         displacement="results/{suite}/mechanism/displacement.csv",
@@ -109,10 +122,10 @@ rule measure_drift:
     conda:
         "../envs/torch.yaml"
     params:
-        weights=planned("measure_weights", measure="drift"),
-        quantizer=planned("probed_quantizer", role="low_bit"),
-        layers=planned("kurtosis_layers"),
-        spacing=planned("spacing"),
+        weights=planned(plan_mechanism.measure_weights, measure="drift"),
+        quantizer=planned(plan_mechanism.probed_quantizer, role="low_bit"),
+        layers=setting("kurtosis.layers"),
+        spacing=planned(lambda suite: suite.spacing),
         code=code_hash("workflow_scripts/measure_drift.py"),
     message:
         "Following the weights of {wildcards.suite}"
@@ -123,7 +136,7 @@ rule measure_drift:
 rule trace_phase_flips:
     """Codes that flip in single bumps and cool phases of OLI, beside the baseline."""
     input:
-        unpack(planned("phase_flip_inputs")),
+        unpack(planned(plan_forks.fork_point)),
         train="results/{suite}/data/train.safetensors",
     output:
         table="results/{suite}/mechanism/phase_flips.csv",
@@ -133,12 +146,12 @@ rule trace_phase_flips:
         "benchmarks/{suite}/trace_phase_flips.tsv"
     conda:
         "../envs/torch.yaml"
-    threads: planned("threads")
+    threads: setting("threads")
     resources:
-        gpu=planned("gpus"),
+        gpu=planned(plan.gpus),
     params:
-        settings=planned("phase_flip_settings"),
-        quantizer=planned("probed_quantizer", role="low_bit"),
+        settings=planned(plan_mechanism.phase_flip_settings),
+        quantizer=planned(plan_mechanism.probed_quantizer, role="low_bit"),
         code=code_hash("workflow_scripts/trace_phase_flips.py"),
     message:
         "Following the codes of {wildcards.suite} through bumps and cool phases"
@@ -162,18 +175,18 @@ rule train_replica:
     benchmark:
         "benchmarks/{suite}/train_replica/width{width}-seed{seed}.tsv"
     wildcard_constraints:
-        suite=suites_from("pretrain"),
+        suite=suites_where(lambda suite: suite.source == "pretrain"),
         width=r"\d+",
     priority: 15
     conda:
         "../envs/torch.yaml"
-    threads: planned("threads")
+    threads: setting("threads")
     # How a job runs, not what it computes: unlike params, resources rerun nothing.
     resources:
-        save_every=planned("save_every"),
+        save_every=setting("training.save_every"),
     params:
         workspace="results/{suite}/unfinished/train_replica/width{width}-seed{seed}",
-        settings=planned("replica_settings", "width"),
+        settings=planned(plan_mechanism.replica_settings, "width"),
         code=code_hash("workflow_scripts/train_replica.py"),
     message:
         "Training a run of {wildcards.suite} with width {wildcards.width}, seed {wildcards.seed}"
@@ -200,8 +213,8 @@ use rule probe_checkpoints as probe_replica with:
     resources:
         gpu=0,
     params:
-        folders=planned("replica_folders", "width", "seed"),
-        probe=planned("replica_probe"),
+        folders=planned(plan_mechanism.replica_folders, "width", "seed"),
+        probe=planned(plan_mechanism.replica_probe),
         code=code_hash("workflow_scripts/probe_checkpoints.py"),
     message:
         "Probing the run of {wildcards.suite} with width {wildcards.width}, seed {wildcards.seed}"
@@ -210,8 +223,16 @@ use rule probe_checkpoints as probe_replica with:
 rule compare_replicas:
     """Each run's onset beside its own FP32 minimum."""
     input:
-        tables=planned("replica_files", suffix="csv"),
-        sequences=planned("replica_files", suffix="parquet"),
+        tables=collect(
+            "results/{suite}/mechanism/replication/{run}.csv",
+            run=planned(plan_mechanism.replica_names),
+            allow_missing=True,
+        ),
+        sequences=collect(
+            "results/{suite}/mechanism/replication/{run}.parquet",
+            run=planned(plan_mechanism.replica_names),
+            allow_missing=True,
+        ),
     output:
         runs="results/{suite}/mechanism/replication_runs.csv",
         comparison="results/{suite}/mechanism/replication.csv",
@@ -222,9 +243,9 @@ rule compare_replicas:
     conda:
         "../envs/analysis.yaml"
     params:
-        names=planned("replicas"),
-        spacing=planned("replica_spacing"),
-        resamples=planned("phase_resamples"),
+        names=planned(plan_mechanism.replicas),
+        spacing=setting("mechanism.replication.spacing"),
+        resamples=setting("phases.resamples"),
         code=code_hash("workflow_scripts/compare_replicas.py"),
     message:
         "Comparing the runs of {wildcards.suite}"

@@ -12,7 +12,7 @@ OUTPUTS          results/{suite}/probes/{steps}.csv, .parquet, .json
 rule probe_checkpoints:
     """All quantizers on one step or a range of steps; each model is loaded once."""
     input:
-        checkpoints=planned("checkpoint_files", "steps"),
+        checkpoints=planned(plan.checkpoint_files, "steps"),
         validation="results/{suite}/data/validation.safetensors",
     output:
         table="results/{suite}/probes/{steps}.csv",
@@ -25,12 +25,12 @@ rule probe_checkpoints:
     priority: 10
     conda:
         "../envs/torch.yaml"
-    threads: planned("threads")
+    threads: setting("threads")
     resources:
-        gpu=planned("gpus"),
+        gpu=planned(plan.gpus),
     params:
-        folders=planned("folders", "steps"),
-        probe=planned("probe"),
+        folders=planned(plan.folders, "steps"),
+        probe=planned(plan.probe),
         code=code_hash("workflow_scripts/probe_checkpoints.py"),
     message:
         "Probing {wildcards.suite} {wildcards.steps}"
@@ -42,8 +42,14 @@ rule gather_audit:
     """The tidy table of the audit: a row per step and quantizer."""
     input:
         suite_table="results/{suite}/suite.csv",
-        tables=planned("probe_tables"),
-        scores=planned("probe_sequences"),
+        tables=collect(
+            "results/{suite}/probes/{steps}.csv", steps=planned(plan.ranges), allow_missing=True
+        ),
+        scores=collect(
+            "results/{suite}/probes/{steps}.parquet",
+            steps=planned(plan.ranges),
+            allow_missing=True,
+        ),
     output:
         audit=in_report(
             "results/{suite}/audit.csv", "audit", "Audit", item="All rows", suite="{suite}"
@@ -57,9 +63,9 @@ rule gather_audit:
     conda:
         "../envs/torch.yaml"
     params:
-        schedule=planned("schedule"),
-        total_steps=planned("last"),
-        tokens_per_step=planned("tokens_per_step"),
+        schedule=planned(plan.schedule),
+        total_steps=planned(lambda suite: suite.last),
+        tokens_per_step=planned(plan.tokens_per_step),
         code=code_hash("workflow_scripts/gather_audit.py"),
     message:
         "Gathering the audit of {wildcards.suite}"
@@ -71,7 +77,7 @@ rule gather_audit:
 rule probe_deployed:
     """Real quantized inference where the forks begin and at the end, beside the simulated one."""
     input:
-        checkpoints=planned("deployed_files"),
+        checkpoints=planned(plan.deployed_files),
         validation="results/{suite}/data/validation.safetensors",
     output:
         table="results/{suite}/deployed.csv",
@@ -81,12 +87,12 @@ rule probe_deployed:
         "benchmarks/{suite}/probe_deployed.tsv"
     conda:
         "../envs/torch.yaml"
-    threads: planned("threads")
+    threads: setting("threads")
     resources:
-        gpu=planned("gpus"),
+        gpu=planned(plan.gpus),
     params:
-        folders=planned("deployed_folders"),
-        probe=planned("probe"),
+        folders=planned(plan.deployed_folders),
+        probe=planned(plan.probe),
         code=code_hash("workflow_scripts/probe_deployed.py"),
     message:
         "Probing {wildcards.suite} as it would ship"

@@ -6,27 +6,29 @@ OUTPUTS          the same files under results/{suite}-published/
 
 # A rule per suite: which files there are stands in its list of digests. Without wildcards,
 # it comes before the rules that measure.
-for plan in PUBLISHED:
+for suite in [suite_of(name) for name in config["suites"]]:
+    if suite.source != "published":
+        continue
 
     rule:
         """Every frozen file, compared with its digest and copied to where the rules look."""
         name:
-            f"restore_measurements_{plan.name}"
+            f"restore_measurements_{suite.name}"
         input:
-            frozen=frozen_files(plan),
+            frozen=of_suite(plan.frozen_files, suite),
         output:
-            plan.restored_files,
+            [f"{suite.root}/{name}" for name in one_line(plan.frozen_names, suite)],
         log:
-            f"logs/{plan.name}/restore_measurements.log",
+            f"logs/{suite.name}/restore_measurements.log",
         benchmark:
-            f"benchmarks/{plan.name}/restore_measurements.tsv"
+            f"benchmarks/{suite.name}/restore_measurements.tsv"
         localrule: True
         conda:
             "../envs/analysis.yaml"
         params:
-            folder=plan.frozen_folder,
+            folder=suite.section["measurements"],
             code=code_hash("workflow_scripts/restore_measurements.py"),
         message:
-            f"Restoring the measurements of {plan.name}"
+            f"Restoring the measurements of {suite.name}"
         script:
             "../workflow_scripts/restore_measurements.py"

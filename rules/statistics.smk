@@ -26,8 +26,8 @@ rule detect_phases:
     conda:
         "../envs/analysis.yaml"
     params:
-        spacing=planned("spacing"),
-        resamples=planned("phase_resamples"),
+        spacing=planned(lambda suite: suite.spacing),
+        resamples=setting("phases.resamples"),
         seed=0,
         code=code_hash("workflow_scripts/detect_phases.py"),
     message:
@@ -43,7 +43,11 @@ rule test_hypotheses:
         kurtosis="results/{suite}/kurtosis.csv",
         phases="results/{suite}/phases.json",
         forks="results/{suite}/forks.csv",
-        sequences=planned("fork_sequences"),
+        sequences=collect(
+            "results/{suite}/forks/{fork}.parquet",
+            fork=planned(plan_forks.runs, series="forks"),
+            allow_missing=True,
+        ),
     output:
         statistics=in_report(
             "results/{suite}/statistics.csv",
@@ -60,9 +64,9 @@ rule test_hypotheses:
     conda:
         "../envs/analysis.yaml"
     params:
-        spacing=planned("spacing"),
+        spacing=planned(lambda suite: suite.spacing),
         baseline="cosine",
-        resamples=planned("probe_resamples"),
+        resamples=setting("probe.resamples"),
         seed=0,
         code=code_hash("workflow_scripts/test_hypotheses.py"),
     message:
@@ -93,12 +97,34 @@ rule warn_early:
     conda:
         "../envs/analysis.yaml"
     params:
-        spacing=planned("spacing"),
+        spacing=planned(lambda suite: suite.spacing),
         code=code_hash("workflow_scripts/warn_early.py"),
     message:
         "Early warnings on {wildcards.suite}"
     script:
         "../workflow_scripts/warn_early.py"
+
+
+# What the ledger of claims reads of the paper.
+OF_THE_PAPER = {
+    "claims": "resources/paper/claims.yaml",
+    "excerpts": "resources/paper/excerpts.yaml",
+    "table1": "resources/paper/table1.csv",
+    "table2": "resources/paper/table2.csv",
+    "lambada": "resources/paper/pythia_lambada.csv",
+    "page_html": "resources/paper/page.html.j2",
+    "page_md": "resources/paper/page.md.j2",
+}
+
+
+def facts_of_claim(wildcards):
+    """The ledger's facts of a suite; one line where the ledger never had such a claim."""
+    path = OF_THE_PAPER["claims"]
+    rows = read_yaml(Path(workflow.basedir, path))["rows"]
+    known = sorted(name for row in rows for name in (row["id"], *row.get("merges", ())))
+    if wildcards.claim not in known:
+        sys.exit(f"Error: {path} has no claim {wildcards.claim!r}; valid: {', '.join(known)}")
+    return planned(plan.ledger_facts)(wildcards)
 
 
 rule judge_claims:
@@ -126,7 +152,7 @@ rule judge_claims:
     conda:
         "../envs/analysis.yaml"
     params:
-        suite=planned("ledger_facts"),
+        suite=planned(plan.ledger_facts),
         code=code_hash("workflow_scripts/judge_claims.py"),
     message:
         "Judging the paper's claims on {wildcards.suite}"

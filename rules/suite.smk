@@ -14,38 +14,38 @@ as well.
 
 # A rule per training job: what a job writes depends on the grid of its suite, which
 # wildcards cannot say.
-for job in PRETRAINING_JOBS:
+for job in [job for name in config["suites"] for job in plan.pretraining_jobs(suite_of(name))]:
 
     rule:
         """Training from the step before to this one, with all checkpoints due on the way."""
         name:
-            f"pretrain_suite_{job.suite}_step{job.stop}"
+            f"pretrain_suite_{job.suite.name}_step{job.stop}"
         input:
             **job.inputs,
         output:
             job.files,
-            final_state=f"results/{job.suite}/training/step{job.stop}.safetensors",
-            losses=f"results/{job.suite}/training/step{job.stop}.csv",
+            final_state=f"results/{job.suite.name}/training/step{job.stop}.safetensors",
+            losses=f"results/{job.suite.name}/training/step{job.stop}.csv",
         log:
-            f"logs/{job.suite}/pretrain_suite/step{job.stop}.log",
+            f"logs/{job.suite.name}/pretrain_suite/step{job.stop}.log",
         benchmark:
-            f"benchmarks/{job.suite}/pretrain_suite/step{job.stop}.tsv"
+            f"benchmarks/{job.suite.name}/pretrain_suite/step{job.stop}.tsv"
         priority: 20
         conda:
             "../envs/torch.yaml"
-        threads: job.threads
+        threads: job.suite.section["threads"]
         # How a job runs, not what it computes: unlike params, resources rerun nothing.
         # The name of the rule is its suite's, so no profile can give it a time.
         resources:
-            save_every=config["suites"][job.suite]["training"]["save_every"],
+            save_every=job.suite.section["training"]["save_every"],
             runtime=lambda wildcards, attempt: attempt * 1440,  # minutes
         params:
             checkpoints=job.checkpoints,
-            workspace=f"results/{job.suite}/unfinished/pretrain_suite/step{job.stop}",
+            workspace=f"results/{job.suite.name}/unfinished/pretrain_suite/step{job.stop}",
             settings=job.settings,
             code=code_hash("workflow_scripts/pretrain_suite.py"),
         message:
-            f"Training {job.suite} from step {job.start} to {job.stop}"
+            f"Training {job.suite.name} from step {job.start} to {job.stop}"
         script:
             "../workflow_scripts/pretrain_suite.py"
 
@@ -61,14 +61,14 @@ rule fetch_checkpoint:
     benchmark:
         "benchmarks/{suite}/fetch_checkpoint/step{step}.tsv"
     wildcard_constraints:
-        suite=suites_from("hub"),
+        suite=suites_where(lambda suite: suite.source == "hub"),
     conda:
         "../envs/torch.yaml"
     resources:
         hub=1,
     params:
-        repo=planned("repo", "step"),
-        revision=planned("revision", "step"),
+        repo=setting("repo"),
+        revision=planned(Suite.branch, "step"),
         code=code_hash("workflow_scripts/fetch_checkpoint.py"),
     message:
         "Fetching {wildcards.suite} step {wildcards.step}"
@@ -92,20 +92,20 @@ rule probe_revision:
     benchmark:
         "benchmarks/{suite}/probe_revision/{steps}.tsv"
     wildcard_constraints:
-        suite=suites_from("hub"),
+        suite=suites_where(lambda suite: suite.source == "hub"),
     conda:
         "../envs/torch.yaml"
-    threads: planned("threads")
+    threads: setting("threads")
     # A checkpoint is on disk for each job at work: `--resources hub=…` says how many may be.
     resources:
-        gpu=planned("gpus"),
+        gpu=planned(plan.gpus),
         hub=1,
     params:
-        repo=planned("hub_repo"),
-        branches=planned("revisions", "steps"),
-        probe=planned("probe"),
-        layers=planned("kurtosis_layers"),
-        tokens_per_step=planned("tokens_per_step"),
+        repo=setting("repo"),
+        branches=planned(plan.branches, "steps"),
+        probe=planned(plan.probe),
+        layers=setting("kurtosis.layers"),
+        tokens_per_step=planned(plan.tokens_per_step),
         folder="results/{suite}/unfinished/probe_revision/{steps}",
         code=code_hash("workflow_scripts/probe_revision.py"),
     message:
@@ -123,8 +123,8 @@ ruleorder: probe_revision > describe_checkpoints
 rule describe_checkpoints:
     """Hashes, size, dtype and fingerprint of each checkpoint in a range."""
     input:
-        weights=planned("weights", "steps"),
-        shards=planned("shards", "steps"),
+        weights=planned(plan.weights, "steps"),
+        shards=planned(plan.shards, "steps"),
     output:
         table="results/{suite}/revisions/{steps}.csv",
         fingerprints="results/{suite}/revisions/{steps}.parquet",
@@ -136,8 +136,8 @@ rule describe_checkpoints:
     conda:
         "../envs/torch.yaml"
     params:
-        steps=planned("steps_in", "steps"),
-        tokens_per_step=planned("tokens_per_step"),
+        steps=planned(Suite.steps_in, "steps"),
+        tokens_per_step=planned(plan.tokens_per_step),
         code=code_hash("workflow_scripts/describe_checkpoints.py"),
     message:
         "Describing {wildcards.suite} {wildcards.steps}"
@@ -148,8 +148,14 @@ rule describe_checkpoints:
 rule gather_suite:
     """The table of revisions; stops where they are not what their names say."""
     input:
-        tables=planned("revision_tables"),
-        fingerprints=planned("fingerprint_tables"),
+        tables=collect(
+            "results/{suite}/revisions/{steps}.csv", steps=planned(plan.ranges), allow_missing=True
+        ),
+        fingerprints=collect(
+            "results/{suite}/revisions/{steps}.parquet",
+            steps=planned(plan.ranges),
+            allow_missing=True,
+        ),
     output:
         table=in_report(
             "results/{suite}/suite.csv", "suite", "Audit", item="Revisions", suite="{suite}"
@@ -162,10 +168,8 @@ rule gather_suite:
     conda:
         "../envs/torch.yaml"
     params:
-        severity=planned("integrity"),
-        measured_by=lambda wildcards: (
-            "probe_revision" if plan_of(wildcards.suite).section["source"] == "hub" else None
-        ),
+        severity=planned(plan.integrity),
+        measured_by=planned(lambda suite: "probe_revision" if suite.source == "hub" else None),
         refused="results/{suite}/unfinished/gather_suite/suite.csv",
         code=code_hash("workflow_scripts/gather_suite.py"),
     message:

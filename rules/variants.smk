@@ -12,7 +12,7 @@ OUTPUTS          results/{suite}/averages/{average}.csv, .parquet, .json
 rule average_checkpoints:
     """Weights averaged over the run's own checkpoints, or one of them, without training."""
     input:
-        checkpoints=planned("average_files", "average"),
+        checkpoints=planned(plan_forks.average_files, "average"),
         validation="results/{suite}/data/validation.safetensors",
     output:
         table="results/{suite}/averages/{average}.csv",
@@ -26,14 +26,14 @@ rule average_checkpoints:
         average="[a-z0-9_]+",
     conda:
         "../envs/torch.yaml"
-    threads: planned("threads")
+    threads: setting("threads")
     resources:
-        gpu=planned("gpus"),
+        gpu=planned(plan.gpus),
     params:
-        definition=planned("average_definition", "average"),
-        folders=planned("average_folders", "average"),
-        steps=planned("average_steps", "average"),
-        probe=planned("probe"),
+        definition=planned(plan_forks.average_definition, "average"),
+        folders=planned(plan_forks.average_folders, "average"),
+        steps=planned(plan_forks.average_steps, "average"),
+        probe=planned(plan.probe),
         code=code_hash("workflow_scripts/average_checkpoints.py"),
     message:
         "Averaging checkpoints of {wildcards.suite}: {wildcards.average}"
@@ -44,7 +44,7 @@ rule average_checkpoints:
 rule calibrate_amplitude:
     """OLI's amplitude from gradient statistics at the fork point (appendix B)."""
     input:
-        unpack(planned("calibration_inputs")),
+        unpack(planned(plan_forks.calibration_inputs)),
         train="results/{suite}/data/train.safetensors",
     output:
         calibration="results/{suite}/calibration.json",
@@ -54,12 +54,12 @@ rule calibrate_amplitude:
         "benchmarks/{suite}/calibrate_amplitude.tsv"
     conda:
         "../envs/torch.yaml"
-    threads: planned("threads")
+    threads: setting("threads")
     resources:
-        gpu=planned("gpus"),
+        gpu=planned(plan.gpus),
     params:
-        settings=planned("calibration_settings"),
-        device=planned("device"),
+        settings=planned(plan_forks.calibration_settings),
+        device=setting("device"),
         code=code_hash("workflow_scripts/calibrate_amplitude.py"),
     message:
         "Calibrating the amplitude of OLI on {wildcards.suite}"
@@ -71,7 +71,7 @@ rule gather_rivals:
     """Every condition of the forks at its end."""
     input:
         forks="results/{suite}/forks.csv",
-        tables=planned("rival_tables"),
+        tables=planned(plan_forks.trajectories, gathered="rivals"),
     output:
         table="results/{suite}/rivals.csv",
     log:
@@ -103,7 +103,7 @@ rule plot_rivals:
     conda:
         "../envs/analysis.yaml"
     params:
-        suite=planned("facts"),
+        suite=planned(plan.facts),
         code=code_hash("workflow_scripts/plot_rivals.py"),
     message:
         "Figure 8 of {wildcards.suite}"

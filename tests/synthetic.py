@@ -13,7 +13,7 @@ import pandas as pd
 
 from flatminima.comparisons import all_statistics
 from flatminima.schedules import CosineNeoxV1, fork_schedule
-from flatminima.suite import revision_steps
+from flatminima.suites import revision_steps
 
 ROOT = Path(__file__).resolve().parents[1]
 MINI = {

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from snakemake.cli import parse_config
 
+from flatminima import plan, plan_forks, plan_mechanism
 from flatminima.config import (
     SCHEMA_FILE,
     check_config,
@@ -22,8 +23,7 @@ from flatminima.config import (
 from flatminima.config_keys import Integrity
 from flatminima.errors import ConfigError
 from flatminima.integrity import DEFAULT_SEVERITY
-from flatminima.planning import RANGED, SuitePlan, final_outputs
-from flatminima.suites import as_in_a_file
+from flatminima.suites import Suite, as_in_a_file
 from tests.workflow import ROOT, snakemake
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
@@ -95,9 +95,6 @@ MISTAKES = [
     (("suites", "x" * 256), MINI, "does not match"),
     (("suites", ".."), MINI, "'..' does not match"),
     ("suites.mini.label", "two\nlines", "is not valid; valid: text without line breaks"),
-    ("suites.mini.is_paper_model", True, "is_paper_model is true for mini, pythia-160m; it must"),
-    ("suites.pythia-160m", DELETE, "is_paper_model is true for no suite"),
-    ("suites.pythia-160m.fork", DELETE, "suites.pythia-160m lacks fork, which the paper's"),
     ("suites.mini.training", DELETE, "suites.mini lacks training"),
     ("suites.mini.training.jobs_end_at", [2800], "must rise and end at the last step 5720"),
     ("suites.mini.training.jobs_end_at", [2801, 5720], "step 2801 is not on the grid"),
@@ -227,35 +224,36 @@ ODD = st.one_of(
 def plan_everything(config) -> None:
     """What the rules ask of every suite: nothing of it may fail once the check has passed."""
     for name, section in config["suites"].items():
-        plan = SuitePlan(name, section, config["quantizers"])
-        final_outputs(plan, tables=["t"], figures=["f"], notebooks={"n": ["audit.csv"]})
-        assert plan.pretraining_jobs or section["source"] == "hub"
-        ranges = f"step{plan.steps[0]}-step{plan.steps[-1]}"
-        for what in ("steps_in", "checkpoint_files", "weights", "folders"):
-            getattr(plan, what)(ranges)
-        assert all(path.startswith(plan.root) for path in plan.extended_outputs)
-        for measure in set(RANGED) & set(section.get("mechanism", {})):
-            assert plan.measured_steps(measure) and plan.measure_tables(measure)
-        fork = section.get("fork", {})
-        for schedule, definition in fork.get("schedules", {}).items():
-            plan.fork_inputs(schedule)
-            plan.fork_settings(schedule)
-            if definition["kind"] == "oli":
-                plan.cycle_settings(schedule, "bump")
-        for key, what in (("pilot", "pilot_tables"), ("amplitudes", "amplitude_tables"),
-                          ("rivals", "rival_tables")):  # fmt: skip
-            for path in getattr(plan, what) if fork.get(key) else []:
-                condition = path.rsplit("/", 1)[1].removesuffix(".csv").rpartition("-seed")[0]
-                if "/variants/" in path:
-                    assert plan.variant_settings(condition) and plan.variant_inputs(condition)
-                else:
-                    condition = path.rsplit("/", 1)[1].removesuffix(".csv")
-                    assert set(plan.average_steps(condition)) <= set(plan.steps)
-        of_forks = ("ledger_facts", "forks", "cycles", "fork_probe") if fork else ()
-        for what in (*of_forks, "probe", "text", "batches", "schedule", "facts", "tokens_per_step",
-                     "probe_tables", "probe_sequences", "kurtosis_tables", "revision_tables",
-                     "kurtosis_layers", "phase_resamples", "gpus", "threads"):  # fmt: skip
-            getattr(plan, what)
+        suite = Suite(name, section, config["quantizers"])
+        assert plan.pretraining_jobs(suite) or section["source"] == "hub"
+        ranges = f"step{suite.steps[0]}-step{suite.steps[-1]}"
+        for ask in (plan.checkpoint_files, plan.weights, plan.branches, plan.folders):
+            ask(suite, ranges)
+        for ask in (plan.probe, plan.text, plan.batches, plan.schedule, plan.facts,
+                    plan.tokens_per_step, plan.ranges, plan.vocabulary):  # fmt: skip
+            ask(suite)
+        outputs = plan_mechanism.extended_outputs(suite)
+        assert all(path.startswith(suite.root) for path in outputs)
+        for measure in set(plan_mechanism.RANGED) & set(section.get("mechanism", {})):
+            assert plan_mechanism.measure_ranges(suite, measure)
+            assert plan_mechanism.measure_settings(suite, measure)
+        plan_forks_of(suite)
+
+
+def plan_forks_of(suite) -> None:
+    fork = suite.section.get("fork", {})
+    if fork:
+        plan.ledger_facts(suite), plan.fork_facts(suite), plan_forks.fork_probe(suite)
+    gathered = [key for key in ("pilot", "amplitudes", "rivals") if fork.get(key)]
+    for key in [*gathered, *(("forks", "cycles") if fork else ())]:
+        for path in plan_forks.trajectories(suite, key):
+            series, run = path.removesuffix(".csv").split("/")[-2:]
+            if series == "averages":
+                assert set(plan_forks.average_steps(suite, run)) <= set(suite.steps)
+            else:
+                condition, _, seed = run.rpartition("-seed")
+                assert plan_forks.condition_inputs(suite, series, condition)
+                assert plan_forks.condition_folders(suite, series, condition, seed)
 
 
 @settings(max_examples=300)
@@ -361,7 +359,10 @@ def test_snakemake_says_one_line(tmp_path):
 
 @pytest.mark.workflow
 def test_a_fork_set_to_nothing_plans_without_forks(tmp_path):
-    (tmp_path / "mine.yaml").write_text("suites: {mini: {fork: }}\n")
+    """And asks for nothing that is made of forks, whichever suite it is."""
+    (tmp_path / "mine.yaml").write_text("suites: {mini: {fork: }, pythia-160m: {fork: }}\n")
     run = snakemake("--dry-run", "--configfile", str(tmp_path / "mine.yaml"))
     assert run.returncode == 0, run.stdout[-3000:]
-    assert "train_fork" not in run.stdout and "probe_checkpoints" in run.stdout
+    assert "probe_checkpoints" in run.stdout and "results/mini/notebooks/audit.html" in run.stdout
+    for made in ("train_fork", "results/mini/claims", "table2", "tour.html", "fig3_forks"):
+        assert made not in run.stdout

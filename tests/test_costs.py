@@ -4,8 +4,7 @@ import pytest
 import torch
 import yaml
 
-from flatminima.planning import SuitePlan
-from flatminima.suites import read_library, resolve_suites
+from flatminima.suites import Suite, read_library, resolve_suites
 from flatminima.tools.costs import (
     available_cores,
     batch_shapes,
@@ -159,11 +158,11 @@ def test_units_and_durations():
 
 
 def test_the_report_has_what_a_person_asks_for(costs, shape):
-    plan = SuitePlan("pythia-160m", PYTHIA, CONFIG["quantizers"])
+    suite = Suite("pythia-160m", PYTHIA, CONFIG["quantizers"])
     config = read_config({**SUITES["mini"]["architecture"], "vocab_size": 64})
     rates = measure(config, device="cpu", forward=(1, 8), update=(1, 4), threads=1, seconds=0.01)
     jobs = {"train_fork": 9, "probe_revision": 7}
-    table = report(plan, costs, shape, jobs=jobs, throughput=rates)
+    table = report(suite, costs, shape, jobs=jobs, throughput=rates)
     cells = [list(column.cells) for column in table.columns]
     rows = dict(zip(cells[0], zip(cells[1], cells[2], strict=True), strict=True))
     assert rows["downloads"][0] == "58.1 GB" and "375.0 MB each" in rows["downloads"][1]

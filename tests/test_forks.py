@@ -10,14 +10,16 @@ import pytest
 import torch
 import yaml
 
-from flatminima import calibration
+from flatminima import calibration, plan_forks
 from flatminima.errors import ConfigError
 from flatminima.files import read_json
 from flatminima.forks import RIVAL_COLUMNS, compare, rival_table, settled_rows
 from flatminima.model import build_model, load_model, load_tensors, save_model
-from flatminima.planning import SuitePlan
+from flatminima.plan import ledger_facts
+from flatminima.plan_mechanism import extended_outputs
 from flatminima.quantizers import linear_weights, quantized_weights
 from flatminima.schedules import Condition, Cosine
+from flatminima.suites import Suite
 from flatminima.text.tokens import write_tokens
 from flatminima.training.loop import Recipe, build_optimizer, train
 from flatminima.training.workspace import save_state
@@ -31,65 +33,71 @@ CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
 INT4 = affine(4, "group", False, group_size=8)
 
 
-def plan_of(name: str, change=lambda section: None) -> SuitePlan:
+def suite_of(name: str, change=lambda section: None) -> Suite:
     section = copy.deepcopy(CONFIG["suites"][name])
     change(section)
-    return SuitePlan(name, section, CONFIG["quantizers"])
+    return Suite(name, section, CONFIG["quantizers"])
 
 
-MINI, PYTHIA = plan_of("mini"), plan_of("pythia-160m")
+MINI, PYTHIA = suite_of("mini"), suite_of("pythia-160m")
 
 
-def names(tables: list[str]) -> list[str]:
-    return list(dict.fromkeys(re.sub(r"-seed\d+|\.csv", "", t.split("/")[-1]) for t in tables))
+def names(suite: Suite, gathered: str) -> list[str]:
+    tables = [t.split("/")[-1] for t in plan_forks.trajectories(suite, gathered)]
+    return list(dict.fromkeys(re.sub(r"-seed\d+|\.csv", "", table) for table in tables))
 
 
-def trained(plan: SuitePlan) -> list[str]:
-    tables = [*plan.pilot_tables, *plan.amplitude_tables, *plan.rival_tables]
-    return names([table for table in tables if "/variants/" in table])
+def trained(suite: Suite) -> list[str]:
+    found = [name for key in ("pilot", "amplitudes", "rivals") for name in names(suite, key)]
+    return [name for name in found if name not in plan_forks.averages(suite)]
 
 
-def variant(name: str, plan: SuitePlan = MINI) -> Condition:
-    return Condition(**plan.condition_settings("variants", name))
+def settings_of(suite: Suite, series: str, name: str) -> dict:
+    return plan_forks.condition_settings(suite, series, name)
+
+
+def variant(name: str, suite: Suite = MINI) -> Condition:
+    return Condition(**settings_of(suite, "variants", name))
 
 
 # What a condition is
 
 
 def test_the_pilot_of_the_paper_and_the_arms_that_take_it_apart():
-    assert names(PYTHIA.pilot_tables) == [
+    assert names(PYTHIA, "pilot") == [
         "pilot_512x4_fresh",  # the paper's: fewer tokens as well
         "pilot_512x16_fresh", "pilot_512x16_rewarmed",
         "pilot_2048x4_fresh", "pilot_2048x4_rewarmed",
     ]  # fmt: skip
-    assert names(MINI.pilot_tables)[3] == "pilot_16x64_restored", "where the run's moments exist"
+    assert names(MINI, "pilot")[3] == "pilot_16x64_restored", "where the run's moments exist"
     state = "results/mini/training/step2800.safetensors"
-    assert MINI.condition_inputs("variants", "pilot_16x64_restored")["state"] == state
-    assert "state" not in MINI.condition_inputs("variants", "pilot_16x64_fresh")
-    for plan, steps in ((MINI, 80), (PYTHIA, 2000)):
-        for name in names(plan.pilot_tables):
-            arm = variant(name, plan)
+    assert plan_forks.condition_inputs(MINI, "variants", "pilot_16x64_restored")["state"] == state
+    assert "state" not in plan_forks.condition_inputs(MINI, "variants", "pilot_16x64_fresh")
+    for suite, steps in ((MINI, 80), (PYTHIA, 2000)):
+        for name in names(suite, "pilot"):
+            arm = variant(name, suite)
             length, batch = arm.fork["length"], arm.fork["batch_size"]
             state = arm.fork["optimizer_state"]
             assert name == f"pilot_{length}x{batch}_{state}" and arm.stop - arm.start == steps
             assert (arm.schedule(arm.start) == 0.0) == (state == "rewarmed")
-            assert arm.schedule(arm.stop) == Condition(**plan.fork_settings("cosine")).schedule(
-                arm.stop
-            )
+            control = Condition(**settings_of(suite, "forks", "cosine"))
+            assert arm.schedule(arm.stop) == control.schedule(arm.stop)
 
 
-@pytest.mark.parametrize("plan", [MINI, PYTHIA])
-def test_amplitudes_cross_cadences_and_end_at_rest(plan):
-    fork = plan.section["fork"]
+@pytest.mark.parametrize("suite", [MINI, PYTHIA])
+def test_amplitudes_cross_cadences_and_end_at_rest(suite):
+    fork = suite.section["fork"]
     oli = fork["schedules"]["oli"]
     own = oli["bump_steps"] + oli["cool_steps"]
     periods = [own, fork["schedules"]["sgdr"]["period"]]
-    labels = [plan.condition_labels("variants", name) for name in names(plan.amplitude_tables)]
+    labels = [
+        plan_forks.condition_labels(suite, "variants", name) for name in names(suite, "amplitudes")
+    ]
     assert [(a["amplitude"], a["period"]) for a in labels] == [
         (value, period) for value in fork["amplitudes"] for period in periods
     ]
-    for name, label in zip(names(plan.amplitude_tables), labels, strict=True):
-        condition = variant(name, plan)
+    for name, label in zip(names(suite, "amplitudes"), labels, strict=True):
+        condition = variant(name, suite)
         kind = condition.schedule.kind
         assert (kind.amplitude, kind.period) == (label["amplitude"], label["period"])
         share = kind.bump_steps / kind.period
@@ -99,23 +107,23 @@ def test_amplitudes_cross_cadences_and_end_at_rest(plan):
 
 
 def test_a_rival_changes_what_its_line_says():
-    control = MINI.fork_settings("cosine")
+    control = settings_of(MINI, "forks", "cosine")
     for name, key, value in [("sam", "sam_radius", 0.05), ("weight_decay", "weight_decay", 0.1)]:
         assert variant(name).training == control["training"] | {key: value}
     assert variant("bf16").compute == {"precision": "bf16"}
     assert variant("wsd").definition == {"kind": "wsd", "decay_steps": 400}
-    for name in names([t for t in MINI.rival_tables if "/variants/" in t]):
+    for name in set(names(MINI, "rivals")) & set(trained(MINI)):
         changed = variant(name).fork
         assert {k: v for k, v in changed.items() if k != "probe_at"} == control["fork"], name
-    plan = plan_of("mini", lambda section: section.update(compute={"tf32": True}))
-    assert variant("bf16", plan).compute == {"tf32": True, "precision": "bf16"}
+    suite = suite_of("mini", lambda section: section.update(compute={"tf32": True}))
+    assert variant("bf16", suite).compute == {"tf32": True, "precision": "bf16"}
 
 
 def test_every_kind_of_schedule_may_be_a_fork_of_the_paper():
     def change(section):
         section["fork"]["schedules"]["wsd"] = {"kind": "wsd", "decay_steps": 40, "sam_radius": 0.1}
 
-    settings = plan_of("mini", change).condition_settings("forks", "wsd")
+    settings = settings_of(suite_of("mini", change), "forks", "wsd")
     assert settings["definition"] == {"kind": "wsd", "decay_steps": 40}
     assert settings["training"]["sam_radius"] == 0.1
     assert Condition(**settings).schedule(3999) > 0.0 == Condition(**settings).schedule(4000)
@@ -123,7 +131,8 @@ def test_every_kind_of_schedule_may_be_a_fork_of_the_paper():
 
 def test_conditions_that_train_alike_are_trained_once():
     conditions = trained(MINI)
-    taken = {name: MINI.trajectory("variants", name, "1")["sequences"] for name in conditions}
+    files = {name: plan_forks.trajectory(MINI, "variants", name, "1") for name in conditions}
+    taken = {name: paths["sequences"] for name, paths in files.items()}
     shared = {n: path for n, path in taken.items() if path[:-14] != f"results/mini/variants/{n}"}
     assert shared == {
         "oli_small": "results/mini/variants/oli_x2_p15-seed1.parquet",
@@ -135,63 +144,64 @@ def test_conditions_that_train_alike_are_trained_once():
 
 
 def test_the_key_that_a_condition_stands_under():
-    assert PYTHIA.condition_key("forks", "sgdr") == "fork.schedules.sgdr"
-    assert PYTHIA.condition_key("cycles", "oli-bumpfirst") == "fork.schedules.oli"
-    assert PYTHIA.condition_key("variants", "wsd") == "fork.rivals.wsd"
-    assert PYTHIA.condition_key("variants", "oli_x2_p375") == "fork.amplitudes"
+    assert plan_forks.condition_key(PYTHIA, "forks", "sgdr") == "fork.schedules.sgdr"
+    assert plan_forks.condition_key(PYTHIA, "cycles", "oli-bumpfirst") == "fork.schedules.oli"
+    assert plan_forks.condition_key(PYTHIA, "variants", "wsd") == "fork.rivals.wsd"
+    assert plan_forks.condition_key(PYTHIA, "variants", "oli_x2_p375") == "fork.amplitudes"
 
 
 def test_which_suites_keep_the_weights_of_their_forks():
-    assert MINI.keeps_forks and not PYTHIA.keeps_forks
-    assert plan_of("pythia-160m", lambda s: s["fork"].update(keep_checkpoints=True)).keeps_forks
+    kept = suite_of("pythia-160m", lambda s: s["fork"].update(keep_checkpoints=True))
+    assert [plan_forks.keeps_forks(s.section) for s in (MINI, PYTHIA, kept)] == [True, False, True]
 
 
 def test_averages_are_of_the_runs_own_checkpoints_up_to_the_end_of_the_fork():
-    assert MINI.average_steps("early_stop") == [2800]
-    assert MINI.average_steps("lawa_5") == [3840, 3880, 3920, 3960, 4000]
-    assert MINI.average_steps("ema") == list(range(2800, 4001, 40))
-    assert MINI.average_folders("run") == ["results/mini/checkpoints/step4000"]
-    assert len(MINI.average_files("lawa_5")) == 10
-    assert PYTHIA.average_steps("lawa_10") == list(range(91000, 100001, 1000))
-    averages = {n for n in names(MINI.rival_tables) if n not in trained(MINI)}
+    assert plan_forks.average_steps(MINI, "early_stop") == [2800]
+    assert plan_forks.average_steps(MINI, "lawa_5") == [3840, 3880, 3920, 3960, 4000]
+    assert plan_forks.average_steps(MINI, "ema") == list(range(2800, 4001, 40))
+    assert plan_forks.average_folders(MINI, "run") == ["results/mini/checkpoints/step4000"]
+    assert len(plan_forks.average_files(MINI, "lawa_5")) == 10
+    assert plan_forks.average_steps(PYTHIA, "lawa_10") == list(range(91000, 100001, 1000))
+    averages = set(names(MINI, "rivals")) - set(trained(MINI))
     assert averages == {"early_stop", "run", "lawa_5", "lawa_10", "ema"}
 
 
 @pytest.mark.parametrize(
     ("ask", "named"),
     [
-        (lambda plan: plan.condition_settings("variants", "wds"), "'wds'.*wsd"),
-        (lambda plan: plan.condition_inputs("variants", "ema"), "'ema'"),
-        (lambda plan: plan.condition_settings("cycles", "oli-hotfirst"), "'oli-hotfirst'"),
-        (lambda plan: plan.condition_settings("cycles", "sgdr-coolfirst"), "'sgdr'"),
-        (lambda plan: plan.average_steps("wsd"), "'wsd'.*early_stop"),
+        (lambda: settings_of(MINI, "forks", "olli"), "'olli'.*did you mean oli"),
+        (lambda: settings_of(MINI, "variants", "wds"), "'wds'.*wsd"),
+        (lambda: plan_forks.condition_inputs(MINI, "variants", "ema"), "'ema'"),
+        (lambda: settings_of(MINI, "cycles", "oli-hotfirst"), "'oli-hotfirst'"),
+        (lambda: settings_of(MINI, "cycles", "sgdr-coolfirst"), "'sgdr-coolfirst'"),
+        (lambda: plan_forks.average_steps(MINI, "wsd"), "'wsd'.*early_stop"),
     ],
 )
 def test_a_condition_that_is_not_there_is_one_line(ask, named):
     with pytest.raises(ConfigError, match=named):
-        ask(MINI)
+        ask()
 
 
 @pytest.mark.parametrize("key", ["pilot", "amplitudes", "rivals"])
 def test_a_suite_without_such_conditions_says_which_key_it_lacks(key):
-    plan = plan_of("mini", lambda section: section["fork"].pop(key))
-    tables = {"pilot": "pilot_tables", "amplitudes": "amplitude_tables", "rivals": "rival_tables"}
+    suite = suite_of("mini", lambda section: section["fork"].pop(key))
     with pytest.raises(ConfigError, match=f"fork.{key}"):
-        getattr(plan, tables[key])
-    left = [path.split("/")[-1] for path in plan.extended_forks]
+        plan_forks.trajectories(suite, key)
+    left = [path.split("/")[-1] for path in extended_outputs(suite)]
     assert f"{key}.csv" not in left and "calibration.json" in left
     assert ("fig8_rivals.png" in left) == (key != "rivals")
 
 
-def settings_of(plan: SuitePlan) -> dict[str, object]:
-    found = {name: plan.condition_settings("variants", name) for name in trained(plan)}
-    found |= {"ledger_facts": plan.ledger_facts, "calibration": plan.calibration_settings}
-    return found | {f"fork {s}": plan.fork_settings(s) for s in ("cosine", "sgdr", "oli")}
+def all_settings(suite: Suite) -> dict[str, object]:
+    found = {name: settings_of(suite, "variants", name) for name in trained(suite)}
+    found |= {"ledger_facts": ledger_facts(suite)}
+    found |= {"calibration": plan_forks.calibration_settings(suite)}
+    return found | {f"fork {s}": settings_of(suite, "forks", s) for s in ("cosine", "sgdr", "oli")}
 
 
 PILOT = {name for name in trained(MINI) if name.startswith("pilot")}
 LAMBDAS = {name for name in trained(MINI) if name.startswith("oli_x")}
-EVERYTHING = set(settings_of(MINI))
+EVERYTHING = set(all_settings(MINI))
 
 
 @pytest.mark.parametrize(
@@ -218,7 +228,7 @@ def test_a_key_moves_the_conditions_that_read_it_and_no_other(path, value, expec
             part = part[name]
         part[last] = value
 
-    before, after = settings_of(MINI), settings_of(plan_of("mini", change))
+    before, after = all_settings(MINI), all_settings(suite_of("mini", change))
     assert {n for n in before | after if before.get(n) != after.get(n)} == expected
 
 

@@ -11,18 +11,17 @@ import pandas as pd
 import pytest
 import yaml
 
-from flatminima import published
+from flatminima import freezing
 from flatminima.errors import DamagedFile, UserError
-from flatminima.planning import read_plan
-from flatminima.published import (
+from flatminima.freezing import (
     frozen_section,
     further_files,
     machine,
     measured_files,
     publish,
-    read_digests,
-    restore,
 )
+from flatminima.plan import facts, read_suite
+from flatminima.published import read_digests, restore
 from tests.workflow import ROOT, copy_checkout, planned, snakemake
 
 pytestmark = pytest.mark.workflow
@@ -49,10 +48,10 @@ def test_every_file_is_listed_and_whole(tmp_path):
 
 
 def test_they_are_labelled_with_suite_and_commit():
-    plan = read_plan("mini-published", [])
-    label = plan.facts["label"]
+    found = facts(read_suite("mini-published", []))
+    label = found["label"]
     assert PROVENANCE["commit"][:7] in label and "not Pythia" in label and "frozen" in label
-    assert plan.facts["is_paper_model"] is False
+    assert found["is_paper_model"] is False
     text = (MINI / "provenance.json").read_text() + (MINI / "suite.yaml").read_text()
     assert platform.node() not in text and str(Path.home()) not in text
 
@@ -83,40 +82,42 @@ def test_a_list_that_is_none_is_refused(line, tmp_path):
 def test_what_is_restored_can_be_published_again(tmp_path):
     """The way back: from results to the same frozen files, digests and provenance."""
     restored(MINI, tmp_path / "results/mini")
-    plan, folder = read_plan("mini", []), tmp_path / "published/mini"
+    suite, folder = read_suite("mini", []), tmp_path / "published/mini"
     made = {"commit": PROVENANCE["commit"], "machine": PROVENANCE["machine"]}
-    publish(plan, tmp_path / "results/mini", folder, **made)
+    publish(suite, tmp_path / "results/mini", folder, **made)
     for name in ("SHA256SUMS", "provenance.json", *read_digests(MINI)):
         assert (folder / name).read_bytes() == (MINI / name).read_bytes(), name
     section = yaml.safe_load((folder / "suite.yaml").read_text())["mini-published"]
     assert section["source"] == "published" and section["measurements"] == folder.as_posix()
     (tmp_path / "results/mini/suite.csv").unlink()
     with pytest.raises(UserError, match=r"suite.csv does not exist: suite mini is not finished"):
-        publish(plan, tmp_path / "results/mini", folder, **made)
+        publish(suite, tmp_path / "results/mini", folder, **made)
 
 
 def test_results_of_other_code_are_not_published(tmp_path, monkeypatch):
-    plan = read_plan("mini", [])
+    suite = read_suite("mini", [])
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(published, "git", lambda *arguments: "")
-    record = tmp_path / plan.root / "forks/cosine-seed0.json"
+    monkeypatch.setattr(freezing, "git", lambda *arguments: "")
+    record = tmp_path / suite.root / "forks/cosine-seed0.json"
     record.parent.mkdir(parents=True)
     record.write_text(json.dumps({"code": "0" * 16}))
     with pytest.raises(UserError, match=r"forks/cosine-seed0.json was made by other code"):
-        published.check_current(plan, [], Path("resources/published/mini"))
-    monkeypatch.setattr(published, "git", lambda *arguments: "workflow_scripts/x.py")
+        freezing.check_current(suite, [], Path("resources/published/mini"))
+    monkeypatch.setattr(freezing, "git", lambda *arguments: "workflow_scripts/x.py")
     with pytest.raises(UserError, match=r"workflow_scripts/x.py has changes"):
-        published.check_current(plan, [], Path("resources/published/mini"))
+        freezing.check_current(suite, [], Path("resources/published/mini"))
 
 
 def test_what_was_not_measured_is_not_in_the_frozen_suite():
-    plan = read_plan("mini", [])
-    bare = frozen_section(plan, set(measured_files(plan)), folder="x", commit="0" * 40)
+    suite = read_suite("mini", [])
+    bare = frozen_section(suite, set(measured_files(suite)), folder="x", commit="0" * 40)
     assert "mechanism" not in bare
     assert not {"rivals", "rival_seeds", "pilot", "amplitudes"} & set(bare["fork"])
-    every = set(measured_files(plan)) | set(further_files(plan))
-    whole = frozen_section(plan, every, folder="x", commit="0" * 40)
-    assert whole["mechanism"] == plan.section["mechanism"] and whole["fork"] == plan.section["fork"]
+    every = set(measured_files(suite)) | set(further_files(suite))
+    whole = frozen_section(suite, every, folder="x", commit="0" * 40)
+    assert (
+        whole["mechanism"] == suite.section["mechanism"] and whole["fork"] == suite.section["fork"]
+    )
     assert "cycles.csv" in every and "mechanism/factors.csv" in every and "rivals.csv" in every
 
 
@@ -230,8 +231,8 @@ def test_a_fresh_run_measures_the_same(tmp_path):
     the INT8 gap.
     """
     folder = copy_checkout(tmp_path / "fresh")
-    plan = read_plan("mini", [])
-    targets = [f"results/mini/{name}" for name in measured_files(plan)]
+    suite = read_suite("mini", [])
+    targets = [f"results/mini/{name}" for name in measured_files(suite)]
     command = [sys.executable, "-m", "snakemake", "--cores", "2", *targets]
     run = subprocess.run(command, cwd=folder, text=True, capture_output=True, timeout=7200)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
@@ -239,7 +240,7 @@ def test_a_fresh_run_measures_the_same(tmp_path):
     made_by = json.loads(sorted(fresh.glob("probes/*.json"))[0].read_text())
     same = all(made_by[key] == PROVENANCE[key] for key in ("python", "packages", "device"))
     if same and machine()["cpu"] == PROVENANCE["machine"]["cpu"]:
-        measured = [name for name in measured_files(plan) if not name.endswith(".json")]
+        measured = [name for name in measured_files(suite) if not name.endswith(".json")]
         different = [n for n in measured if (fresh / n).read_bytes() != (MINI / n).read_bytes()]
         assert different == []
         return

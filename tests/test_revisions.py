@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from flatminima import plan
 from flatminima.errors import ConfigError
 from flatminima.integrity import WHOLE, distances
 from flatminima.model import tensor_digests
-from flatminima.planning import SuitePlan, final_outputs
 from flatminima.revisions import (
     BUCKETS,
     DEFAULT_PATTERN,
@@ -29,6 +29,7 @@ from flatminima.revisions import (
     step_of,
     table_of_branches,
 )
+from flatminima.suites import Suite
 from tests.local_run import fake_checkpoint
 
 # Branches of a hub
@@ -97,8 +98,8 @@ def runs(tmp_path, monkeypatch):
     return tmp_path / "runs/mine"
 
 
-def plan(**changes) -> SuitePlan:
-    return SuitePlan("own", LOCAL | changes, {})
+def own(**changes) -> Suite:
+    return Suite("own", LOCAL | changes, {})
 
 
 def test_steps_are_in_order_of_number_and_files_are_the_needed_ones(runs):
@@ -153,9 +154,11 @@ def test_shards_are_one_checkpoint(runs):
     found = find_checkpoints("runs/mine/checkpoint-{step}").checkpoints[500]
     assert found.weights == "model.safetensors.index.json"
     assert found.files == ("config.json", found.weights, *names)
-    assert plan().weights("step500") == [f"runs/mine/checkpoint-500/{found.weights}"]
-    assert plan().shards("step500-step1000") == [f"runs/mine/checkpoint-500/{n}" for n in names]
-    assert len(plan().checkpoint_files("step500-step1000")) == 4 + 2
+    assert plan.weights(own(), "step500") == [f"runs/mine/checkpoint-500/{found.weights}"]
+    assert plan.shards(own(), "step500-step1000") == [
+        f"runs/mine/checkpoint-500/{n}" for n in names
+    ]
+    assert len(plan.checkpoint_files(own(), "step500-step1000")) == 4 + 2
 
 
 def test_a_missing_shard_is_named(runs):
@@ -190,7 +193,7 @@ def test_the_step_may_be_a_folder_above(runs, tmp_path):
 def test_two_folders_of_one_step_are_an_error(runs):
     fake_checkpoint(runs / "checkpoint-0500")
     with pytest.raises(ConfigError, match="suite own: .*checkpoint-0500 .*are both step 500"):
-        plan().steps  # noqa: B018
+        own().steps  # noqa: B018
 
 
 @pytest.mark.parametrize("pattern", ["runs/mine", "a/{step}/{step}", "a/*/{step}"])
@@ -203,25 +206,24 @@ def test_a_pattern_has_one_place_for_the_step(pattern):
 
 
 def test_a_found_grid_is_planned_where_it_lies(runs):
-    own = plan()
-    assert own.steps == [500, 1000, 1500] and own.last == 1500 and own.spacing == 1
-    assert own.folders("step500-step1000") == {
+    suite = own()
+    assert suite.steps == [500, 1000, 1500] and suite.last == 1500 and suite.spacing == 1
+    assert plan.folders(suite, "step500-step1000") == {
         500: "runs/mine/checkpoint-500", 1000: "runs/mine/checkpoint-1000",
     }  # fmt: skip
-    assert own.probe_tables == ["results/own/probes/step500-step1000.csv",
-                                "results/own/probes/step1500.csv"]  # fmt: skip
-    assert own.schedule is None and own.tokens_per_step is None
-    assert plan(tokens_per_step=128).tokens_per_step == 128
+    assert plan.ranges(suite) == ["step500-step1000", "step1500"]
+    assert plan.schedule(suite) is None and plan.tokens_per_step(suite) is None
+    assert plan.tokens_per_step(own(tokens_per_step=128)) == 128
     with pytest.raises(ConfigError, match="step 7 is not a revision of this suite"):
-        own.weights("step7")
+        plan.weights(suite, "step7")
 
 
 def test_a_choice_of_steps_must_be_there(runs):
-    assert plan(grid={"steps": [1500, 500]}).steps == [500, 1500]
-    assert plan(grid={"steps": [500], "last": 9000}).last == 9000
+    assert own(grid={"steps": [1500, 500]}).steps == [500, 1500]
+    assert own(grid={"steps": [500], "last": 9000}).last == 9000
     (runs / "checkpoint-1000/config.json").unlink()
     with pytest.raises(ConfigError) as error:
-        plan(grid={"steps": [500, 1000]}).steps  # noqa: B018
+        own(grid={"steps": [500, 1000]}).steps  # noqa: B018
     assert "suite own: no checkpoint of step 1000 fits pattern" in str(error.value)
     assert "checkpoint-1000: no config.json" in str(error.value)
 
@@ -229,7 +231,7 @@ def test_a_choice_of_steps_must_be_there(runs):
 def test_nothing_found_is_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="suite own: no checkpoint fits pattern runs/mine"):
-        plan().steps  # noqa: B018
+        own().steps  # noqa: B018
 
 
 def test_what_is_asked_of_a_model_fits_it(runs):
@@ -240,9 +242,9 @@ def test_what_is_asked_of_a_model_fits_it(runs):
         (folder / "config.json").write_text(json.dumps(config))
         grid = {"steps": [step]}
         fits = {"validation": {"sequences": 8, "length": 64}}
-        assert plan(grid=grid, batches=fits).batches == fits
+        assert plan.batches(own(grid=grid, batches=fits)) == fits
         with pytest.raises(ConfigError) as error:
-            plan(grid=grid, batches={"validation": {"sequences": 8, "length": 65}}).batches  # noqa: B018
+            plan.batches(own(grid=grid, batches={"validation": {"sequences": 8, "length": 65}}))
         assert str(error.value) == (
             "config key suites.own.batches.validation.length: 65 is longer than the model takes "
             f"(64, runs/mine/checkpoint-{step}/config.json); valid: 2 to 64"
@@ -251,26 +253,15 @@ def test_what_is_asked_of_a_model_fits_it(runs):
 
 def test_the_tokenizer_lies_beside_the_checkpoints_or_where_it_is_said(runs, tmp_path):
     with pytest.raises(ConfigError, match=r"suites.own.tokenizer: no tokenizer.json in runs/mine"):
-        plan().tokenizer_file  # noqa: B018
+        plan.tokenizer_file(own())
     (runs / "tokenizer.json").write_text("{}")
-    assert plan().tokenizer_file == "runs/mine/tokenizer.json"
+    assert plan.tokenizer_file(own()) == "runs/mine/tokenizer.json"
     (runs / "checkpoint-1500/tokenizer.json").write_text("{}")
-    assert plan().tokenizer_file == "runs/mine/checkpoint-1500/tokenizer.json"
+    assert plan.tokenizer_file(own()) == "runs/mine/checkpoint-1500/tokenizer.json"
     (tmp_path / "other").mkdir()
     (tmp_path / "other/tokenizer.json").write_text("{}")
     for path in ("other", "other/tokenizer.json"):
-        assert plan(tokenizer={"path": path}).tokenizer_file == "other/tokenizer.json"
-
-
-def test_without_forks_what_they_make_is_not_asked_for(runs):
-    outputs = final_outputs(
-        plan(), tables=["table1", "table2"], figures=["fig1_audit", "fig3_forks"],
-        notebooks={"audit": ["audit.csv"], "tour": ["tables/table2.md"]},
-    )  # fmt: skip
-    names = [path.removeprefix("results/own/") for path in outputs]
-    assert {"audit.csv", "tables/table1.csv", "figures/fig1_audit.pdf"} <= set(names)
-    assert "notebooks/audit.html" in names and "notebooks/tour.html" not in names
-    assert not [n for n in names if "fork" in n or "table2" in n or "claims" in n or "warning" in n]
+        assert plan.tokenizer_file(own(tokenizer={"path": path})) == "other/tokenizer.json"
 
 
 # Sketches

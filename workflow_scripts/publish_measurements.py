@@ -4,18 +4,18 @@ import argparse
 import sys
 from pathlib import Path
 
-from flatminima.planning import read_plan
-from flatminima.published import check_current, git, machine, publish
+from flatminima.freezing import check_current, git, machine, publish
+from flatminima.plan import read_suite
 
 
 def main(*, suite: str | None, configfiles: list[str], measured_by: str | None) -> None:
     """Write ``resources/published/{suite}`` from ``results/{suite}``."""
-    plan = read_plan(suite, configfiles)
-    folder = Path("resources/published", plan.name)
+    found = read_suite(suite, configfiles)
+    folder = Path("resources/published", found.name)
     if measured_by is None:
-        check_current(plan, configfiles, folder)
+        check_current(found, configfiles, folder)
     commit = git("rev-parse", f"{measured_by or 'HEAD'}^{{commit}}")
-    files, size = publish(plan, Path(plan.root), folder, commit=commit, machine=machine())
+    files, size = publish(found, Path(found.root), folder, commit=commit, machine=machine())
     print(f"{folder}: {files} files, {size / 1e6:.1f} MB, measured by {commit[:7]}")
 
 

@@ -102,19 +102,19 @@ def _plan(suite: str | None, configfiles: list[str], seconds: float) -> int:
 def _freeze(suite: str | None, configfiles: list[str]) -> int:
     from flatminima.files import write_table
     from flatminima.hub import list_branches
-    from flatminima.planning import read_plan
+    from flatminima.plan import read_suite
     from flatminima.revisions import DEFAULT_PATTERN, table_of_branches
 
-    plan = read_plan(suite, configfiles)
-    if plan.section["source"] != "hub":
-        raise UserError(f"suite {plan.name}: its source is {plan.section['source']}, not hub")
-    repo, pattern = plan.section["repo"], plan.section.get("revision", DEFAULT_PATTERN)
+    found = read_suite(suite, configfiles)
+    if found.source != "hub":
+        raise UserError(f"suite {found.name}: its source is {found.source}, not hub")
+    repo, pattern = found.section["repo"], found.section.get("revision", DEFAULT_PATTERN)
     branches = list_branches(repo)
     try:
         table = table_of_branches(pattern, branches)
     except ValueError as error:
-        raise UserError(f"suite {plan.name}: {repo}: {error}") from error
-    path = f"{plan.tables}/{plan.name}.csv"
+        raise UserError(f"suite {found.name}: {repo}: {error}") from error
+    path = f"{found.tables}/{found.name}.csv"
     write_table(path, table)
     first, last = table["step"].iloc[0], table["step"].iloc[-1]
     print(f"{path}: {len(table)} revisions of {repo}, step {first:,} to {last:,}")

@@ -113,7 +113,7 @@ def calibrate(
     """Gradients, updates per unit of rate, the grid's step and the amplitudes they lead to.
 
     ``tokens`` is the training stream; ``moments`` is a saved training state where the suite
-    has one; ``settings`` is ``SuitePlan.calibration_settings``.
+    has one; ``settings`` is ``plan_forks.calibration_settings``.
     """
     spec, training = read_spec(settings["quantizer"]), settings["training"]
     found = gradient_statistics(

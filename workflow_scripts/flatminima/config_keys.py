@@ -948,16 +948,3 @@ class Config(Section):
         for name, suite in self.suites.items():
             for place, text in suite.mistaken_quantizers(self.quantizers):
                 yield f"suites.{name}.{place}", text
-        models = [
-            name
-            for name, suite in self.suites.items()
-            if suite.is_paper_model and suite.source != "published"
-        ]
-        if len(models) != 1:
-            yield (
-                "suites",
-                f"is_paper_model is true for {', '.join(models) or 'no suite'}; it must be true "
-                "for exactly one, whose settings the paper's printed tables belong to",
-            )
-        elif self.suites[models[0]].fork is None:
-            yield f"suites.{models[0]}", "lacks fork, which the paper's printed tables are about"

@@ -24,6 +24,8 @@ from flatminima.errors import DamagedFile, UserError
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "pandas", "ruptures")
 # What sha256sum writes and `sha256sum --check` reads, beside the files it is about.
 DIGESTS_FILE = "SHA256SUMS"
+# A checkpoint in Hugging Face format, as this project writes and reads it.
+CHECKPOINT_FILES = ("model.safetensors", "config.json")
 
 
 def flush(path: Path) -> None:

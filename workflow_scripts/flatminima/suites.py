@@ -13,14 +13,23 @@ import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from flatminima.errors import ConfigError, suggest
-
-# A checkpoint in Hugging Face format, as this project writes and reads it.
-CHECKPOINT_FILES = ("model.safetensors", "config.json")
+from flatminima.files import CHECKPOINT_FILES
+from flatminima.revisions import (
+    DEFAULT_PATTERN,
+    LocalCheckpoint,
+    LocalRun,
+    branch_of,
+    find_checkpoints,
+    read_table,
+)
 
 # Replaced whole, since half of one and half of another would mean nothing.
 WHOLE = ("grid", "text", "tokenizer", "schedules")
@@ -204,11 +213,6 @@ def revision_steps(*, powers_of_two: int, spacing: int, last: int) -> list[int]:
     return sorted({0, *powers, *range(spacing, last + 1, spacing)})
 
 
-def even_steps(*, spacing: int, last: int) -> list[int]:
-    """The evenly spaced part of the grid, on which slopes and changepoints are taken."""
-    return list(range(spacing, last + 1, spacing))
-
-
 def suite_steps(grid: Mapping) -> list[int]:
     """Steps of a section ``grid`` that is a formula or a list, in order."""
     return sorted(grid["steps"]) if "steps" in grid else revision_steps(**grid)
@@ -251,3 +255,130 @@ def range_name(steps: Sequence[int]) -> str:
 def chunk_names(steps: Sequence[int], size: int) -> list[str]:
     """Names of the ranges of at most ``size`` revisions that one job each works on."""
     return [range_name(steps[i : i + size]) for i in range(0, len(steps), size)]
+
+
+# A suite of the checked configuration.
+
+DISCOVER = "discover"
+
+
+@dataclass(frozen=True, eq=False)
+class Suite:
+    """One suite of the checked configuration, and the revisions that it has.
+
+    ``name`` and ``section`` are the suite's in the configuration; ``quantizers`` by name;
+    ``tables`` is the folder of frozen lists of hub branches.
+    """
+
+    name: str
+    section: Mapping
+    quantizers: Mapping[str, Mapping]
+    tables: str = "resources/revisions"
+
+    @property
+    def root(self) -> str:
+        """Folder of everything the suite has."""
+        return f"results/{self.name}"
+
+    @property
+    def source(self) -> str:
+        """Where checkpoints come from: pretrain, hub, local or published."""
+        return self.section["source"]
+
+    def key(self, path: str) -> Any:
+        """A key of the suite, such as ``probe.resamples``; one line if the suite has none."""
+        value = self.section
+        for part in path.split("."):
+            if part not in value:
+                raise ConfigError(f"suite {self.name}: config key {path} is needed for this target")
+            value = value[part]
+        return value
+
+    @property
+    def is_even(self) -> bool:
+        """Whether the grid is Pythia's: powers of two, then evenly spaced to the end."""
+        return "spacing" in self.section["grid"]
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """Revisions in order; one line where they are to be found and are not."""
+        grid = self.section["grid"]
+        if self.source == "local":
+            return list(self.local.checkpoints)
+        return list(self._listed_branches()) if grid == DISCOVER else suite_steps(grid)
+
+    @property
+    def last(self) -> int:
+        """Last step of the suite's run."""
+        grid = self.section["grid"]
+        return self.steps[-1] if grid == DISCOVER else grid.get("last", self.steps[-1])
+
+    @property
+    def spacing(self) -> int:
+        """Steps between the evenly spaced revisions; 1, which all steps are multiples of, else."""
+        return self.section["grid"]["spacing"] if self.is_even else 1
+
+    def steps_in(self, name: str) -> list[int]:
+        """Steps of ``step70000`` or ``step60000-step75000``; one line if it is off the grid."""
+        try:
+            return parse_range(name, self.steps)
+        except ValueError as error:
+            raise ConfigError(f"suite {self.name}: {error}") from error
+
+    def folder(self, step: int) -> str:
+        """Checkpoint of one step, in Hugging Face format: a local suite's where it lies."""
+        if self.source == "local":
+            return self.checkpoint(step).folder
+        return f"{self.root}/checkpoints/step{step}"
+
+    def checkpoint(self, step: int) -> LocalCheckpoint:
+        """Files of a checkpoint; one line if a local suite does not have the step."""
+        if self.source != "local":
+            return LocalCheckpoint(self.folder(step), CHECKPOINT_FILES[0], CHECKPOINT_FILES)
+        if step not in self.local.checkpoints:
+            raise ConfigError(f"suite {self.name}: step {step} is not among its checkpoints")
+        return self.local.checkpoints[step]
+
+    @cached_property
+    def local(self) -> LocalRun:
+        """Checkpoints of a local suite on its grid, and lines on folders that were skipped."""
+        pattern, grid = self.section["pattern"], self.section["grid"]
+        try:
+            found = find_checkpoints(pattern)
+        except ValueError as error:
+            raise ConfigError(f"suite {self.name}: {error}") from error
+        wanted = list(found.checkpoints) if grid == DISCOVER else suite_steps(grid)
+        lacking = [step for step in wanted if step not in found.checkpoints]
+        if lacking or not wanted:
+            what = f"no checkpoint of step {lacking[0]}" if lacking else "no checkpoint"
+            seen = f"; skipped {'; '.join(found.skipped[:3])}" if found.skipped else ""
+            raise ConfigError(f"suite {self.name}: {what} fits pattern {pattern}{seen}")
+        return LocalRun({step: found.checkpoints[step] for step in wanted}, found.skipped)
+
+    @property
+    def skipped(self) -> list[str]:
+        """Folders that fit the pattern of a local suite and are no whole checkpoint, and why."""
+        return self.local.skipped if self.source == "local" else []
+
+    def branch(self, step: int | str) -> str:
+        """Hub branch of a step: from the frozen table, else by the pattern."""
+        (step,) = self.steps_in(f"step{step}")
+        if self._frozen is not None and step in self._frozen:
+            return self._frozen[step]
+        name = branch_of(self.section.get("revision", DEFAULT_PATTERN), step)
+        return name if name is not None else self._listed_branches()[step]
+
+    @cached_property
+    def _frozen(self) -> dict[int, str] | None:
+        try:
+            return read_table(Path(self.tables, f"{self.name}.csv"))
+        except ValueError as error:
+            raise ConfigError(f"suite {self.name}: {error}") from error
+
+    def _listed_branches(self) -> dict[int, str]:
+        if self._frozen is None:
+            raise ConfigError(
+                f"suite {self.name}: which revisions its repository has is not recorded yet; "
+                f"make freeze SUITE={self.name} lists them from the hub"
+            )
+        return self._frozen

@@ -26,8 +26,9 @@ from torch import nn
 from flatminima.jobs import jobs_left
 from flatminima.layers import count_weights, linear_layers
 from flatminima.model import choose_device, prepare_backend
-from flatminima.planning import SuitePlan, read_plan
-from flatminima.planning.forks import keeps_forks
+from flatminima.plan import read_suite
+from flatminima.plan_forks import keeps_forks
+from flatminima.suites import Suite
 
 PYTHIA_ROWS = 50304  # rows of Pythia's embedding
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
@@ -327,25 +328,25 @@ def timed_batch(shape: Shape, batch_size: int, length: int, device: str) -> tupl
     return max(1, min(batch_size, int(CPU_FLOP / training_flop(shape, 1, length)))), length
 
 
-def model_config(plan: SuitePlan) -> object:
+def model_config(suite: Suite) -> object:
     """The configuration of the suite's model: a local one's from its last checkpoint.
 
     Raises ``ValueError`` where the suite says no architecture.
     """
-    if plan.is_local:
-        return read_local_config(plan.folder(plan.steps[-1]))
-    if "architecture" not in plan.section:
+    if suite.source == "local":
+        return read_local_config(suite.folder(suite.steps[-1]))
+    if "architecture" not in suite.section:
         raise ValueError(
-            f"config key suites.{plan.name} lacks architecture, which costs follow from"
+            f"config key suites.{suite.name} lacks architecture, which costs follow from"
         )
     return read_config(
-        plan.section["architecture"], vocab_size=plan.section["tokenizer"].get("vocab_size")
+        suite.section["architecture"], vocab_size=suite.section["tokenizer"].get("vocab_size")
     )
 
 
-def model_shape(plan: SuitePlan, config: object) -> Shape:
+def model_shape(suite: Suite, config: object) -> Shape:
     """What the suite's model is made of."""
-    dtype = plan.section.get("architecture", {}).get("dtype", "float16")
+    dtype = suite.section.get("architecture", {}).get("dtype", "float16")
     return describe_shape(config, dtype)
 
 
@@ -399,7 +400,7 @@ def _time_rows(costs: Costs, found: Throughput, whole: int) -> Iterator[tuple[st
 
 
 def report(
-    plan: SuitePlan,
+    suite: Suite,
     costs: Costs,
     shape: Shape,
     *,
@@ -408,10 +409,10 @@ def report(
 ) -> Table:
     """The plan as a table; ``jobs`` are those left by rule, ``None`` where it cannot be told."""
     where = f" on {throughput.device}" if throughput else ""
-    table = Table(title=f"{plan.section['label']}{where}", title_justify="left")
+    table = Table(title=f"{suite.section['label']}{where}", title_justify="left")
     for heading in ("what", "how much", "how it is known"):
         table.add_column(heading)
-    rows = [*_rows(costs, shape, plan.section["source"])]
+    rows = [*_rows(costs, shape, suite.source)]
     if throughput:
         rows += [*_time_rows(costs, throughput, shape.layers)]
     if jobs is None:
@@ -425,28 +426,29 @@ def report(
     return table
 
 
-def plan_suite(suite: str | None, configfiles: Sequence[str], seconds: float) -> int:
+def plan_suite(name: str | None, configfiles: Sequence[str], seconds: float) -> int:
     """Print what a suite costs and return Snakemake's exit code for its dry run.
 
     ``seconds`` are spent on each of two measurements, none where it is 0. What Snakemake
     says beside its list of jobs is printed too. Raises ``UserError`` for a mistake in the
     configuration.
     """
-    plan = read_plan(suite, configfiles)
-    if plan.is_published:
-        print(f"{plan.name}: nothing to compute, it is measured ({plan.frozen_folder})")
+    suite = read_suite(name, configfiles)
+    section = suite.section
+    if suite.source == "published":
+        print(f"{suite.name}: nothing to compute, it is measured ({section['measurements']})")
         return 0
-    config = model_config(plan)
-    shape, throughput = model_shape(plan, config), None
+    config = model_config(suite)
+    shape, throughput = model_shape(suite, config), None
     if seconds > 0:
-        device = choose_device(plan.section["device"])
-        forward, update = (timed_batch(shape, *b, device) for b in batch_shapes(plan.section))
-        timed = {"forward": forward, "update": update, "threads": plan.threads}
+        device = choose_device(section["device"])
+        forward, update = (timed_batch(shape, *b, device) for b in batch_shapes(section))
+        timed = {"forward": forward, "update": update, "threads": section["threads"]}
         throughput = measure(config, device=device, seconds=seconds, **timed)
-    costs = suite_costs(plan.section, shape, revisions=len(plan.steps), last=plan.last)
-    code, jobs, said = dry_run(plan.name, configfiles)
-    Console().print(report(plan, costs, shape, jobs=jobs, throughput=throughput))
-    for line in (*plan.skipped, *said):
+    costs = suite_costs(section, shape, revisions=len(suite.steps), last=suite.last)
+    code, jobs, said = dry_run(suite.name, configfiles)
+    Console().print(report(suite, costs, shape, jobs=jobs, throughput=throughput))
+    for line in (*suite.skipped, *said):
         print(line, file=sys.stderr if code else sys.stdout)
     return code
 

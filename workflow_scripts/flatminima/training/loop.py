@@ -21,11 +21,10 @@ import torch
 from torch import nn
 
 from flatminima.errors import UserError
-from flatminima.files import DIGESTS_FILE
+from flatminima.files import CHECKPOINT_FILES, DIGESTS_FILE
 from flatminima.jobs import progress
 from flatminima.model import count_not_finite, save_model
 from flatminima.schedules import Schedule
-from flatminima.suite import CHECKPOINT_FILES
 from flatminima.training.gradients import (
     PLAIN,
     Compute,

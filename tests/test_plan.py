@@ -1,0 +1,377 @@
+"""What rules ask of a suite: files, and parameters that hold what their job reads and no more."""
+
+import copy
+from itertools import pairwise
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flatminima import plan, plan_forks, plan_mechanism
+from flatminima.errors import ConfigError
+from flatminima.integrity import DEFAULT_SEVERITY
+from flatminima.suites import Suite
+from tests.workflow import ROOT, copy_checkout, snakemake
+
+CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
+
+
+def suite_of(name: str, config=CONFIG) -> Suite:
+    return Suite(name, config["suites"][name], config["quantizers"])
+
+
+MINI, PYTHIA = suite_of("mini"), suite_of("pythia-160m")
+
+
+def changed(name: str, path: str, value) -> Suite:
+    """A committed suite with one key set to ``value``."""
+    config = copy.deepcopy(CONFIG)
+    *parents, last = path.split(".")
+    section = config["suites"][name]
+    for part in parents:
+        section = section[part]
+    assert section.get(last) != value
+    section[last] = value
+    return suite_of(name, config)
+
+
+# Revisions and ranges
+
+
+@pytest.mark.parametrize("suite", [MINI, PYTHIA])
+def test_jobs_on_ranges_cover_every_revision_once(suite):
+    parts = [suite.steps_in(name) for name in plan.ranges(suite)]
+    assert sum(parts, []) == suite.steps and len(suite.steps) == 154
+    assert all(len(steps) <= suite.key("probe.steps_per_job") for steps in parts)
+
+
+@given(st.data())
+def test_a_range_holds_the_revisions_between_its_ends(data):
+    first, last = sorted(data.draw(st.lists(st.sampled_from(PYTHIA.steps), min_size=2, max_size=2)))
+    name = f"step{first}-step{last}"
+    steps = [step for step in PYTHIA.steps if first <= step <= last]
+    assert PYTHIA.steps_in(name) == steps == list(plan.folders(PYTHIA, name))
+    assert len(plan.checkpoint_files(PYTHIA, name)) == 2 * len(steps)
+    folder = "results/pythia-160m/checkpoints"
+    assert plan.weights(PYTHIA, name) == [f"{folder}/step{s}/model.safetensors" for s in steps]
+    assert plan.branches(PYTHIA, name) == {step: f"step{step}" for step in steps}
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("step1001", "step 1001 is not a revision of this suite; nearest: 1000 and 1040"),
+        ("step1000-step40", "'step1000-step40' runs backwards; write step40-step1000"),
+        ("step0040", "'step0040' is no step or range"),
+        ("", "'' is no step or range"),
+    ],
+)
+def test_a_mistaken_range_is_one_line_that_names_the_suite(name, line):
+    for ask in (Suite.steps_in, plan.weights, plan.checkpoint_files, plan.folders):
+        with pytest.raises(ConfigError) as error:
+            ask(MINI, name)
+        assert str(error.value).startswith("suite mini: ") and line in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_a_key_that_a_suite_lacks_is_one_line():
+    assert MINI.key("probe.resamples") == 1000
+    with pytest.raises(ConfigError, match="suite mini: config key tokens_per_step is needed"):
+        MINI.key("tokens_per_step")
+    config = copy.deepcopy(CONFIG)
+    del config["suites"]["mini"]["fork"]
+    for ask in (plan_forks.fork_point, plan_forks.calibration_settings, plan.ledger_facts):
+        with pytest.raises(ConfigError, match="suite mini: config key fork"):
+            ask(suite_of("mini", config))
+
+
+# Training jobs
+
+
+@given(st.sets(st.sampled_from(MINI.steps[1:-1]), max_size=8))
+def test_training_jobs_divide_the_grid_wherever_they_are_cut(cuts):
+    config = copy.deepcopy(CONFIG)
+    config["suites"]["mini"]["training"]["jobs_end_at"] = [*sorted(cuts), 5720]
+    jobs = plan.pretraining_jobs(suite_of("mini", config))
+    assert [step for job in jobs for step in job.checkpoints] == MINI.steps
+    assert jobs[0].start == 0 and jobs[-1].stop == 5720 and "initial_state" not in jobs[0].inputs
+    for before, after in pairwise(jobs):
+        assert before.stop == after.start
+        state = f"results/mini/training/step{before.stop}.safetensors"
+        assert after.inputs["initial_state"] == state
+    names = ("model.safetensors", "config.json", "SHA256SUMS")
+    assert [file for job in jobs for file in job.files] == [
+        f"results/mini/checkpoints/step{step}/{name}" for step in MINI.steps for name in names
+    ]
+    assert plan.pretraining_jobs(PYTHIA) == []
+
+
+# Forks
+
+
+def test_forks_are_every_schedule_with_every_seed():
+    assert plan_forks.trajectories(MINI, "forks") == [
+        f"results/mini/forks/{schedule}-seed{seed}.csv"
+        for schedule in ("cosine", "sgdr", "oli")
+        for seed in (0, 1, 2)
+    ]
+    assert plan_forks.condition_inputs(MINI, "forks", "oli") == {
+        "weights": "results/mini/checkpoints/step2800/model.safetensors",
+        "config": "results/mini/checkpoints/step2800/config.json",
+    }
+    restored = changed("mini", "fork.optimizer_state", "restored")
+    state = plan_forks.condition_inputs(restored, "forks", "oli")["state"]
+    assert state == "results/mini/training/step2800.safetensors"
+
+
+def test_dense_probes_belong_to_oli_alone():
+    runs = plan_forks.runs(MINI, "cycles")
+    assert runs == [f"oli-{order}first-seed{s}" for order in ("bump", "cool") for s in (0, 1, 2)]
+    settings = plan_forks.condition_settings(MINI, "cycles", "oli-bumpfirst")
+    assert settings["definition"]["first"] == "bump"
+    assert settings["fork"]["probe_last"] == 4 * (3 + 12) and settings["fork"]["probe_every"] == 1
+    fork = plan_forks.condition_settings(MINI, "forks", "oli")
+    assert fork["definition"]["first"] == "cool", "the fork itself is as it was"
+    assert len(plan_forks.condition_steps(MINI, "cycles", "oli-bumpfirst")) == 60
+
+
+# Parameters: which job reads which key
+
+SCHEDULES = ("cosine", "sgdr", "oli")
+
+
+def parameters(suite: Suite) -> dict[str, object]:
+    """Every parameter and every list of files of the rules, under names of its own."""
+    asked = (
+        *(plan.text, plan.text_files, plan.batches, plan.vocabulary, plan.probe, plan.schedule),
+        *(plan.facts, plan.ledger_facts, plan.tokens_per_step, plan.integrity, plan.ranges),
+    )
+    found = {ask.__name__: ask(suite) for ask in asked}
+    found |= {"steps": suite.steps, "last": suite.last, "spacing": suite.spacing}
+    found |= {series: plan_forks.runs(suite, series) for series in ("forks", "cycles")}
+    if suite.source == "hub":
+        found |= {"tokenizer_source": plan.tokenizer_source(suite)}
+    for number, job in enumerate(plan.pretraining_jobs(suite)):
+        found |= {f"job {number} settings": job.settings, f"job {number} due": job.checkpoints}
+    for name in SCHEDULES:
+        found |= {f"fork {name}": plan_forks.condition_settings(suite, "forks", name)}
+        found |= {f"start {name}": plan_forks.condition_inputs(suite, "forks", name)}
+    orders = ("oli-bumpfirst", "oli-coolfirst")
+    conditions = [plan_forks.condition_settings(suite, "cycles", order) for order in orders]
+    return found | {"cycles oli": conditions}
+
+
+def moved(before: Suite, after: Suite) -> set[str]:
+    """Parameters that are others once a key has another value."""
+    one, other = parameters(before), parameters(after)
+    return {what for what in one | other if one.get(what) != other.get(what)}
+
+
+ALL_FORKS = {"fork cosine", "fork sgdr", "fork oli", "cycles oli"}
+JOBS = {"job 0 settings", "job 1 settings"}
+LABELS = {"facts", "ledger_facts"}
+KEYS = {
+    # Of one fork, and of the ledger, which reads the definitions of the conditions.
+    "fork.schedules.sgdr.period": (300, {"fork sgdr", "ledger_facts"}),
+    "fork.schedules.oli.amplitude": (4.0, {"fork oli", "cycles oli", "ledger_facts"}),
+    "fork.schedules.oli.first": ("bump", {"fork oli", "ledger_facts"}),
+    "fork.phase_resolved.cycles": (2, {"cycles oli"}),
+    "fork.seeds": ([0, 1], {"forks", "cycles", "ledger_facts"}),
+    # Of all forks.
+    "fork.steps": (800, ALL_FORKS | {"ledger_facts"}),
+    "fork.probe_every": (20, (ALL_FORKS - {"cycles oli"}) | {"ledger_facts"}),
+    "fork.start": (2840, ALL_FORKS | {f"start {s}" for s in SCHEDULES} | {"ledger_facts"}),
+    "fork.keep_checkpoints": (False, set()),
+    # Of the training, which the forks continue.
+    "training.weight_decay": (0.1, JOBS | ALL_FORKS),
+    "training.lr_max": (0.02, JOBS | ALL_FORKS | {"schedule", "ledger_facts"}),
+    "training.seed": (1, JOBS),
+    "training.batch_size": (8, JOBS | {"tokens_per_step", "ledger_facts"}),
+    "training.save_every": (100, set()),
+    "architecture.num_heads": (8, JOBS),
+    "grid.powers_of_two": (9, {"steps", "ranges", "job 0 due", "ledger_facts"}),
+    # Of the probe, which audit and forks have in common.
+    "probe.batch_size": (8, {"probe"}),
+    "probe.low_bit": ("int4_g128", {"probe"} | LABELS),  # what it is called in print
+    "device": ("cuda", {"probe"}),
+    "probe.steps_per_job": (11, {"ranges"}),
+    # Of the rest.
+    "kurtosis.layers": ("blocks+head", set()),
+    "text.seed": (1, {"text"}),
+    "batches.validation.sequences": (128, {"batches"}),
+    "label": ("another", LABELS),
+    "threads": (2, set()),
+}
+
+
+@pytest.mark.parametrize("path", KEYS)
+def test_a_key_moves_the_parameters_that_read_it_and_no_other(path):
+    value, expected = KEYS[path]
+    assert moved(MINI, changed("mini", path, value)) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        ("integrity.duplicate", "warn", {"integrity"}),
+        ("tokenizer.revision", "step3000", {"tokenizer_source"}),
+        ("tokenizer.end_of_text", "</s>", {"vocabulary"}),
+        # A hub suite is trained already: its training section describes what the forks do.
+        ("training.seed", 1, set()),
+        # Enough documents for the batches are taken from the hub.
+        ("batches.train.sequences", 1000, {"batches", "text"}),
+        ("batches.validation.document_start", True, {"batches", "text"}),
+        ("batches.validation.end_of_text", False, {"batches"}),
+        ("text.characters_per_token", 9, {"text"}),
+        ("architecture.vocab_size", 50_432, {"vocabulary"}),
+    ],
+)
+def test_a_key_of_a_hub_suite_moves_what_reads_it(path, value, expected):
+    assert moved(PYTHIA, changed("pythia-160m", path, value)) == expected
+
+
+def test_only_the_two_quantizers_of_a_suite_are_read():
+    config = copy.deepcopy(CONFIG)
+    config["quantizers"]["int4_g128"]["bits"] = 3
+    assert moved(MINI, suite_of("mini", config)) == set()
+    assert moved(PYTHIA, suite_of("pythia-160m", config)) == {"probe"} | LABELS
+    assert plan.probe(MINI)["roles"] == {"int4_g64": "low_bit", "int8_channel": "high_bit"}
+    assert plan.probe(MINI)["quantizers"]["int4_g64"] == CONFIG["quantizers"]["int4_g64"]
+    assert plan_forks.fork_probe(MINI).keys() == plan.probe(MINI).keys() - {"resamples"}
+
+
+def test_parameters_are_copies():
+    """Changing what a job was handed may not change the configuration."""
+    before = copy.deepcopy(CONFIG)
+    plan.probe(MINI)["quantizers"]["int4_g64"]["bits"] = 2
+    plan_forks.condition_settings(MINI, "forks", "oli")["definition"]["first"] = "bump"
+    plan.pretraining_jobs(MINI)[0].settings["architecture"]["num_layers"] = 9
+    assert before == CONFIG and plan.integrity(MINI) == DEFAULT_SEVERITY
+
+
+# Text of files
+
+
+def text_suite(validation, train, **batches) -> Suite:
+    config = copy.deepcopy(CONFIG)
+    suite = config["suites"]["pythia-160m"]
+    suite["text"] = {"source": "files", "validation": validation, "train": train}
+    suite["batches"]["validation"] = {"sequences": 10, "length": 20} | batches
+    return suite_of("pythia-160m", config)
+
+
+def test_the_text_that_is_wanted_is_eight_characters_for_a_token():
+    assert plan.text(PYTHIA)["wanted"] == {
+        "validation": {"amount": 8 * 128 * 512}, "train": {"amount": 8 * 120_000 * 2048},
+    }  # fmt: skip
+    starts = plan.text(text_suite([], [], document_start=True))["wanted"]["validation"]
+    assert starts == {"amount": 10, "document_of": 8 * 20}
+    short = plan.text(text_suite([], [], longest_document=30))["wanted"]["validation"]
+    assert short == {"amount": 2 * 8 * 200, "longest": 8 * 30}
+    assert set(plan.text(MINI)["installed"]) == {"numpy", "scipy", "pandas", "matplotlib"}
+
+
+def test_a_local_file_is_an_input_where_nothing_can_come_before_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "b.txt").write_text("b")
+    hub = {"repo": "a/b", "file": "c.txt"}
+    a, b, gone = ({"path": f"{name}.txt"} for name in ("a", "b", "gone"))
+    assert plan.text_files(text_suite([a, b], [b])) == ["a.txt", "b.txt"]
+    assert plan.text_files(text_suite([gone, b], [b, a])) == ["b.txt"]
+    assert plan.text_files(text_suite([hub, a], [gone, hub, a])) == []
+    assert plan.text_files(PYTHIA) == plan.text_files(MINI) == []
+    with pytest.raises(ConfigError) as error:
+        plan.text_files(text_suite([a], [gone, {"path": "gone.jsonl"}]))
+    assert str(error.value) == (
+        "config key suites.pythia-160m.text.train: no such file: gone.txt, gone.jsonl"
+    )
+
+
+# Beyond the paper
+
+
+@pytest.mark.parametrize("suite", [MINI, PYTHIA])
+@pytest.mark.parametrize("measure", plan_mechanism.RANGED)
+def test_the_jobs_of_a_measurement_cover_its_checkpoints_once(suite, measure):
+    names = plan_mechanism.measure_ranges(suite, measure)
+    parts = [list(plan_mechanism.measure_folders(suite, name, measure)) for name in names]
+    covered = sum(parts, [])
+    assert covered == plan_mechanism.measured_steps(suite, measure)
+    assert covered[-1] == suite.last and set(covered) <= set(suite.steps)
+    size = suite.key(f"mechanism.{measure}.steps_per_job")
+    assert all(len(steps) <= size for steps in parts)
+
+
+def test_a_measurement_looks_at_every_nth_from_the_end_or_at_a_single_step():
+    steps = plan_mechanism.measured_steps(MINI, "sensitivity")
+    assert steps[-3:] == [5400, 5560, 5720] and len(steps) == 39
+    assert list(plan_mechanism.measure_folders(MINI, "step1000", "curvature")) == [1000]
+    with pytest.raises(ConfigError, match="curvature looks at no step of step1000-step1040"):
+        plan_mechanism.measure_folders(MINI, "step1000-step1040", "curvature")
+    with pytest.raises(ConfigError, match=r"suite pythia-160m has no mechanism.drift"):
+        plan_mechanism.measure_weights(PYTHIA, "drift")
+
+
+def test_settings_hold_what_the_job_reads_and_not_how_often():
+    settings = plan_mechanism.measure_settings(MINI, "curvature")
+    assert set(settings) == {"sequences", "draws", "batch_size", "resamples", "device", "layers"}
+    low, high = plan_mechanism.probed_cells(MINI).values()
+    assert low == {"bits": 4, "symmetric": False, "granularity": "g64"}
+    assert high["granularity"] == "channel"
+    replica = plan_mechanism.replica_settings(MINI, "32")
+    assert replica["architecture"]["hidden_size"] == 32 and "seed" not in replica["training"]
+    assert replica["training"]["warmup_steps"] == 12, "scaled with the run"
+    assert len(plan_mechanism.replicas(MINI)) == 9
+
+
+def test_extended_is_what_the_configuration_asks_for_and_can_be():
+    outputs = plan_mechanism.extended_outputs(MINI)
+    assert "results/mini/notebooks/mechanism.html" in outputs
+    assert sum(path.endswith(".pdf") for path in outputs) == 8
+    pythia = plan_mechanism.extended_outputs(PYTHIA)
+    assert "results/pythia-160m/mechanism/findings.csv" in pythia
+    assert not any("mechanism.html" in path or "fig13" in path for path in pythia)
+    config = copy.deepcopy(CONFIG)
+    mini, own = (config["suites"][name] for name in ("mini", "pythia-160m"))
+    own["mechanism"]["replication"] = mini["mechanism"]["replication"]
+    del mini["fork"]["schedules"]["oli"], mini["fork"]["amplitudes"]
+    assert "replication" not in plan_mechanism.mechanism(suite_of("pythia-160m", config))
+    assert "phase_flips" not in plan_mechanism.mechanism(suite_of("mini", config))
+    left = plan_mechanism.extended_outputs(suite_of("mini", config))
+    assert not any("fig11" in path for path in left)
+    del mini["mechanism"]
+    left = plan_mechanism.extended_outputs(suite_of("mini", config))
+    assert left and not any("mechanism" in path or "claims" in path for path in left)
+
+
+def test_without_a_step_between_levels_the_rest_is_measured():
+    config = copy.deepcopy(CONFIG)
+    config["quantizers"]["nf4"] = {"kind": "nf4"}
+    config["suites"]["mini"]["probe"]["low_bit"] = "nf4"
+    suite = suite_of("mini", config)
+    left = {"layers", "curvature", "activations", "replication"}
+    assert set(plan_mechanism.mechanism(suite)) - {"batch_size"} == left
+    assert plan_mechanism.measure_settings(suite, "layers")["low_bit"] == {"kind": "nf4"}
+    assert "results/mini/mechanism/findings.csv" in plan_mechanism.extended_outputs(suite)
+
+
+# Mistakes in targets
+
+
+@pytest.mark.workflow
+def test_a_mistaken_target_is_one_line(tmp_path):
+    folder = copy_checkout(tmp_path / "checkout")
+    for target, line in {
+        "results/minni/audit.csv": "'minni' is not known; did you mean mini?",
+        "results/mini/forks/olli-seed0.csv": "forks 'olli' is not known; did you mean oli?",
+        "results/mini/probes/step3.csv": "step 3 is not a revision of this suite; nearest: 2 and",
+        "results/pythia-70m/forks.csv": "suite pythia-70m: config key fork.seeds is needed",
+        "results/mini/claims/C999.json": "has no claim 'C999'",
+        "results/mini-published/probes/step0.csv": "has no checkpoints, only what is frozen",
+    }.items():
+        run = snakemake(target, "--dry-run", folder=folder)
+        said = [text for text in run.stdout.splitlines() if text.startswith("Error: ")]
+        assert run.returncode != 0 and len(said) == 1 and line in said[0], run.stdout[-2000:]
+        assert "Traceback" not in run.stdout
