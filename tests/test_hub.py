@@ -30,7 +30,6 @@ from flatminima.hub import (
     find_revision,
     list_branches,
 )
-from flatminima.model import is_legacy_buffer, load_model
 from tests.hub.libraries import point_at
 from tests.hub.repos import (
     FORMS,
@@ -175,19 +174,6 @@ def test_every_form_of_a_branch_ends_as_the_same_two_files(hub, tmp_path, form):
     assert digests(tmp_path / "c").keys() == WHOLE
     home = tmp_path / "my models"
     assert not home.exists() or not any(p.is_file() for p in home.rglob("*")), "no second copy"
-
-
-def test_half_precision_weights_are_widened_when_they_are_loaded(hub, tmp_path):
-    for step in (0, 1):
-        download_checkpoint(REPO, branch_name(step), tmp_path / f"c{step}")
-        before = len(hub.requests)
-        state = load_model(tmp_path / f"c{step}").state_dict()
-        assert len(hub.requests) == before, "no conversion is asked for in the background"
-        expected = {n: t for n, t in model_tensors(step).items() if not is_legacy_buffer(n)}
-        found = {n.replace("lm_head", "embed_out"): t for n, t in state.items()}
-        assert {t.dtype for t in state.values()} == {torch.float32}
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[name], expected[name].float()) for name in expected)
 
 
 def test_a_missing_branch_is_asked_for_once_and_nothing_is_written(hub, pauses, tmp_path):
@@ -511,18 +497,3 @@ def test_the_tokenizer_is_copied_from_its_commit(hub, tmp_path):
     with pytest.raises(RevisionMissing, match="tiny/neox at step0: it holds no tokenizer.json"):
         download_tokenizer(REPO, "step0", tmp_path / "t.json")
     assert not (tmp_path / "t.json").exists()
-
-
-@pytest.mark.parametrize("script", ["fetch_tokenizer", "collect_text"])
-def test_text_and_tokenizers_need_no_torch(script):
-    """Their rules have an environment without it."""
-    code = f"import sys; sys.modules['torch'] = None; import {script}"
-    folder = ROOT / "workflow_scripts"
-    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, timeout=300)
-
-
-def test_the_libraries_believe_wrong_bytes(hub):
-    """The reason for our own check, and what an upgrade that checks would show here."""
-    hub.faults.add("^/lfs/", "wrong")
-    path = Path(hf_hub_download(REPO, "model.safetensors", revision="step0"))
-    assert path.read_bytes() != as_safetensors(model_tensors(0))

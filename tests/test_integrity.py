@@ -17,7 +17,6 @@ from flatminima.integrity import (
     IntegrityError,
     decide,
     examine,
-    name_steps,
     out_of_place,
 )
 from flatminima.revisions import suite_table
@@ -174,13 +173,6 @@ def test_two_steps_in_each_others_place(pair, straight):
     assert found(path) == {"swapped_steps": [pair]}
 
 
-def test_two_pairs_of_steps_in_each_others_place():
-    path = walk()
-    for one, other in ((3000, 4000), (20_000, 25_000)):
-        path[one], path[other] = path[other], path[one]
-    assert sorted(found(path)["swapped_steps"]) == [(3000, 4000), (20_000, 25_000)]
-
-
 @pytest.mark.parametrize(
     "steps",
     [(4,), (5000,), (40_000,), tuple(range(5000, 12_001, 1000)), tuple(range(30_000, 40_001, 1000)),
@@ -299,11 +291,6 @@ def test_severity_decides(kind):
             decide(one, {}, grid=GRID, key="k")
     else:
         assert kind == "missing" and len(decide(one, {}, grid=GRID, key="k")) == 1
-
-
-def test_runs_of_neighbours_are_named_by_their_ends():
-    assert name_steps([8, 0, 1], GRID) == "0, 1, 8"
-    assert name_steps([0, 1, 2, 4, 64, 39_000, 40_000], GRID) == "0 to 4, 64, 39000, 40000"
 
 
 def test_the_table_shows_what_was_found_and_how_far_each_revision_moved():

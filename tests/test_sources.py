@@ -19,7 +19,7 @@ from flatminima import hub as hub_module
 from flatminima.files import file_sha256
 from flatminima.hub import HubError
 from flatminima.text.corpus import read_documents, write_documents
-from flatminima.text.sources import NotAvailable, TextError, collect, find_file, read_texts, up_to
+from flatminima.text.sources import NotAvailable, TextError, collect, find_file, read_texts
 from flatminima.text.tokens import train_tokenizer
 from tests.hub.libraries import point_at
 from tests.hub.server import TinyHub
@@ -159,14 +159,6 @@ def test_what_is_no_file_is_not_available(tmp_path):
 
 
 # Both splits
-
-
-def test_up_to():
-    assert list(up_to(["aa", "bb", "cc"], {"amount": 3})) == ["aa", "bb"]
-    assert list(up_to(["aa", "bb"], {"amount": 5})) == ["aa", "bb"]
-    texts = ["a", "long one", "b", "another", "a third long one", "more"]
-    assert list(up_to(texts, {"amount": 2, "document_of": 5})) == texts[:4]
-    assert list(up_to(texts, {"amount": 10, "longest": 7})) == texts[:6]
 
 
 @pytest.fixture
@@ -391,12 +383,6 @@ def test_what_a_dataset_lacks_is_said_and_never_replaced(hub, source, reason):
 def test_a_gated_dataset_opens_with_the_users_token(hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", hub.token)
     assert fetched(FILE | {"repo": "tiny/gated"}) == VALIDATION
-
-
-def test_a_hub_that_cannot_be_reached_is_passed_over(hub, monkeypatch):
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(NotAvailable, match="datasets/tiny/pile at main: ConnectError"):
-        find_file(FILE)
 
 
 def test_offline_the_users_cache_is_a_source(hub, monkeypatch):

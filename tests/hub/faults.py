@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from threading import Lock
 
-KINDS = ("status", "reset", "truncate", "short", "wrong", "stall", "slow", "wrong_range", "whole")
+KINDS = ("status", "reset", "truncate", "short", "wrong", "stall", "wrong_range", "whole")
 
 
 @dataclass
@@ -39,9 +39,9 @@ class Faults:
         reset once ``after`` bytes of the body are out), ``truncate`` (closed cleanly there),
         ``short`` (only ``after`` bytes, and the length says so), ``wrong`` (right size,
         wrong bytes), ``stall`` (nothing for ``seconds`` once ``after`` bytes are out),
-        ``slow`` (``seconds`` before the answer), ``wrong_range`` (a range is answered
-        from another offset), ``whole`` (a range is ignored). ``times`` is how many requests
-        meet it, ``None`` for all; ``method`` keeps it to GET or HEAD.
+        ``wrong_range`` (a range is answered from another offset), ``whole`` (a range is
+        ignored). ``times`` is how many requests meet it, ``None`` for all; ``method`` keeps it
+        to GET or HEAD.
         """
         assert kind in KINDS, kind
         fault = Fault(path, kind, **details)

@@ -211,8 +211,6 @@ class _Handler(BaseHTTPRequestHandler):
         )  # fmt: skip
         self.hub.requests.append(asked)
         try:
-            if fault and fault.kind == "slow":
-                time.sleep(fault.seconds)
             if fault and fault.kind == "status":
                 self._send(fault.status, b"this is a fault", fault.headers)
             elif self.origin == "storage":
