@@ -140,7 +140,9 @@ def test_groups_and_lengths_fit_the_model(run, text, tmp_path):
         run / "checkpoint-80", data=text, out=str(tmp_path / "o"), length=512, sequences=4
     )
     assert "4 sequences of 16 tokens (this model takes no more; --length is 512)" in printed
-    assert "int4_g16" in set(pd.read_csv(tmp_path / "o/audit.csv").quantizer)
+    assert "int4_g128" in set(pd.read_csv(tmp_path / "o/audit.csv").quantizer)
+    covered = json.loads((tmp_path / "o/audit.json").read_text())["coverage"]["int4_g128"]
+    assert set(covered["narrowed"].values()) == {16, 64}
 
 
 def test_as_it_would_ship(run, text, tmp_path):

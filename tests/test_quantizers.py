@@ -434,6 +434,6 @@ def test_a_narrow_layer_gets_a_narrow_group_and_is_named(tiny_model):
         assert (kind_of(name) in found["narrowed"]) == (len(groups) == weight.shape[0])
     assert set(found["narrowed"].values()) == {16} and len(found["narrowed"]) == 3
     line = coverage_line(found)
-    assert "layers.0.attention.dense.weight 16" in line and "dense_4h_to_h.weight 64" not in line
+    assert "layers.*.attention.dense.weight 16" in line and "dense_4h_to_h.weight 64" not in line
     assert "narrowed" not in coverage_line(coverage(tiny_model, affine(4, "group", False, 16)))
     assert found["bits_per_weight"] == pytest.approx(4 + 20 * found["groups"] / found["weights"])

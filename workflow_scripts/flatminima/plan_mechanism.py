@@ -129,6 +129,11 @@ def probed_cells(suite: Suite) -> dict[str, dict]:
     """Where the suite's two probes lie in the factorial design, by role."""
     found = {}
     for role, spec in probed_quantizers(suite).items():
+        if spec.get("kind", "affine") != "affine":
+            raise ConfigError(
+                f"suite {suite.name}: mechanism.factorial takes apart bits, symmetry and "
+                f"granularity, which probe.{role} of kind {spec['kind']} does not have"
+            )
         group = f"g{spec['group_size']}" if spec["granularity"] == "group" else spec["granularity"]
         found[role] = {"bits": spec["bits"], "symmetric": spec["symmetric"], "granularity": group}
     return found

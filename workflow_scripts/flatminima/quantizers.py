@@ -29,6 +29,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
+from flatminima.errors import UserError
 from flatminima.layers import (
     LinearWeight,
     count_weights,
@@ -182,8 +183,11 @@ def fake_quantize(weight: Tensor, spec: AnyQuantizer) -> Tensor:
 def grid_steps(weight: Tensor, spec: AffineQuantizer) -> Tensor:
     """Distance of neighbouring levels for every weight, in the shape of ``weight``.
 
-    Zero where a group is left as it is (a constant one).
+    Zero where a group is left as it is (a constant one). Raises ``UserError`` for a kind
+    whose levels are not evenly spaced.
     """
+    if not isinstance(spec, AffineQuantizer):
+        raise UserError(f"{spec.label} has no evenly spaced levels; this measurement needs them")
     parts = [affine_scale(part, spec).expand_as(part) for part in split_groups(weight, spec)]
     steps = join_groups(parts, weight)
     return torch.where(steps < SMALLEST_SCALE, 0.0, steps)

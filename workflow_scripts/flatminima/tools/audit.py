@@ -29,7 +29,6 @@ from flatminima.errors import DamagedFile, UserError
 from flatminima.files import atomic_path, write_json
 from flatminima.hub import HubError, RevisionMissing
 from flatminima.intervals import summarise
-from flatminima.layers import linear_layers
 from flatminima.model import choose_device, load_model
 from flatminima.phases import SPARE, describe_phases
 from flatminima.quantizer_specs import FP32, HIGH_BIT, LOW_BIT, printed_names
@@ -143,11 +142,10 @@ class _Audit:
                 sequences=options.sequences, length=length,
                 batch_size=min(options.batch_size, options.sequences), name=words,
             )  # fmt: skip
-        smallest = min(layer.in_features for layer in linear_layers(model).values())
         self._forget_earlier()
         write_tokens(self.folder / VALIDATION, tokens)
         write_json(self.folder / RECORD, self.record)
-        settings = probe_settings(options, min(options.group_size, smallest))
+        settings = probe_settings(options)
         words += f", {len(tokens)} sequences of {tokens.shape[1]} tokens"
         if length < options.length:
             words += f" (this model takes no more; --length is {options.length})"
@@ -224,8 +222,9 @@ def check_options(options: AuditOptions) -> None:
         raise UserError(f"--device {options.device}: not available here") from error
 
 
-def probe_settings(options: AuditOptions, group: int) -> dict:
-    """What ``Prober`` is given: the paper's two quantizers with groups of ``group``."""
+def probe_settings(options: AuditOptions) -> dict:
+    """What ``Prober`` is given: the paper's two quantizers; narrow layers get narrow groups."""
+    group = options.group_size
     low, high = f"int4_g{group}", "int8_channel"
     return {
         "quantizers": {
