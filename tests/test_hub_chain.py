@@ -58,8 +58,8 @@ class Watch:
             self.most = max(self.most, len(list(self.folder.glob(pattern))))
 
 
-def kill_once_some_jobs_are_done(folder: Path, environment: dict) -> set[int]:
-    """Start to build, kill once two jobs have measured their revisions; the steps of those."""
+def kill_once_some_jobs_are_done(folder: Path, environment: dict) -> None:
+    """Start to build, and kill once two jobs have measured their revisions."""
     log = folder / "first.log"
     with log.open("w") as stream:
         process = subprocess.Popen(
@@ -75,9 +75,6 @@ def kill_once_some_jobs_are_done(folder: Path, environment: dict) -> set[int]:
     process.wait()
     unlock = subprocess.run([*COMMAND, "--unlock"], cwd=folder, env=environment, check=False)
     assert unlock.returncode == 0
-    at_work = {path.name for path in (folder / ROOT).glob("unfinished/probe_revision/*")}
-    done = [p for p in (folder / ROOT / "revisions").glob("*.csv") if p.stem not in at_work]
-    return {int(step) for path in done for step in pd.read_csv(path)["step"]}
 
 
 def weights_asked_for(hub: TinyHub) -> Counter:
@@ -96,7 +93,7 @@ def chain(tmp_path_factory) -> dict:
     with TinyHub(branches, pythia.datasets()) as hub:
         environment = hub.environment(home)
         with Watch(folder) as watch:
-            finished = kill_once_some_jobs_are_done(folder, environment)
+            kill_once_some_jobs_are_done(folder, environment)
             before = weights_asked_for(hub)
             run = subprocess.run(
                 COMMAND, cwd=folder, env=environment, text=True,
@@ -111,7 +108,7 @@ def chain(tmp_path_factory) -> dict:
     )  # fmt: skip
     return {
         "folder": folder, "home": home, "most": watch.most, "again": again, "asked": asked,
-        "asked_before": before, "finished": finished, "said": run.stdout,
+        "asked_before": before, "said": run.stdout,
     }  # fmt: skip
 
 
@@ -173,13 +170,10 @@ def test_no_more_checkpoints_were_on_disk_than_allowed_and_none_is_left(chain):
 
 
 def test_a_kill_costs_the_ranges_at_work_and_no_other(chain):
-    asked, before = chain["asked"], chain["asked_before"]
-    assert len(chain["finished"]) >= 11, "a job of pythia_tiny.yaml has eleven"
-    for step in chain["finished"]:
-        assert asked[step] == before[step] == 1, step
-    # The fork fetches its start for itself; what was at work at the kill may come twice.
-    often = {step for step, count in asked.items() if count > 1}
-    assert often <= {70_000} | (set(before) - chain["finished"])
+    asked, before = chain["asked"], set(chain["asked_before"]) - {70_000}
+    # The fork fetches its start for itself. A job of pythia_tiny.yaml has eleven revisions.
+    again = {step for step, count in asked.items() if count > 1} - {70_000}
+    assert again <= before and len(again) <= 2 * 11 and len(before - again) >= 11
     assert set(asked) == set(STEPS) - {LOST}
 
 
