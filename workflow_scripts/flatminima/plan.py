@@ -161,29 +161,24 @@ def tokenizer_file(suite: Suite) -> str:
 
 def batches(suite: Suite) -> dict:
     """How each split is cut into sequences, none longer than a local suite's model takes."""
-    most, where = _of_model(suite, "max_position_embeddings", "n_positions")
-    for split, section in suite.section["batches"].items():
-        if most is not None and section["length"] > most:
-            raise ConfigError(
-                f"config key suites.{suite.name}.batches.{split}.length: {section['length']} is "
-                f"longer than the model takes ({most}, {where}); valid: 2 to {most}"
-            )
-    return {split: dict(section) for split, section in suite.section["batches"].items()}
-
-
-def _of_model(suite: Suite, *names: str) -> tuple[int | None, Path | None]:
-    """Smallest number under ``names`` in a local suite's own configuration, and that file.
-
-    The names are those that transformers has for the same thing in different families.
-    """
+    found = {split: dict(section) for split, section in suite.key("batches").items()}
     if suite.source != "local":
-        return None, None
+        return found
     file = Path(suite.folder(suite.steps[-1]), "config.json")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # a damaged one is named where the checkpoint is loaded
-        return None, file
-    return min((config[n] for n in names if isinstance(config.get(n), int)), default=None), file
+        return found
+    # The names that transformers has for the same thing in different families.
+    limits = [config.get(name) for name in ("max_position_embeddings", "n_positions")]
+    most = min((limit for limit in limits if isinstance(limit, int)), default=None)
+    for split, section in found.items():
+        if most is not None and section["length"] > most:
+            raise ConfigError(
+                f"config key suites.{suite.name}.batches.{split}.length: {section['length']} is "
+                f"longer than the model takes ({most}, {file}); valid: 2 to {most}"
+            )
+    return found
 
 
 def vocabulary(suite: Suite) -> dict:
@@ -210,16 +205,6 @@ def probe(suite: Suite) -> dict:
     """Definitions and roles of the quantizers, and how a probe is run."""
     section = suite.section["probe"]
     roles = {section[role]: role for role in ("low_bit", "high_bit")}
-    most, where = _of_model(suite, "hidden_size", "n_embd")
-    for name, role in roles.items() if most is not None else ():
-        size = suite.quantizers[name].get("group_size", 1)
-        if size > most:
-            fit = [n for n, q in suite.quantizers.items() if 1 < q.get("group_size", 1) <= most]
-            raise ConfigError(
-                f"config key suites.{suite.name}.probe.{role}: {name!r} has group_size {size}, "
-                f"larger than the model's narrowest layer ({most} inputs, {where}); valid: a "
-                f"quantizer with at most {most}, such as {', '.join(fit) or 'one of your own'}"
-            )
     return {
         "quantizers": {name: dict(suite.quantizers[name]) for name in roles},
         "roles": roles,
