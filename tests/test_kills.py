@@ -18,7 +18,7 @@ from flatminima.model import build_model, load_model, save_model
 from flatminima.text.tokens import write_tokens
 from tests.conftest import TINY as TINY_SHAPE
 from tests.conftest import TINY_VOCABULARY
-from tests.test_workspace import PROCESSES, outputs, tokens, train_until, wait_for
+from tests.test_workspace import PROCESSES, Killed, outputs, tokens, train_until, wait_for
 from tests.workflow import TINY, copy_checkout, snakemake, tiny_checkout
 
 KILLS = 20
@@ -27,10 +27,6 @@ COMMAND = [sys.executable, "-m", "snakemake", "--cores", "2", "--configfile", TI
 NOT_COMPARED = {".log", ".html", ".pdf", ".svg", ".png"}
 
 # Files
-
-
-class Killed(BaseException):
-    """Stands for a kill."""
 
 
 def write_and_be_killed(path: str) -> None:

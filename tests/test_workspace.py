@@ -142,7 +142,7 @@ def test_outputs_are_what_was_asked_for(whole):
     assert whole["losses40.csv"].count(b"\n") == 41
 
 
-@pytest.mark.parametrize("at", [1, 3, 4, 17, 39])
+@pytest.mark.parametrize("at", [1, 3, 17, 39])
 def test_a_run_that_was_stopped_ends_the_same(tmp_path, train, whole, monkeypatch, at):
     def job():
         train_until(tmp_path, 40, train=train)
@@ -266,8 +266,10 @@ def test_a_fork_of_the_runs_own_schedule_goes_on_as_the_run(start, whole, tmp_pa
         assert (tmp_path / "checkpoints" / name).read_bytes() == whole[name]
 
 
-@pytest.mark.parametrize("before_saving", [True, False])
-@pytest.mark.parametrize("at", [[9], [11], [15], [20], [10, 12, 15, 18, 20]])
+@pytest.mark.parametrize(
+    ("at", "before_saving"),
+    [([9], False), ([15], True), ([15], False), ([20], True), ([10, 12, 15, 18, 20], False)],
+)
 def test_a_fork_that_was_stopped_ends_the_same(
     tmp_path, start, whole_fork, monkeypatch, at, before_saving
 ):
