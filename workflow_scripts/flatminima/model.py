@@ -259,8 +259,9 @@ def check_causal(model: nn.Module, ids: Tensor) -> None:
     )
     moved = (first - second).abs().amax()
     if moved > LOOKS_AHEAD * first.abs().amax():
+        name = (model.config.architectures or [type(model).__name__])[0]
         raise NotMeasured(
-            f"{type(model).__name__} looks ahead: tokens change what it says of those before "
+            f"{name} looks ahead: tokens change what it says of those before "
             "them, so it is no causal language model"
         )
 

@@ -13,6 +13,8 @@ from flatminima.errors import DamagedFile, UserError
 from flatminima.files import atomic_path, file_sha256, refusals_named
 
 END_OF_TEXT = "<|endoftext|>"
+# What other families call it, where it is a special token of theirs.
+OTHER_ENDS = ("<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|end▁of▁sentence|>", "[EOS]")
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -73,3 +75,18 @@ def check_ids(tokens: np.ndarray, vocabulary: int, *, whose: str) -> None:
             f"{whose} has {vocabulary} entries; the tokens hold id {largest}. They were made "
             "with another tokenizer"
         )
+
+
+def end_of_text(tokenizer: Tokenizer) -> int | None:
+    """Id of the token that ends a text by the tokenizer's own file; ``None`` where none does."""
+    special = {t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special}
+    names = (END_OF_TEXT, *(name for name in OTHER_ENDS if name in special))
+    return next((i for name in names if (i := tokenizer.token_to_id(name)) is not None), None)
+
+
+def leading_ids(tokenizer: Tokenizer) -> list[int]:
+    """Ids that the tokenizer's file puts before a text, such as a ``<bos>``; mostly none."""
+    plain = tokenizer.encode("a", add_special_tokens=False).ids
+    whole = tokenizer.encode("a").ids
+    at = (n for n in range(len(whole)) if whole[n : n + len(plain)] == plain)
+    return whole[: next(at, 0)]

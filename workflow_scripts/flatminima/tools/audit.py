@@ -23,21 +23,31 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from tokenizers import Tokenizer
+from torch import nn
 
 from flatminima import audit_figure, style
-from flatminima.errors import DamagedFile, UserError
+from flatminima.errors import UserError, one_line
 from flatminima.files import atomic_path, write_json
-from flatminima.hub import HubError, RevisionMissing
+from flatminima.hub import RevisionMissing
 from flatminima.intervals import summarise
-from flatminima.model import choose_device, load_model
+from flatminima.layers import linear_layers
+from flatminima.model import (
+    INDEX_SUFFIX,
+    WEIGHTS_FILE,
+    choose_device,
+    load_model,
+    tensor_digests,
+    text_config,
+    weights_digest,
+)
 from flatminima.phases import SPARE, describe_phases
 from flatminima.quantizer_specs import FP32, HIGH_BIT, LOW_BIT, printed_names
 from flatminima.scoring import Prober, gather_audit
-from flatminima.text.batches import encode_stream
+from flatminima.text.batches import encode_stream, read_tokenizer
 from flatminima.text.corpus import deduplicate, package_documents, package_versions, split
 from flatminima.text.sources import NotAvailable, TextError, find_file, read_texts
-from flatminima.text.tokens import write_tokens
-from flatminima.tools.deployed import probe_deployed
+from flatminima.text.tokens import end_of_text, leading_ids, write_tokens
+from flatminima.tools.deployed import FORMATS, probe_deployed
 from flatminima.tools.options import AuditOptions
 from flatminima.tools.sources import Source, open_source
 
@@ -68,8 +78,8 @@ def audit(options: AuditOptions, console: Console) -> int:
     """
     try:
         verdict, record = _Audit(options, console).run()
-    except (UserError, HubError, FloatingPointError, OSError) as error:
-        line = " ".join(str(error).split())
+    except (UserError, FloatingPointError, OSError) as error:
+        line = one_line(error, 1000)
         console.print(f"Error: {line}", style="red", markup=False, soft_wrap=True)
         if options.json:
             print(json.dumps({"target": options.target, "error": line}))
@@ -80,35 +90,49 @@ def audit(options: AuditOptions, console: Console) -> int:
 
 
 class _Audit:
-    """One audit: its options, its source, its folder, and the record that it leaves."""
+    """One audit: its options, its source, its folder, and the record that it leaves.
+
+    ``record`` has what was asked, ``checkpoints`` (identity by step), ``left_out`` (reasons by
+    step), ``notes`` (what a reader of the numbers should know, a line each), what the prober
+    knows of itself, the verdict and its phases.
+    """
 
     def __init__(self, options: AuditOptions, console: Console) -> None:
         check_options(options)
         self.options, self.console = options, console
         self.source = open_source(options.target, options.revisions)
         self.folder = Path(options.out or f"audit-{options.name}")
-        self.record: dict = {"target": options.target}
+        self.prober: Prober | None = None
+        self.record: dict = {
+            "target": options.target, "checkpoints": {}, "left_out": {}, "notes": [],
+        }  # fmt: skip
 
     def say(self, line: str) -> None:
         self.console.print(line, markup=False, soft_wrap=True)
 
+    def note(self, line: str) -> None:
+        """Say a line and keep it in the record."""
+        self.say(line)
+        self.record["notes"].append(line)
+
     def run(self) -> tuple[Verdict, dict]:
         for line in self.source.skipped:
             self.say(f"skipped: {line}")
+        for line in self.source.notes:
+            self.note(line)
         self._claim_folder()
-        prober, words = self._prepare()
-        self.say(f"text: {words}")
-        audited, sequences = self._probe_all(prober)
-        resamples = min(self.options.resamples, PHASE_RESAMPLES)
-        verdict = judge(audited, sequences, resamples=resamples)
-        written = [*TABLES, *self._draw(audited, verdict.phases, prober), RECORD, VALIDATION]
-        self.record |= {"text": words, "left_plateau": verdict.left, "verdict": verdict.words,
-                        "phases": verdict.phases, **prober.made_by}  # fmt: skip
+        audited, sequences = self._measure_all()
+        verdict = self._judge(audited, sequences)
+        self.record |= {"left_plateau": verdict.left, "verdict": verdict.words,
+                        "phases": verdict.phases, **self.prober.made_by}  # fmt: skip
+        self._compare_weights()
         write_json(self.folder / RECORD, self.record)
+        written = [*TABLES, RECORD, VALIDATION, *self._draw(audited, verdict.phases)]
         if self.options.deployed:
-            self._probe_as_shipped(prober, sequences)
+            self._probe_as_shipped(sequences)
             written.append(DEPLOYED)
         self.say(f"{self.folder}: {', '.join(written)}")
+        self._refuse_one_model_under_many_steps()
         self.say(f"INT4 gap: {verdict.words}")
         rows = audited.astype(object).where(audited.notna(), None).to_dict("records")
         return verdict, {**self.record, "folder": str(self.folder), "rows": rows}
@@ -125,76 +149,162 @@ class _Audit:
                 raise UserError(
                     f"{self.folder} holds the audit of {other}; name another folder with --out"
                 )
+        elif any((self.folder / name).exists() for name in (*TABLES, *FIGURES)):
+            raise UserError(
+                f"{self.folder} holds results of something else; name another folder with --out"
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    def _prepare(self) -> tuple[Prober, str]:
-        """The prober of all checkpoints, fitted to the last one, and which text it scores."""
-        options, source = self.options, self.source
-        texts, words = open_text(options.data)
-        last = source.steps[-1]
-        with source.tokenizer(options.tokenizer) as file, source.checkpoint(last) as place:
-            model = load_model(place)
-            limit = getattr(model.config, "max_position_embeddings", None) or options.length
-            end = model.config.eos_token_id
-            length = min(options.length, limit)
-            tokens = fixed_batches(
-                texts, file, end=end[0] if isinstance(end, list) else end,
-                sequences=options.sequences, length=length,
-                batch_size=min(options.batch_size, options.sequences), name=words,
-            )  # fmt: skip
+    def _measure_all(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Probe every checkpoint; tables on disk hold each as soon as it is done."""
+        source, scores, rows = self.source, [], []
+        texts, words = open_text(self.options.data)
+        rates, line = learning_rates(source)
+        if line:
+            self.note(line)
+        with (
+            source.tokenizer(self.options.tokenizer) as file,
+            LiveTable(self.console, len(source.steps), self.options.name).shown() as table,
+        ):
+            for step in source.steps:
+                try:
+                    measured, summary = self._measure(step, texts, words, file)
+                except _LeftOut as reason:
+                    self.record["left_out"][step] = str(reason)
+                    table.leave_out(step, str(reason))
+                    continue
+                scores.append(measured)
+                rows.append(summary)
+                table.add(summary)
+                audited = gather_audit(
+                    pd.concat(rows), (lambda s: rates.get(s, np.nan)) if rates else None,
+                    suite=self.options.name, lr_max=max(rates.values(), default=None),
+                    tokens_per_step=None,
+                )  # fmt: skip
+                write_tables(self.folder, audited, pd.concat(scores))
+        if not scores:
+            reasons = [*self.record["left_out"].values()]
+            rest = f" (none of {len(reasons)} checkpoints is measured)" if len(reasons) > 1 else ""
+            raise UserError(reasons[0] + rest)
+        return audited, pd.concat(scores)
+
+    def _measure(
+        self, step: int, texts: Iterable[str], words: str, tokenizer_file: Path
+    ) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Scores of one checkpoint by sequence, and their summary. Raises ``_LeftOut``."""
+        try:
+            with self.source.checkpoint(step) as (place, origin):
+                with self._leaving_out(step):
+                    model = load_model(place)
+                    digest = weights_digest(tensor_digests(weights_path(place)))
+                if self.prober is None:  # what it raises ends the audit
+                    self.prober = self._prepare(model, texts, words, tokenizer_file)
+                with self._leaving_out(step):
+                    scores = self.prober(model.to(self.prober.device), step)
+                    resamples = self.options.resamples
+                    summary = summarise(scores, ["step"], resamples=resamples, seed=0)
+        except RevisionMissing as error:
+            raise _LeftOut(str(error)) from error
+        self.record["checkpoints"][step] = {
+            "place": self.source.places[step], **origin, "weights_sha256": digest,
+        }  # fmt: skip
+        gap = summary.set_index("role")["gap_pct"][LOW_BIT]
+        if gap == 0.0:
+            self.note(f"step {step}: a 4-bit gap of exactly 0 %: does the model use its weights?")
+        return scores, summary
+
+    @contextmanager
+    def _leaving_out(self, step: int) -> Iterator[None]:
+        """Whatever a library raises over a checkpoint is a line with place, step and reason."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001
+            place = self.source.places[step]
+            where = f"{self.source.repo} at {place}" if self.source.repo else place
+            reason = one_line(error)
+            for known in (f"step {step}: ", f"{place}: "):
+                reason = reason.removeprefix(known)
+            raise _LeftOut(f"{where}: step {step}: {reason}") from error
+
+    def _prepare(
+        self, model: nn.Module, texts: Iterable[str], words: str, tokenizer_file: Path
+    ) -> Prober:
+        """The prober of all checkpoints, fitted to a model of theirs."""
+        options, config = self.options, text_config(model)
+        tokenizer = read_tokenizer(tokenizer_file)
+        tokens, made = fixed_batches(
+            texts, tokenizer, sequences=options.sequences, length=shortened(options, config),
+            batch_size=min(options.batch_size, options.sequences), name=words,
+            configured_end=getattr(config, "eos_token_id", None),
+        )  # fmt: skip
         self._forget_earlier()
         write_tokens(self.folder / VALIDATION, tokens)
-        write_json(self.folder / RECORD, self.record)
-        settings = probe_settings(options)
-        words += f", {len(tokens)} sequences of {tokens.shape[1]} tokens"
-        if length < options.length:
-            words += f" (this model takes no more; --length is {options.length})"
+        words += f", {len(tokens)} sequences of {tokens.shape[1]} tokens, {made}"
+        if tokens.shape[1] < options.length:
+            words += f"; this model takes no more (--length is {options.length})"
         if options.data is None:
             words += "; embedded text, perhaps unlike what this model was trained on: see --data"
-        return Prober(str(self.folder / VALIDATION), settings, torch.get_num_threads()), words
+        self.record["text"] = words
+        write_json(self.folder / RECORD, self.record)
+        self.say(f"text: {words}")
+        rows = [layer.in_features for layer in linear_layers(model).values()]
+        group = min(options.group_size, max(rows, default=options.group_size))
+        settings = probe_settings(options, group)
+        return Prober(str(self.folder / VALIDATION), settings, torch.get_num_threads())
 
     def _forget_earlier(self) -> None:
         """An earlier audit's files, none of which belongs to the numbers that come."""
         for name in (*TABLES, *FIGURES, RECORD, VALIDATION, DEPLOYED):
             (self.folder / name).unlink(missing_ok=True)
 
-    def _probe_all(self, prober: Prober) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Probe every checkpoint; tables on disk hold each as soon as it is done."""
-        scores, rows, source = [], [], self.source
-        rates = _learning_rates(source)
-        with LiveTable(self.console, len(source.steps), self.options.name).shown() as table:
-            for step in source.steps:
-                try:
-                    with source.checkpoint(step) as place:
-                        scores.append(prober(load_model(place, prober.device), step))
-                except (RevisionMissing, DamagedFile) as error:
-                    if step == source.steps[-1]:
-                        raise
-                    self.say(f"skipped: {error}")
-                    continue
-                resamples = self.options.resamples
-                rows.append(summarise(scores[-1], ["step"], resamples=resamples, seed=0))
-                table.add(rows[-1])
-                audited = gather_audit(
-                    pd.concat(rows), rates.get if rates else None, suite=self.options.name,
-                    lr_max=max(rates.values()) if rates else None, tokens_per_step=None,
-                )  # fmt: skip
-                write_tables(self.folder, audited, pd.concat(scores))
-        return audited, pd.concat(scores)
+    def _judge(self, audited: pd.DataFrame, sequences: pd.DataFrame) -> Verdict:
+        resamples = min(self.options.resamples, PHASE_RESAMPLES)
+        verdict = judge(audited, sequences, resamples=resamples)
+        last = self.source.steps[-1]
+        if last in self.record["left_out"]:
+            words = f"{verdict.words}; step {last:,}, the last, could not be measured"
+            return Verdict(verdict.left, words, verdict.phases)
+        return verdict
 
-    def _draw(self, audited: pd.DataFrame, phases: dict, prober: Prober) -> list[str]:
+    def _same_weights(self) -> list[list[int]]:
+        """Steps that hold the same weights; 0 and 1 may, where the first rate is zero."""
+        by_digest: dict[str, list[int]] = {}
+        for step, known in self.record["checkpoints"].items():
+            by_digest.setdefault(known["weights_sha256"], []).append(step)
+        return [steps for steps in by_digest.values() if len(steps) > 1 and max(steps) > 1]
+
+    def _compare_weights(self) -> None:
+        for steps in self._same_weights():
+            named = ", ".join(f"{step:,}" for step in steps)
+            self.note(f"steps {named} hold the same weights")
+
+    def _refuse_one_model_under_many_steps(self) -> None:
+        steps = self._same_weights()
+        if steps and len(steps[0]) == len(self.record["checkpoints"]):
+            hub = "; the hub, or a mirror of it, ignores the revision" if self.source.repo else ""
+            raise UserError(
+                f"{self.options.target}: all {len(steps[0])} checkpoints hold the same weights, "
+                f"so there is no curve{hub}"
+            )
+
+    def _draw(self, audited: pd.DataFrame, phases: dict) -> list[str]:
         """Figure 1 of the audit; nothing for a single checkpoint, which is no curve."""
         if audited["step"].nunique() < 2:
             return []
-        suite = {"label": self.options.name, "quantizers": printed_names(prober.specs)}
-        figure = audit_figure.draw(audited, phases, suite=suite)
-        style.save(figure, [self.folder / name for name in FIGURES])
+        label = self.options.name.replace("$", r"\$")  # mathematics to matplotlib
+        try:
+            suite = {"label": label, "quantizers": printed_names(self.prober.specs)}
+            figure = audit_figure.draw(audited, phases, suite=suite)
+            style.save(figure, [self.folder / name for name in FIGURES])
+        except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
+            self.note(f"no figure: {one_line(error)}")
+            return []
         return [*FIGURES]
 
-    def _probe_as_shipped(self, prober: Prober, sequences: pd.DataFrame) -> None:
+    def _probe_as_shipped(self, sequences: pd.DataFrame) -> None:
         """Write ``deployed.csv`` of the last checkpoint and print each format's gap."""
-        step = self.source.steps[-1]
-        with self.source.checkpoint(step) as place:
+        step, prober = max(self.record["checkpoints"]), self.prober
+        with self.source.checkpoint(step) as (place, _):
             model = load_model(place, prober.device)
         table = probe_deployed(
             model, prober, step, sequences[sequences["step"] == step],
@@ -203,10 +313,26 @@ class _Audit:
         table.to_csv(self.folder / DEPLOYED, index=False)
         for row in table[table["status"] == "measured"].itertuples():
             self.say(
-                f"{row.format}: gap {row.gap_pct:.3f} % [{row.gap_low_pct:.3f}, "
-                f"{row.gap_high_pct:.3f}], simulated {row.counterpart} "
+                f"{row.format} ({FORMATS[row.format].description}): gap {row.gap_pct:.3f} % "
+                f"[{row.gap_low_pct:.3f}, {row.gap_high_pct:.3f}], simulated {row.counterpart} "
                 f"{row.simulated_gap_pct:.3f} %"
             )
+
+
+class _LeftOut(Exception):
+    """Why one checkpoint was not measured; the others go on."""
+
+
+def weights_path(folder: Path) -> Path:
+    """The file of a checkpoint's weights, or the index of its shards."""
+    index = folder / f"{WEIGHTS_FILE}{INDEX_SUFFIX}"
+    return index if index.is_file() else folder / WEIGHTS_FILE
+
+
+def shortened(options: AuditOptions, config: object) -> int:
+    """Tokens of a sequence: what is asked for, or what the model takes."""
+    most = getattr(config, "max_position_embeddings", None)
+    return min(options.length, most) if isinstance(most, int) and most > 1 else options.length
 
 
 def check_options(options: AuditOptions) -> None:
@@ -222,9 +348,8 @@ def check_options(options: AuditOptions) -> None:
         raise UserError(f"--device {options.device}: not available here") from error
 
 
-def probe_settings(options: AuditOptions) -> dict:
-    """What ``Prober`` is given: the paper's two quantizers; narrow layers get narrow groups."""
-    group = options.group_size
+def probe_settings(options: AuditOptions, group: int) -> dict:
+    """What ``Prober`` is given: the paper's two quantizers with groups of ``group``."""
     low, high = f"int4_g{group}", "int8_channel"
     return {
         "quantizers": {
@@ -237,14 +362,26 @@ def probe_settings(options: AuditOptions) -> dict:
     }
 
 
-def _learning_rates(source: Source) -> dict[int, float]:
-    """Learning rate by step as the Trainer of a local run logged it; empty if it did not."""
+def learning_rates(source: Source) -> tuple[dict[int, float], str]:
+    """Learning rate by step as the Trainer of a local run logged it, and what is wrong with it."""
     state = Path(source.places[source.steps[-1]]) / TRAINER_STATE
     if source.repo is not None or not state.is_file():
-        return {}
-    history = json.loads(state.read_text(encoding="utf-8")).get("log_history", [])
-    logged = {e["step"]: e["learning_rate"] for e in history if "learning_rate" in e}
-    return {step: logged[step] for step in source.steps if step in logged}
+        return {}, ""
+    found, odd = {}, 0
+    try:
+        for entry in json.loads(state.read_text(encoding="utf-8"))["log_history"]:
+            if "learning_rate" not in entry:
+                continue
+            step, rate = entry.get("step"), entry["learning_rate"]
+            if isinstance(step, int) and isinstance(rate, int | float) and 0 <= rate < np.inf:
+                found[step] = float(rate)
+            else:
+                odd += 1
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return {}, f"{state}: cannot be read ({one_line(error)}); learning rates are left empty"
+    rates = {step: found[step] for step in source.steps if step in found}
+    line = f"{state}: {odd} entries without a step or a number as learning rate are left empty"
+    return (rates if any(rates.values()) else {}), line if odd else ""
 
 
 def write_tables(folder: Path, audited: pd.DataFrame, sequences: pd.DataFrame) -> None:
@@ -289,6 +426,15 @@ class LiveTable:
             line = f"{len(self.rows)}/{self.total}: {', '.join(pairs)}"
             self.console.print(line, markup=False, soft_wrap=True)
 
+    def leave_out(self, step: int, reason: str) -> None:
+        """A row for a checkpoint that could not be measured, and the reason above the table."""
+        self.rows.append((f"{step:,}", "not measured", *[""] * (len(COLUMNS) - 2)))
+        if self.total == 1:  # it ends the audit, and is said there
+            return
+        self.console.print(f"not measured: {reason}", markup=False, soft_wrap=True)
+        if self._live:
+            self._live.update(self.table())
+
     @contextmanager
     def shown(self) -> Iterator["LiveTable"]:
         """Keep the table on the screen while the block runs."""
@@ -322,39 +468,54 @@ def open_text(data: str | None) -> tuple[Iterable[str], str]:
 
 def fixed_batches(
     texts: Iterable[str],
-    tokenizer_file: Path,
+    tokenizer: Tokenizer,
     *,
-    end: int | None,
     sequences: int,
     length: int,
     batch_size: int,
     name: str,
-) -> np.ndarray:
-    """``[sequences, length]`` int32 token ids, fewer sequences where the text is shorter.
+    configured_end: int | list[int] | None = None,
+) -> tuple[np.ndarray, str]:
+    """``[sequences, length]`` int32 token ids, fewer where the text is shorter, and how they are.
 
-    Documents are concatenated, each followed by the id ``end`` unless that is ``None``.
-    Raises ``UserError`` where there is not even one batch of ``batch_size`` sequences.
+    Documents are concatenated, each followed by the tokenizer's end of text, or where it has
+    none by the configuration's (``configured_end``) if that is an id of it. Where the
+    tokenizer begins a text with a token such as ``<bos>``, so does every sequence. Raises
+    ``UserError`` where there is not even one batch of ``batch_size`` sequences.
     """
-    try:
-        tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    except Exception as error:  # the library raises nothing narrower
-        raise UserError(f"{tokenizer_file}: cannot be read as a tokenizer ({error})") from error
+    configured = configured_end[0] if isinstance(configured_end, list) else configured_end
+    own, before = end_of_text(tokenizer), leading_ids(tokenizer)
+    fits = configured is not None and tokenizer.id_to_token(configured) is not None
+    end = own if own is not None else configured if fits else None
+    taken = length - len(before)
+    if taken < 2:
+        raise UserError(f"--length {length}: {2 + len(before)} or more, {len(before)} of which are "
+                        "the tokenizer's own at the start")  # fmt: skip
     ids: list[int] = []
     try:
-        for document in encode_stream(tokenizer, texts, end, sequences * length):
+        for document in encode_stream(tokenizer, texts, end, sequences * taken):
             ids += document
-            if len(ids) >= sequences * length:
+            if len(ids) >= sequences * taken:
                 break
     except TextError as error:
         raise UserError(f"--data {error}") from error
-    whole = min(len(ids) // length, sequences)
+    whole = min(len(ids) // taken, sequences)
     if whole < batch_size:
         raise UserError(
             f"{name}: {len(ids):,} tokens are fewer than one batch of {batch_size} sequences of "
-            f"{length} ({batch_size * length:,}); give more text, or a smaller --batch-size or "
+            f"{length} ({batch_size * taken:,}); give more text, or a smaller --batch-size or "
             "--length"
         )
-    return np.asarray(ids[: whole * length], dtype=np.int32).reshape(whole, length)
+    cut = np.asarray(ids[: whole * taken], dtype=np.int32).reshape(whole, taken)
+    words = "nothing between documents"
+    if end is not None:
+        words = f"{tokenizer.id_to_token(end)} (id {end}) between documents"
+        if configured is not None and configured != end:
+            words += f" (eos_token_id of the configuration is {configured})"
+    if before:
+        words += f", {' '.join(tokenizer.id_to_token(i) for i in before)} before each sequence"
+    start = np.tile(np.asarray(before, dtype=np.int32), (whole, 1))
+    return np.hstack([start, cut]), words
 
 
 def even_spacing(steps: np.ndarray) -> int:

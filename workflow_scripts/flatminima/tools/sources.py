@@ -21,18 +21,24 @@ from flatminima.revisions import (
 # How runs name their checkpoints: the Trainer's way, Pythia's, and both a folder below.
 RUN_PATTERNS = ("checkpoint-{step}", "step{step}", "step_{step}", "global_step{step}")
 RUN_FOLDERS = ("", "checkpoints/")
+_GGUF = (
+    "a GGUF file holds weights that are already quantized, in groups and types of its own; audit "
+    "the checkpoint that it was made from (--deployed measures what GGUF would make of it)"
+)
 
 
 @dataclass(frozen=True)
 class Source:
     """Checkpoints by step: a folder of each, or a revision of ``repo``.
 
-    ``skipped`` says of each folder that is no whole checkpoint why.
+    ``skipped`` says of each folder that is no whole checkpoint why, ``notes`` what else lies
+    there and is not measured.
     """
 
     places: dict[int, str]
     repo: str | None = None
     skipped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def steps(self) -> list[int]:
@@ -40,14 +46,17 @@ class Source:
         return sorted(self.places)
 
     @contextmanager
-    def checkpoint(self, step: int) -> Iterator[Path]:
-        """The folder of one checkpoint; one from the hub is deleted when the block ends."""
+    def checkpoint(self, step: int) -> Iterator[tuple[Path, dict]]:
+        """The folder of one checkpoint, and its commit and hashes where it is from the hub.
+
+        One from the hub is deleted when the block ends.
+        """
         if self.repo is None:
-            yield Path(self.places[step])
+            yield Path(self.places[step]), {}
             return
         with tempfile.TemporaryDirectory() as folder:
-            download_checkpoint(self.repo, self.places[step], folder)
-            yield Path(folder)
+            origin = download_checkpoint(self.repo, self.places[step], folder)
+            yield Path(folder), {key: origin[key] for key in ("commit", "files")}
 
     @contextmanager
     def tokenizer(self, given: str | None) -> Iterator[Path]:
@@ -75,6 +84,8 @@ def open_source(target: str, revisions: Sequence[str] = ()) -> Source:
     Raises ``UserError`` (``HubError`` for the hub) with one line where there is nothing.
     """
     path = Path(target)
+    if path.suffix == ".gguf":
+        raise UserError(f"{target}: {_GGUF}")
     if path.is_dir():
         return _chosen(_local(path), target, revisions)
     if path.exists() or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", target):
@@ -89,23 +100,31 @@ def open_source(target: str, revisions: Sequence[str] = ()) -> Source:
 
 def _local(folder: Path) -> Source:
     skipped: list[str] = []
+    try:
+        above, reason = read_checkpoint(folder), None
+    except Incomplete as error:
+        above, reason = None, error
     for below in RUN_FOLDERS:
         for pattern in RUN_PATTERNS:
             found = find_checkpoints(f"{folder.as_posix()}/{below}{pattern}")
             skipped += found.skipped
             if found.checkpoints:
                 places = {step: c.folder for step, c in found.checkpoints.items()}
-                return Source(places, skipped=tuple(skipped))
-    try:
-        single = read_checkpoint(folder)
-    except Incomplete as reason:
-        if skipped:
-            raise UserError(f"{folder}: no whole checkpoint; {'; '.join(skipped)}") from reason
-        raise UserError(
-            f"{folder}: neither a model ({reason}) nor a run with folders like checkpoint-100 "
-            "or step100"
-        ) from reason
-    return Source({_number(folder.name) or 0: single.folder})
+                notes = (
+                    f"{folder} itself holds a model, above its checkpoints, that is not measured; "
+                    "--revisions . measures it alone",
+                ) * (above is not None)
+                return Source(places, skipped=tuple(skipped), notes=notes)
+    if above is not None:
+        return Source({_number(folder.name) or 0: above.folder})
+    if skipped:
+        raise UserError(f"{folder}: no whole checkpoint; {'; '.join(skipped)}")
+    if any(folder.glob("*.gguf")):
+        raise UserError(f"{folder}: {_GGUF}")
+    raise UserError(
+        f"{folder}: neither a model ({reason}) nor a run with folders like "
+        "checkpoint-100 or step100"
+    )
 
 
 def _number(name: str) -> int | None:
@@ -118,6 +137,8 @@ def _chosen(source: Source, target: str, revisions: Sequence[str]) -> Source:
     """Of a local run only the checkpoints that are named, by folder or by step."""
     if not revisions:
         return source
+    if tuple(revisions) == (".",):
+        return Source({_number(Path(target).name) or 0: read_checkpoint(Path(target)).folder})
     names = {Path(place).name: step for step, place in source.places.items()}
     names |= {str(step): step for step in source.places}
     unknown = [name for name in revisions if name not in names]
