@@ -192,8 +192,8 @@ def summarise(
     scores = paired_scores(sequences, keys)
     nll = scores.mean_nll()
     if (beyond := ~(nll < np.log(np.finfo(np.float64).max))).any():
-        row = scores.rows[beyond].iloc[0].to_dict()
-        raise FloatingPointError(f"{row}: NLL {nll[beyond][0]} nats, no finite perplexity")
+        row = " ".join(map(str, scores.rows[beyond].iloc[0]))
+        raise FloatingPointError(f"{row}: NLL {nll[beyond][0]:g} nats, no finite perplexity")
     nll_fp32 = nll[scores.reference]
     _, interval = resampled_means(scores, resamples=resamples, seed=seed)
     tokens = scores.scored.sum()

@@ -26,13 +26,15 @@ from transformers.trainer_callback import (
 )
 from transformers.training_args import TrainingArguments
 
+from flatminima.errors import one_line
 from flatminima.intervals import gap_pct
 from flatminima.jobs import log
 from flatminima.monitor import ConvergenceMonitor, MonitorError, MonitorState
 from flatminima.quantizer_specs import FP32, read_specs
-from flatminima.quantizers import quantized_weights
+from flatminima.quantizers import coverage, coverage_line, quantized_weights
 from flatminima.scoring import score_variants
 
+_SAID = "said"  # among other losses: that the metric does not come has been logged
 ACTIONS = ("warn", "save", "probe", "stop")
 # Definitions as under ``quantizers`` in config.yaml, and how much of the evaluation set.
 DEFAULT_PROBE = {
@@ -152,6 +154,7 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
         if isinstance(data, Mapping):
             losses = [f"eval_{name}_loss" for name in data]
             if self.metric not in losses:
+                self._other_losses.add(_SAID)
                 yield _no_metric(self.metric, losses)
             data = next(iter(data.values()), None)
         if "probe" in self.actions and trainer is not None and data is not None:
@@ -195,11 +198,11 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
     def _miss(self, metrics: Mapping, state: TrainerState) -> None:
         """Log once that ``metric`` does not come: when the other sets come a second time."""
         losses = {name for name in metrics if name.endswith("_loss")} or {"none"}
-        known = self.monitor.state is not None or "said" in self._other_losses
+        known = self.monitor.state is not None or _SAID in self._other_losses
         if not known and losses & self._other_losses:
             if state.is_world_process_zero:
                 log(f"monitor: {_no_metric(self.metric, sorted(self._other_losses))}")
-            self._other_losses.add("said")
+            self._other_losses.add(_SAID)
         self._other_losses |= losses
 
     def _act(self, state, control, now: MonitorState, model, loader) -> dict[str, float]:
@@ -227,12 +230,6 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
             return probe_gaps(model, loader, self.probe), ""
         except Exception as error:  # noqa: BLE001, training must go on
             return {}, f"monitor: no probe: {one_line(error)}"
-
-
-def one_line(error: BaseException) -> str:
-    """What went wrong, in one line; a bare name such as a KeyError's with its type."""
-    text = " ".join(str(error).split())[:300]
-    return f"{type(error).__name__}: {text}" if isinstance(error, LookupError) or not text else text
 
 
 def _no_metric(metric: str, losses: Sequence[str]) -> str:
@@ -325,6 +322,8 @@ def probe_gaps(model: nn.Module, loader: DataLoader | None, settings: Mapping) -
     with _measuring(model) as measured:
         specs = read_specs(settings["quantizers"])
         variants = {name: quantized_weights(measured, spec) for name, spec in specs.items()}
+        for name, spec in specs.items():
+            log(f"monitor: {name}: {coverage_line(coverage(measured, spec))}")
         scores = score_variants(
             measured, tokens, variants, batch_size=settings["batch_size"], device=device
         )
