@@ -30,7 +30,6 @@ from flatminima.errors import UserError, one_line
 from flatminima.files import atomic_path, write_json
 from flatminima.hub import RevisionMissing
 from flatminima.intervals import summarise
-from flatminima.layers import linear_layers
 from flatminima.model import (
     INDEX_SUFFIX,
     WEIGHTS_FILE,
@@ -247,9 +246,7 @@ class _Audit:
         self.record["text"] = words
         write_json(self.folder / RECORD, self.record)
         self.say(f"text: {words}")
-        rows = [layer.in_features for layer in linear_layers(model).values()]
-        group = min(options.group_size, max(rows, default=options.group_size))
-        settings = probe_settings(options, group)
+        settings = probe_settings(options)
         return Prober(str(self.folder / VALIDATION), settings, torch.get_num_threads())
 
     def _forget_earlier(self) -> None:
@@ -348,8 +345,9 @@ def check_options(options: AuditOptions) -> None:
         raise UserError(f"--device {options.device}: not available here") from error
 
 
-def probe_settings(options: AuditOptions, group: int) -> dict:
-    """What ``Prober`` is given: the paper's two quantizers with groups of ``group``."""
+def probe_settings(options: AuditOptions) -> dict:
+    """What ``Prober`` is given: the paper's two quantizers; narrow layers get narrow groups."""
+    group = options.group_size
     low, high = f"int4_g{group}", "int8_channel"
     return {
         "quantizers": {
