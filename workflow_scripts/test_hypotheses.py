@@ -9,13 +9,14 @@ from flatminima.jobs import run
 
 def main(
     *, forks: str, sequences: list[str], audit: str, kurtosis: str, phases: str, statistics: str,
-    spacing: int, baseline: str, resamples: int, seed: int,
+    spacing: int, baseline: str, primary: dict, resamples: int, seed: int,
 ) -> None:  # fmt: skip
     """Write ``statistics.csv``; ``baseline`` is the schedule that others are compared with."""
     known = read_json(phases)
     table = all_statistics(
         pd.read_csv(forks), pd.read_csv(audit), pd.read_csv(kurtosis), known,
-        spacing=spacing, baseline=baseline, sequences=read_fork_sequences(sequences),
+        spacing=spacing, baseline=baseline, primary=primary,
+        sequences=read_fork_sequences(sequences),
         resamples=resamples, seed=seed,
     )  # fmt: skip
     table.insert(0, "suite", known["suite"])

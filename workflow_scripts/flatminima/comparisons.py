@@ -3,16 +3,16 @@
 The same comparison stands with the run, the probe and the validation sequence as the unit.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
 from flatminima.hypothesis_tests import (
-    CHECKPOINTS_DEPEND,
     COLUMNS,
     NAN,
     ONE_RUN,
@@ -22,10 +22,11 @@ from flatminima.hypothesis_tests import (
     correlations,
     describe,
     exact_tests,
-    in_family,
+    in_families,
     is_constant,
     join_notes,
     mean,
+    paired_tests,
     standard_deviation,
     t_tests,
 )
@@ -74,7 +75,7 @@ def by_seed(probes: pd.DataFrame, column: str, how: str) -> pd.Series:
 
 
 def seed_rows(comparison: str, probes: pd.DataFrame, baseline: pd.DataFrame) -> Iterator[Row]:
-    """Compare one condition with the baseline, the run being the unit."""
+    """Compare one condition with the baseline, the run being the unit: as pairs and unpaired."""
     matching = baseline[baseline["step"].isin(probes["step"])]
     note = join_notes(
         ONE_RUN, "baseline at the same steps" if len(matching) < len(baseline) else ""
@@ -82,39 +83,9 @@ def seed_rows(comparison: str, probes: pd.DataFrame, baseline: pd.DataFrame) -> 
     for how in ("final", "mean"):
         a, b = by_seed(probes, "gap_pct", how), by_seed(matching, "gap_pct", how)
         where = {"comparison": comparison, "unit": "seed", "measure": f"{how}_gap_pct"}
+        yield from paired_tests((a - b).dropna().to_numpy(), where, note)
         yield from exact_tests(a.to_numpy(), b.to_numpy(), where, note)
         yield from t_tests(a.to_numpy(), b.to_numpy(), where, note)
-        difference = (a - b).dropna().to_numpy()
-        described = {"n_a": len(difference), "n_b": len(difference), "difference": mean(difference)}
-        yield Row(
-            "same-seed sign", **where, statistic="seeds lower", value=int((difference < 0).sum()),
-            **described, note=join_notes(note, f"of {len(difference)} seeds"),
-        )  # fmt: skip
-        yield _bootstrap_of_runs(difference, where, described, note)
-
-
-def _bootstrap_of_runs(difference: np.ndarray, where: dict, described: dict, note: str) -> Row:
-    """Whole runs as the blocks: pairs of runs with the same seed are resampled.
-
-    No p: while all pairs have one sign it would be the smallest possible, whatever their
-    number.
-    """
-    found, why = {}, "takes two or more seeds that both sides have, and some variance"
-    if not is_constant(difference):
-        interval = stats.bootstrap(
-            (difference,), np.mean, confidence_level=CONFIDENCE, method="percentile",
-            rng=np.random.default_rng(0),
-        ).confidence_interval  # fmt: skip
-        found = {"interval_low": float(interval.low), "interval_high": float(interval.high)}
-        why = "blocks are whole runs, in pairs of the same seed"
-        if len(difference) <= 3:
-            covered = 100 * (1 - 2.0 ** (1 - len(difference)))
-            why += f"; with {len(difference)} pairs the interval is their range, which holds "
-            why += f"the median of such differences in {covered:.0f} of 100 experiments, not 95"
-    return Row(
-        "block bootstrap", **where, statistic="difference of means",
-        value=described["difference"], **found, **described, note=join_notes(note, why),
-    )  # fmt: skip
 
 
 def probe_rows(comparison: str, probes: pd.DataFrame, baseline: pd.DataFrame) -> Iterator[Row]:
@@ -213,6 +184,7 @@ def _summary(condition: str, unit: str, measure: str, sample: np.ndarray, note: 
 
 
 PAPER_KURTOSIS_CHECKPOINTS = 16
+BLOCKS = 8
 
 
 def _curve(audit: pd.DataFrame, role: str, column: str, steps: Sequence[int]) -> np.ndarray:
@@ -230,8 +202,7 @@ def kurtosis_rows(
     """Section 4.5: weight kurtosis against the low-bit gap.
 
     Over all evenly spaced checkpoints of phase 3 (without an onset: from FP32
-    convergence on), and over 16 spread evenly over the grid, the number the paper
-    took, once over all phases and once over those in phase 3.
+    convergence on), and over 16 spread evenly over the grid, the number the paper took.
     """
     steps = _even_steps(audit, spacing)
     onset = phases["onset"]["step"]
@@ -243,7 +214,7 @@ def kurtosis_rows(
     at = np.linspace(0, len(steps) - 1, min(len(steps), PAPER_KURTOSIS_CHECKPOINTS))
     spread = steps[np.round(at).astype(int)]
     chosen = {
-        late: (steps[steps >= start], join_notes(note, CHECKPOINTS_DEPEND)),
+        late: (steps[steps >= start], note),
         "16 checkpoints": (
             spread,
             join_notes("16 checkpoints spread evenly over all phases", lost),
@@ -262,44 +233,50 @@ def kurtosis_rows(
 def bit_width_rows(audit: pd.DataFrame, spacing: int) -> Iterator[Row]:
     """Section 4.4: does the high-bit delta NLL grow in proportion to the low-bit one?
 
-    Correlation of the deltas and of their logarithms, slope of ln(high) on ln(low)
-    (1 means proportional) and the median of low/high, over the evenly spaced
-    checkpoints and over all revisions. Logarithms leave out deltas of zero or less.
+    Correlation of the deltas along the evenly spaced checkpoints, and on sums over
+    ``BLOCKS`` stretches of the run the slope of ln(high) on ln(low) (1 means proportional)
+    and the ratio low/high. Single high-bit deltas are as small as their scatter, so
+    logarithms of those that happen to be positive would be a selection by sign.
     """
-    everything = np.sort(audit["step"].unique())
-    lost = missing_words(holes(everything, spacing))
-    for label, steps in (("even steps", _even_steps(audit, spacing)), ("all", everything)):
-        high, low = (
-            _curve(audit, role, "delta_nll_nats_per_token", steps)
-            for role in ("high_bit", "low_bit")
-        )
-        where = {"comparison": f"high_bit v low_bit ({label})", "unit": "checkpoint"}
-        measure = "delta_nll_nats_per_token"
-        remark = join_notes(CHECKPOINTS_DEPEND, lost)
-        yield from correlations(high, low, {**where, "measure": measure}, remark)
-        positive = (high > 0.0) & (low > 0.0)
-        left_out = f"{int((~positive).sum())} checkpoints without positive deltas left out"
-        x, y = np.log(low[positive]), np.log(high[positive])
-        logs = {**where, "measure": f"ln {measure}"}
-        yield from correlations(y, x, logs, join_notes(left_out, remark))
-        found, why = {}, "three or more differing checkpoints are needed"
-        if len(x) > 2 and not is_constant(x):
-            fit = stats.linregress(x, y)
-            half = fit.stderr * stats.t.ppf((1.0 + CONFIDENCE) / 2.0, len(x) - 2)
-            found = {
-                "value": float(fit.slope), "p_value": float(fit.pvalue), "dof": len(x) - 2,
-                "interval_low": float(fit.slope - half), "interval_high": float(fit.slope + half),
-            }  # fmt: skip
-            why = f"standard error {fit.stderr:.3g}; p is against slope 0; {remark}"
-        yield Row(
-            "log-log regression", **logs, statistic="slope", **found, n_a=len(x), n_b=len(x),
-            note=join_notes(left_out, why),
-        )  # fmt: skip
-        ratio = float(np.median(np.exp(x - y))) if len(x) else NAN
-        yield Row(
-            "ratio", **where, measure=measure, statistic="median low_bit/high_bit", value=ratio,
-            n_a=len(x), n_b=len(x), note=join_notes(left_out, lost),
-        )  # fmt: skip
+    steps = _even_steps(audit, spacing)
+    lost = missing_words(holes(np.sort(audit["step"].unique()), spacing))
+    high, low = (
+        _curve(audit, role, "delta_nll_nats_per_token", steps) for role in ("high_bit", "low_bit")
+    )
+    measure = "delta_nll_nats_per_token"
+    where = {"comparison": "high_bit v low_bit (even steps)", "unit": "checkpoint"}
+    yield from correlations(high, low, {**where, "measure": measure}, lost)
+    sums = [
+        np.array([part.sum() for part in np.array_split(series, BLOCKS)]) for series in (low, high)
+    ]
+    where = where | {"unit": "stretch"}
+    note = join_notes(f"sums over {BLOCKS} stretches of the run", lost)
+    whole = len(steps) >= 2 * BLOCKS and all((part > 0.0).all() for part in sums)
+    why = "" if whole else "needs stretches whose sums of both deltas are positive"
+    x, y = (np.log(part) if whole else np.zeros(0) for part in sums)
+    found = {}
+    if whole and not is_constant(x):
+        fit = stats.linregress(x, y)
+        half = fit.stderr * stats.t.ppf((1.0 + CONFIDENCE) / 2.0, BLOCKS - 2)
+        found = {
+            "value": float(fit.slope), "dof": BLOCKS - 2,
+            "interval_low": float(fit.slope - half), "interval_high": float(fit.slope + half),
+        }  # fmt: skip
+    yield Row(
+        "log-log regression", **where, measure=f"ln {measure}", statistic="slope", **found,
+        n_a=len(x), n_b=len(x), note=join_notes(note, why),
+    )  # fmt: skip
+    found = {}
+    if whole:
+        half = stats.sem(x - y) * stats.t.ppf((1.0 + CONFIDENCE) / 2.0, BLOCKS - 1)
+        middle = float(np.mean(x - y))
+        found = {"interval_low": np.exp(middle - half), "interval_high": np.exp(middle + half)}
+        note = join_notes("interval: of the geometric mean over stretches", note)
+    ratio = low.sum() / high.sum() if len(high) and high.sum() > 0.0 else NAN
+    yield Row(
+        "ratio", **where, measure=measure, statistic="sum low_bit/sum high_bit",
+        value=float(ratio), **found, n_a=len(steps), n_b=len(steps), note=join_notes(note, why),
+    )  # fmt: skip
 
 
 TEST = "paired bootstrap"
@@ -404,23 +381,21 @@ def all_statistics(
     *,
     spacing: int,
     baseline: str,
+    primary: Mapping[str, str] = MappingProxyType({}),
     sequences: pd.DataFrame | None = None,
     resamples: int = 1000,
     seed: int = 0,
 ) -> pd.DataFrame:
     """Contents of ``statistics.csv``; ``spacing`` is the distance of evenly spaced steps.
 
-    ``sequences`` holds the forks' scores (``sequence_tests.read_fork_sequences``); without
-    them the rows whose unit is the sequence are left out. ``resamples`` and ``seed`` are
-    those of the bootstrap over sequences.
+    ``primary`` names the one test that was chosen beforehand (``in_families``).
+    ``sequences`` holds the forks' scores (``read_fork_sequences``); without them the rows
+    whose unit is the sequence are left out. ``resamples`` and ``seed`` are those of the
+    bootstrap over sequences.
     """
-    against = [*fork_rows(forks, baseline)]
+    rows = [*fork_rows(forks, baseline)]
     if sequences is not None:
-        against += sequence_rows(sequences, forks, baseline, resamples=resamples, seed=seed)
-    rows = [
-        *in_family(against, f"forks v {baseline}"),
-        *in_family(kurtosis_rows(kurtosis, audit, phases, spacing), "kurtosis v low_bit gap"),
-        *in_family(bit_width_rows(audit, spacing), "high_bit v low_bit"),
-    ]
-    table = pd.DataFrame([asdict(row) for row in rows], columns=COLUMNS)
+        rows += sequence_rows(sequences, forks, baseline, resamples=resamples, seed=seed)
+    rows += [*kurtosis_rows(kurtosis, audit, phases, spacing), *bit_width_rows(audit, spacing)]
+    table = pd.DataFrame([asdict(row) for row in in_families(rows, primary)], columns=COLUMNS)
     return adjust(table.astype({"n_b": "Int64"}))

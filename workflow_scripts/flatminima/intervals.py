@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from arch.bootstrap import StationaryBootstrap, optimal_block_length
-from scipy import stats
+from scipy import optimize, stats
 
 from flatminima.quantizer_specs import FP32
 
@@ -274,3 +274,48 @@ def segment_t_test(differences: np.ndarray) -> SegmentResult:
         float(result.statistic), float(result.df), float(result.pvalue), float(means.mean()),
         float(low), float(high),
     )  # fmt: skip
+
+
+RHO = np.linspace(-0.9, 0.98, 95)
+
+
+def trend_slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
+    """Slope of ``y`` on ``x`` ``[n]`` and its 95 % interval, where residuals are AR(1).
+
+    Generalised least squares with the autocorrelation integrated out: Student's t of each
+    value of ``RHO``, weighed by its restricted likelihood and the prior (1 - rho^2)^(-1/2).
+    Estimating it alone would leave intervals too narrow (with Newey and West's errors at 28
+    points they cover 65 to 86 of 100); these cover 94 to 99 at 12, 28 and 42 points for
+    autocorrelations up to 0.7, which a test holds. Raises ``ValueError`` below 6 points.
+    """
+    count = len(x)
+    if count < 6:
+        raise ValueError(f"{count} points: a slope with AR(1) residuals takes 6 or more")
+    centre, scale = float(np.mean(x)), float(np.ptp(x)) / 2.0
+    design = np.column_stack([np.ones(count), (np.asarray(x, float) - centre) / scale])
+    slopes, errors, log_weights = np.empty((3, len(RHO)))
+    for at, rho in enumerate(RHO):
+        first = np.sqrt(1.0 - rho**2)
+        whitened = np.vstack([first * design[:1], design[1:] - rho * design[:-1]])
+        target = np.concatenate([first * y[:1], y[1:] - rho * y[:-1]])
+        gram = whitened.T @ whitened
+        fit = np.linalg.solve(gram, whitened.T @ target)
+        residuals = target - whitened @ fit
+        squares = max(float(residuals @ residuals), np.finfo(float).tiny)
+        slopes[at] = fit[1]
+        errors[at] = np.sqrt(squares / (count - 2) * np.linalg.inv(gram)[1, 1])
+        # The first term is the determinant of the whitening, which the prior takes away.
+        log_weights[at] = -0.5 * np.linalg.slogdet(gram)[1] - 0.5 * (count - 2) * np.log(squares)
+    weights = np.exp(log_weights - log_weights.max())
+    weights /= weights.sum()
+    tail = (1.0 - CONFIDENCE) / 2.0
+    span = 60.0 * errors.max()
+
+    def below(value: float, share: float) -> float:
+        return float(weights @ stats.t.cdf((value - slopes) / errors, count - 2)) - share
+
+    low, high = (
+        optimize.brentq(below, slopes.min() - span, slopes.max() + span, args=(share,))
+        for share in (tail, 1.0 - tail)
+    )
+    return float(weights @ slopes) / scale, low / scale, high / scale
