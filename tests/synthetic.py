@@ -272,7 +272,9 @@ def forks(suite: dict = MINI, *, seeds: tuple[int, ...] = (0, 1, 2)) -> pd.DataF
     return pd.DataFrame(rows)
 
 
-def statistics(suite: dict = MINI, *, onset: bool = True, short: bool = False) -> pd.DataFrame:
+def statistics(
+    suite: dict = MINI, *, onset: bool = True, short: bool = False, primary: dict | None = None
+) -> pd.DataFrame:
     """statistics.csv of the tables above, by the project's own tests."""
     return all_statistics(
         forks(suite),
@@ -281,6 +283,7 @@ def statistics(suite: dict = MINI, *, onset: bool = True, short: bool = False) -
         phases(suite, onset=onset),
         spacing=suite["spacing"],
         baseline="cosine",
+        primary=primary or {},
     )
 
 

@@ -1,68 +1,195 @@
-"""The file statistics.csv as a whole."""
+"""Standard tests: against scipy, statsmodels, simulations and the paper's printed numbers."""
 
-import runpy
-from types import SimpleNamespace
+from itertools import product
 
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import signal, stats
+from statsmodels.stats.weightstats import CompareMeans, DescrStatsW, ttest_ind
 
-from flatminima.hypothesis_tests import COLUMNS
-from tests import synthetic
+from flatminima.hypothesis_tests import (
+    Row,
+    adjust,
+    correlations,
+    exact_tests,
+    in_families,
+    paired_tests,
+    smallest_p,
+    t_tests,
+)
+from tests.statistics_helpers import WHERE, close
 
-
-def write_sequences(forks, folder):
-    """Scores of 12 sequences that give the NLL of each row of ``forks``, one file a fork."""
-    difficulty = np.linspace(-0.3, 0.3, 12)
-    paths = []
-    for (schedule, seed), rows in forks.groupby(["schedule", "seed"], sort=False):
-        table = pd.DataFrame({
-            "step": np.repeat(rows["step"], 12), "quantizer": np.repeat(rows["quantizer"], 12),
-            "role": np.repeat(rows["role"], 12), "sequence": np.tile(range(12), len(rows)),
-            "nll_nats": (
-                63 * (rows["nll_nats_per_token"].to_numpy()[:, None] + difficulty)
-            ).ravel(),
-            "scored": 63,
-        })  # fmt: skip
-        paths.append(folder / f"{schedule}-seed{seed}.parquet")
-        table.to_parquet(paths[-1])
-    return paths
+pytestmark = pytest.mark.filterwarnings("error")
+PROBE = WHERE | {"unit": "probe"}
 
 
-def test_script_writes_one_table_with_the_same_bytes_twice(tmp_path):
-    folder = synthetic.write(tmp_path / "results")
-    forks = pd.read_csv(folder / "forks.csv")
-    sequences = write_sequences(forks, tmp_path)
-    written = []
-    for name in ("a.csv", "b.csv"):
-        inputs = {name: folder / f"{name}.csv" for name in ("forks", "audit", "kurtosis")}
-        job = SimpleNamespace(
-            input=SimpleNamespace(
-                **inputs, phases=folder / "phases.json", sequences=sequences
-            ),
-            output=SimpleNamespace(statistics=tmp_path / name), log=[tmp_path / "log"],
-            params=SimpleNamespace(spacing=40, baseline="cosine", resamples=50, seed=0),
-        )  # fmt: skip
-        runpy.run_path(
-            "workflow_scripts/test_hypotheses.py",
-            init_globals={"snakemake": job},
-            run_name="__main__",
-        )
-        written.append((tmp_path / name).read_bytes())
-    assert written[0] == written[1]
-    table = pd.read_csv(tmp_path / "a.csv")
-    assert list(table.columns) == ["suite", *COLUMNS]
-    assert set(table.suite) == {"mini"}
-    assert not table.duplicated(["test", "comparison", "unit", "measure"]).any()
-    assert set(table.unit) == {"seed", "probe", "segment", "sequence", "checkpoint"}
-    # The same numbers from single sequences as from forks.csv.
-    for comparison in ("sgdr v cosine", "oli cool v cosine", "oli all v cosine"):
-        rows = table[(table.comparison == comparison) & (table.measure == "mean_gap_pct")]
-        differences = rows.groupby("unit")["difference"].mean()
-        assert differences["sequence"] == pytest.approx(differences["seed"], rel=1e-9)
+def sample(mean, sd, count):
+    """``count`` values with exactly this mean and sample standard deviation."""
+    values = np.linspace(-1, 1, count)
+    return mean + sd * values / np.std(values, ddof=1)
 
 
-def test_without_scores_of_sequences_their_rows_are_left_out():
-    table = synthetic.statistics()
-    assert list(table.columns) == COLUMNS
-    assert "sequence" not in set(table.unit)
+def test_table_2_sgdr_against_cosine_is_not_significant_with_three_seeds():
+    (welch,) = t_tests(sample(16.7, 2.7, 3), sample(12.3, 0.8, 3), WHERE)
+    assert welch.value == pytest.approx(2.71, abs=0.01)
+    assert welch.p_value == pytest.approx(0.096, abs=0.001)
+    assert 2 < welch.dof < 3
+
+
+def test_section_5_2_t_is_that_of_60_pooled_probes_on_each_side():
+    _, student = t_tests(sample(5.3, 2.2, 60), sample(7.7, 2.55, 60), PROBE)
+    assert student.value == pytest.approx(-5.5, abs=0.06)
+    assert student.p_value < 1e-4 and student.dof == 118
+    (welch,) = t_tests(sample(5.3, 2.2, 3), sample(7.7, 2.55, 3), WHERE)
+    assert welch.p_value > 0.2
+
+
+def test_no_wins_in_nine_pairs_cannot_be_below_a_tenth():
+    wins = next(exact_tests(np.array([4.0, 5, 6]), np.array([1.0, 2, 3]), WHERE))
+    assert (wins.value, wins.p_value) == (0, pytest.approx(0.1))
+    assert "of 9 pairs" in wins.note and wins.note.endswith("3 v 3 units: 0.1")
+    assert smallest_p(3, 3) == pytest.approx(0.1)
+    six = next(exact_tests(np.array([1.0, 2, 9]), np.array([3.0, 4, 5]), WHERE))
+    assert (six.value, six.p_value) == (6, pytest.approx(0.7))
+
+
+def test_t_tests_agree_with_statsmodels():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(0, 1, 7), rng.normal(0.5, 2, 11)
+    for row, usevar in zip(t_tests(a, b, PROBE), ("unequal", "pooled"), strict=True):
+        t, p, dof = ttest_ind(a, b, usevar=usevar)
+        assert close(row.value, t) and close(row.p_value, p) and close(row.dof, dof)
+        assert close(row.mean_a, a.mean()) and close(row.sd_b, b.std(ddof=1))
+        assert (row.n_a, row.n_b) == (7, 11)
+        compared = CompareMeans(DescrStatsW(a), DescrStatsW(b))
+        low, high = compared.tconfint_diff(alpha=0.05, usevar=usevar)
+        assert close(row.interval_low, low) and close(row.interval_high, high)
+    pooled = np.sqrt((6 * a.var(ddof=1) + 10 * b.var(ddof=1)) / 16)
+    assert close(row.cohens_d, (a.mean() - b.mean()) / pooled)
+    assert close(row.difference, a.mean() - b.mean())
+
+
+def test_wins_are_counted_and_have_scipys_exact_p():
+    a, b = np.array([1.0, 2.5, 4.2, 0.3]), np.array([3.1, 5.0, 6.5])
+    (wins,) = exact_tests(a, b, WHERE)
+    assert wins.value == sum(x < y for x in a for y in b) == 11
+    assert close(wins.p_value, stats.mannwhitneyu(a, b, method="exact").pvalue)
+    assert smallest_p(4, 3) == pytest.approx(2 / 35)
+
+
+def test_pairs_have_students_t_and_all_sign_flips():
+    differences = np.array([-0.5, -1.2, 0.1, -0.9])
+    t, flips = paired_tests(differences, WHERE)
+    theirs = stats.ttest_1samp(differences, 0)
+    assert close(t.value, theirs.statistic) and close(t.p_value, theirs.pvalue)
+    assert close(t.interval_low, theirs.confidence_interval().low)
+    means = [np.mean(differences * signs) for signs in product((-1, 1), repeat=4)]
+    tail = np.mean(np.array(means) <= differences.mean() + 1e-12)
+    assert flips.value == 3 and close(flips.p_value, 2 * tail)
+    _, three = paired_tests(np.array([-1.0, -2.0, -3.0]), WHERE)
+    assert three.p_value == 0.25 and "0.25" in three.note
+    for row in paired_tests(np.array([1.0]), WHERE):
+        assert np.isnan(row.p_value) and row.note
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.7, 9.0])
+def test_cliffs_delta_is_what_mann_and_whitney_count(shift):
+    rng = np.random.default_rng(6)
+    a, b = rng.integers(0, 5, 12) + shift, rng.integers(0, 5, 15).astype(float)
+    row = next(t_tests(a, b, WHERE))
+    u = stats.mannwhitneyu(a, b, method="asymptotic").statistic
+    assert close(row.cliffs_delta, 2 * u / (12 * 15) - 1)
+    assert (row.cliffs_delta == 1) == (shift == 9.0)
+
+
+def test_many_units_have_a_smallest_p_too():
+    assert smallest_p(900, 900) == 0.0  # 2 in more ways than a float can count
+    assert smallest_p(1, 1) == smallest_p(1, 0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "note"),
+    [
+        ([1.0], [2.0, 3.0], "two or more units on each side, not 1 and 2"),
+        ([], [2.0, 3.0], "two or more units on each side, not 0 and 2"),
+        ([2.0, 2.0], [2.0, 2.0], "no variance on either side"),
+        ([2.0, 2.0 + 4e-16], [3.0, 3.0], "no variance on either side"),
+    ],
+)
+def test_t_tests_without_an_answer_say_why(a, b, note):
+    for row in t_tests(np.array(a), np.array(b), WHERE):
+        assert np.isnan(row.p_value) and np.isnan(row.value)
+        assert note in row.note and (row.n_a, row.n_b) == (len(a), len(b))
+
+
+def test_exact_tests_without_an_answer_say_why():
+    (tied,) = exact_tests(np.array([1.0, 2.0]), np.array([2.0, 3.0]), WHERE)
+    assert tied.value == 3 and np.isnan(tied.p_value) and "ties" in tied.note
+    (none,) = exact_tests(np.array([]), np.array([2.0]), WHERE)
+    assert np.isnan(none.value) and "no pairs" in none.note
+
+
+# Series along a run
+
+
+def ar1(rng: np.random.Generator, count: int, rho: float) -> np.ndarray:
+    """A stationary series with lag-1 autocorrelation ``rho`` and variance 1."""
+    noise = rng.normal(size=count + 60)
+    for at in range(1, len(noise)):
+        noise[at] = rho * noise[at - 1] + np.sqrt(1 - rho**2) * noise[at]
+    return noise[60:]
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.7, 0.9])
+@pytest.mark.parametrize("count", [16, 28, 42])
+@pytest.mark.parametrize("true", [0.0, 0.6])
+def test_intervals_of_correlations_hold_their_95_percent(count, rho, true):
+    rng, held, trials = np.random.default_rng(1), np.zeros(3), 300
+    for _ in range(trials):
+        x = ar1(rng, count, rho)
+        y = true * x + np.sqrt(1 - true**2) * ar1(rng, count, rho)
+        rows = list(correlations(x, y, WHERE))
+        held += [row.interval_low <= true <= row.interval_high for row in rows]
+    assert (100 * held / trials > 92).all()
+
+
+def test_two_trends_that_have_nothing_to_do_with_each_other():
+    rng = np.random.default_rng(2)
+    trend = np.linspace(0, 5, 42)
+    levels, detrended, differences = correlations(
+        trend + rng.normal(size=42), trend + rng.normal(size=42), WHERE
+    )
+    assert levels.value > 0.5 and "trends" in levels.note
+    for row in (detrended, differences):
+        assert row.interval_low < 0 < row.interval_high and row.p_value > 0.05
+    assert levels.dof < detrended.dof <= 40
+
+
+def test_white_noise_has_nearly_as_many_pairs_as_points():
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(2, 400))
+    levels, detrended, _ = correlations(x, y, WHERE)
+    assert close(levels.value, stats.pearsonr(x, y).statistic) and levels.dof > 390
+    assert close(detrended.value, stats.pearsonr(signal.detrend(x), signal.detrend(y)).statistic)
+    for series, note in ((np.arange(4.0), "8 or more"), (np.ones(9), "does not vary")):
+        for row in correlations(series, np.arange(float(len(series))), WHERE):
+            assert np.isnan(row.value) and np.isnan(row.p_value) and note in row.note
+
+
+# Families
+
+
+def test_one_test_is_primary_and_all_others_are_one_family():
+    chosen = {"test": "paired t", "comparison": "a v b", "unit": "seed", "measure": "gap_pct"}
+    rows = [
+        Row(test, "a v b", "seed", "gap_pct", "t", p_value=p)
+        for test, p in (("paired t", 0.04), ("Welch t", 0.01), ("wins", 0.03), ("none", np.nan))
+    ]
+    table = adjust(pd.DataFrame([vars(row) for row in in_families(rows, chosen)]))
+    assert list(table.family) == ["primary", "exploratory", "exploratory", ""]
+    # Holm's step-down by hand: 0.01 times 2, then 0.03 and never below the one before.
+    assert list(table.p_adjusted[:3]) == pytest.approx([0.04, 0.02, 0.03])
+    assert np.isnan(table.p_adjusted[3])
+    alone = adjust(pd.DataFrame([vars(row) for row in in_families(rows[3:], chosen)]))
+    assert alone.p_adjusted.isna().all()

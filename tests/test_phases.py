@@ -13,6 +13,7 @@ from scipy.interpolate import make_lsq_spline
 
 from flatminima.intervals import summarise
 from flatminima.phases import (
+    FALSE_ALARMS_PCT,
     RULE,
     describe_phases,
     find_onset,
@@ -20,6 +21,7 @@ from flatminima.phases import (
     fit_broken_line,
     rapid_learning_end,
     separate_lines,
+    smoothed,
 )
 
 STEPS = np.arange(1, 144) * 1000
@@ -49,7 +51,8 @@ def test_paper_table_1_on_the_grid():
     nll = np.interp(np.log(STEPS), np.log(step), np.log(ppl))
     delta = np.exp(np.interp(STEPS, step, np.log(np.log1p(gap / 100))))
     phases = find_phases(STEPS, nll, delta)
-    assert phases.convergence == 77_000
+    # The interpolated course has a kink there, which smoothing moves by less than half a window.
+    assert abs(phases.convergence - 77_000) <= 3_000
     assert phases.rapid_learning_end == 7_000
     # Ten rows cannot place the onset better than between 70,000 and 83,000, the rows on
     # both sides of the paper's 77,000; 3,000 steps is the tolerance of its claims.
@@ -61,7 +64,7 @@ def test_known_phases_without_noise_are_found_exactly():
     nll = broken(STEPS, (0, 6), (9_000, 3.7), (80_000, 3.5), (143_000, 3.6))
     log_delta = broken(STEPS, (0, -3), (85_000, -2.6), (143_000, 0.5))
     phases = find_phases(STEPS, nll, np.exp(log_delta))
-    assert phases.convergence == 80_000
+    assert abs(phases.convergence - 80_000) <= 1_000
     assert phases.rapid_learning_end == 9_000
     assert phases.onset.step == 85_000
     assert phases.onset.breaks[0] == 85_000
@@ -110,15 +113,37 @@ def test_no_onset_where_growth_does_not_speed_up(log_delta, reason):
     assert onset.slope_after_per_1000_steps is None
 
 
-@pytest.mark.parametrize("count", [20, 143])
-@pytest.mark.parametrize("lag_one", [0.0, 0.5])
-def test_steady_growth_with_noise_rarely_passes_for_an_onset(count, lag_one):
-    steps, found = STEPS[:count], 0
-    for seed in range(60):
-        noise = 0.05 * autocorrelated(np.random.default_rng(seed), count, lag_one)
-        found += find_onset(steps, np.exp(1e-5 * steps + noise), 1_000).step is not None
-    # Measured over 200 series each: 0.02 and 0.16 at 20 points, 0 at 130 points.
-    assert found <= {(20, 0.0): 5, (20, 0.5): 18}.get((count, lag_one), 2)
+GROWTH = {
+    "steady": lambda noise: np.exp(-4 + 2 * STEPS / 143_000 + 0.1 * noise),
+    "linear": lambda noise: 0.002 + 0.08 * STEPS / 143_000 + 0.005 * noise,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("growth", "lag_one", "name"),
+    list(zip(["steady", "steady", "steady", "linear", "linear"], [0.5, 0.8, 0.9, 0.0, 0.8],
+        FALSE_ALARMS_PCT, strict=True)),
+)  # fmt: skip
+def test_false_alarms_are_as_often_as_every_onset_says(growth, lag_one, name):
+    rng, runs = np.random.default_rng(7), 150
+    deltas = [GROWTH[growth](autocorrelated(rng, len(STEPS), lag_one)) for _ in range(runs)]
+    alarms = 100 * np.mean([find_onset(STEPS, d, 5_000).step is not None for d in deltas])
+    assert alarms == pytest.approx(FALSE_ALARMS_PCT[name], abs=9)
+
+
+def test_convergence_is_where_the_smooth_curve_is_lowest():
+    rng = np.random.default_rng(0)
+    course = broken(STEPS, (0, 6), (9_000, 3.7), (80_000, 3.5), (143_000, 3.6))
+    lucky, smooth = [], []
+    for _ in range(30):
+        nll = course + 0.01 * rng.normal(size=len(STEPS))
+        lucky.append(STEPS[np.argmin(nll)])
+        smooth.append(find_phases(STEPS, nll, np.full(len(STEPS), 0.1)).convergence)
+    errors = [np.sqrt(np.mean((np.array(found) - 80_000.0) ** 2)) for found in (lucky, smooth)]
+    assert errors[1] < 0.8 * errors[0]
+    few = STEPS[:10]
+    assert list(smoothed(few, np.arange(10.0))) == list(range(10))
 
 
 def test_dependent_residuals_count_as_fewer_checkpoints():
@@ -190,21 +215,6 @@ def test_ruptures_finds_the_same_break_where_there_is_no_noise():
     assert fit_broken_line(STEPS.astype(float), y, 1).breaks == (theirs,) == (84,)
     # A kink belongs to both lines: the second may begin on it or one point later.
     assert separate_lines(STEPS, y, 1)[0] in (85_000, 86_000)
-
-
-@pytest.mark.parametrize("noise", [0.02, 0.05, 0.1])
-def test_lines_that_must_meet_place_a_kink_with_half_the_error(noise):
-    x = STEPS[:60].astype(float)
-    errors = {"meeting": [], "separate": []}
-    for seed in range(40):
-        y = broken(x, (0, 0), (30_000, 0.3), (60_000, 1.2))
-        y += noise * np.random.default_rng(seed).normal(size=len(x))
-        errors["meeting"].append(x[fit_broken_line(x, y, 1, shortest=3).breaks[0]] - 30_000)
-        errors["separate"].append(separate_lines(x, y, 1)[0] - 30_000)
-    meeting, separate = (np.sqrt(np.mean(np.square(errors[name]))) for name in errors)
-    # Measured 0.40, 0.53 and 0.55.
-    assert meeting < 0.65 * separate
-    assert np.std(errors["meeting"]) < 0.65 * np.std(errors["separate"])
 
 
 def test_separate_lines_are_those_of_a_search_over_all_breaks():
