@@ -7,6 +7,7 @@ from arch.bootstrap import optimal_block_length
 from scipy import stats
 
 from flatminima.intervals import (
+    fit_line,
     gap_intervals,
     paired_scores,
     percentile_interval,
@@ -15,7 +16,6 @@ from flatminima.intervals import (
     segment_t_test,
     stationary_bootstrap,
     summarise,
-    trend_slope,
     two_sided_p,
 )
 
@@ -278,13 +278,29 @@ def test_slopes_with_dependent_residuals_hold_their_95_percent(count, rho):
     rng, held, trials = np.random.default_rng(3), 0, 200
     x = 40.0 * np.arange(count)
     for _ in range(trials):
-        _, low, high = trend_slope(x, series(rng, count + 50, rho)[50:] + 0.01 * x)
-        held += low <= 0.01 <= high
+        line = fit_line(x, series(rng, count + 50, rho)[50:] + 0.01 * x, x[-1])
+        held += line.slope_low <= 0.01 <= line.slope_high
     assert 100 * held / trials > 92
 
 
-def test_a_slope_without_noise_is_the_slope():
-    x = np.arange(10.0)
-    assert trend_slope(x, 2.0 * x + 1.0) == pytest.approx((2.0, 2.0, 2.0), abs=1e-6)
-    with pytest.raises(ValueError, match="6 or more"):
-        trend_slope(x[:5], x[:5])
+def test_predictions_hold_new_observations():
+    rng, held, trials, x = np.random.default_rng(4), 0, 200, np.arange(30.0)
+    for _ in range(trials):
+        noise = series(rng, 100, 0.5)[50:]
+        line = fit_line(x[:20], 0.1 * x[:20] + noise[:20], x[-1])
+        held += line.predicted_low <= 0.1 * x[-1] + noise[29] <= line.predicted_high
+    assert 100 * held / trials > 92
+
+
+def test_few_points_have_the_line_and_the_prediction_of_least_squares():
+    x, y = np.array([0.0, 1.0, 2.0, 4.0]), np.array([1.0, 2.5, 2.9, 5.2])
+    line, theirs = fit_line(x, y, 6.0), stats.linregress(x, y)
+    assert line.slope == pytest.approx(theirs.slope)
+    half = theirs.stderr * stats.t.ppf(0.975, 2)
+    assert line.slope_high - line.slope == pytest.approx(half, rel=1e-6)
+    rest = y - theirs.intercept - theirs.slope * x
+    spread = np.sqrt(rest @ rest / 2 * (1 + 1 / 4 + (6 - x.mean()) ** 2 / (4 * x.var())))
+    wanted = theirs.intercept + 6 * theirs.slope + spread * stats.t.ppf(0.975, 2)
+    assert line.predicted_high == pytest.approx(wanted, rel=1e-6)
+    with pytest.raises(ValueError, match="3 or more"):
+        fit_line(x[:2], y[:2], 1.0)
