@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flatminima import style
-from flatminima.comparisons import bit_width_rows
+from flatminima.comparisons import BLOCKS, bit_width_rows
 from flatminima.hypothesis_tests import Row, join_notes
 from flatminima.jobs import run
 from flatminima.missing import holes, missing_words
@@ -30,8 +30,8 @@ def draw(audit: pd.DataFrame, paper: pd.DataFrame, *, suite: dict) -> Figure:
 
     ``audit`` is audit.csv of ``suite`` (keys label, is_paper_model and spacing), of which
     the evenly spaced steps are drawn; ``paper`` is the printed Table 1 (columns step,
-    int4_gap_pct, int8_gap_pct), always in a panel of its own. r and slope are those of
-    statistics.csv, both of logarithms. The dashed line is what the distance of the levels
+    int4_gap_pct, int8_gap_pct), always in a panel of its own. Slope and ratio are those of
+    statistics.csv. The dashed line is what the distance of the levels
     alone would give: an error that grows with its square. Section 4.4.
     """
     even = audit[(audit["step"] > 0) & (audit["step"] % suite["spacing"] == 0)]
@@ -44,10 +44,10 @@ def draw(audit: pd.DataFrame, paper: pd.DataFrame, *, suite: dict) -> Figure:
          PAPER_SPACING, "rounding"),
     ]  # fmt: skip
     with style.style():
-        figure = Figure(figsize=(style.PAGE_IN, 3.9))
+        figure = Figure(figsize=(style.PAGE_IN, 4.0))
         panels = figure.subplots(
             1, 2, gridspec_kw={
-                "left": 0.1, "right": 0.985, "bottom": 0.105, "top": 0.74, "wspace": 0.29
+                "left": 0.1, "right": 0.985, "bottom": 0.105, "top": 0.715, "wspace": 0.29
             },
         )  # fmt: skip
         for axes, (title, table, names, spacing, bars) in zip(panels, sides, strict=True):
@@ -56,10 +56,10 @@ def draw(audit: pd.DataFrame, paper: pd.DataFrame, *, suite: dict) -> Figure:
             low, high = (names[role] for role in PAPER_NAMES)
             axes.set_xlabel(f"loss added by {low} (nats/token, log scale)")
             axes.set_ylabel(f"loss added by {high} (nats/token, log scale)")
-            axes.set_title(title, loc="left", pad=42)
+            axes.set_title(title, loc="left", pad=52)
             count = table["step"].nunique()
             _write(axes, [
-                _relation(table, spacing),
+                *_relation(table, spacing),
                 f"left out, no loss added: {left_out} of {count} checkpoints",
                 f"bars: {bars}{expected}",
             ])  # fmt: skip
@@ -124,19 +124,18 @@ def _draw_expected(axes: Axes, names: dict[str, str]) -> str:
     return f"; dashed: ({high}/{low})² = {ratio:.0f}"
 
 
-def _relation(table: pd.DataFrame, spacing: int) -> str:
-    """What is printed of correlation and slope."""
-    rows = {
-        row.test: row
-        for row in bit_width_rows(table, spacing)
-        if row.comparison.endswith("(even steps)") and row.measure.startswith("ln ")
-    }
-    r, slope = rows["Pearson r"], rows["log-log regression"]
-    return f"of logarithms: r = {_number(r)}, slope = {_number(slope)}, n = {r.n_a}"
+def _relation(table: pd.DataFrame, spacing: int) -> list[str]:
+    """What is printed of the ratio and of the slope, both from sums over stretches."""
+    rows = {row.test: row for row in bit_width_rows(table, spacing)}
+    slope, ratio = _number(rows["log-log regression"], 2), _number(rows["ratio"], 0)
+    return [f"sums over {BLOCKS} stretches of the run: low/high {ratio}", f"slope {slope}"]
 
 
-def _number(row: Row) -> str:
-    return "none" if pd.isna(row.value) else f"{row.value:.2f}".replace("-", "−")
+def _number(row: Row, digits: int) -> str:
+    if pd.isna(row.value):
+        return "none"
+    ends = f" [{row.interval_low:.{digits}f}, {row.interval_high:.{digits}f}]"
+    return f"{row.value:.{digits}f}{'' if pd.isna(row.interval_low) else ends}".replace("-", "−")
 
 
 def _write(axes: Axes, lines: list[str]) -> None:

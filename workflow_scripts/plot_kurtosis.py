@@ -19,6 +19,7 @@ SUMMARIES = {
     "mean_over_tensors": ("mean over\ntensors", Look("black", "-", "o")),
     "pooled": ("pooled\nweights", Look("black", (0, (4, 1.5)), "s")),
 }
+TURNS = ("levels", "detrended", "differences")
 
 
 def main(kurtosis: str, audit: str, phases: str, outputs: list, suite: dict) -> None:
@@ -31,19 +32,20 @@ def draw(kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, *, suite: di
     """Excess kurtosis over steps, and beside it the gap against it in phase 3.
 
     The gap stands against each definition of kurtosis in a panel of its own. Where no onset
-    was found these panels show the checkpoints after FP32 convergence and say so. Their r, n
-    and p are those of statistics.csv. The paper's figure 2, section 4.5.
+    was found these panels show the checkpoints after FP32 convergence and say so. Their axis
+    spans all that kurtosis moves over the run, so that a small part of it looks small. r with
+    its 95 % interval is that of statistics.csv. The paper's figure 2, section 4.5.
     """
     with style.style():
-        figure = Figure(figsize=(style.PAGE_IN, 3.3))
+        figure = Figure(figsize=(style.PAGE_IN, 3.4))
         grid = figure.add_gridspec(
-            1, 2, width_ratios=(1.3, 1), wspace=0.47, left=0.07, right=0.985, bottom=0.13, top=0.745
+            1, 2, width_ratios=(1, 1.15), wspace=0.45, left=0.07, right=0.985, bottom=0.13, top=0.7
         )
         course = figure.add_subplot(grid[0])
         course.set_xlim(0, kurtosis["step"].max())
         style.draw_phases([course], style.named_segments(phases))
         _draw_course(course, kurtosis)
-        relations = grid[1].subgridspec(1, len(SUMMARIES), wspace=0.12).subplots(sharey=True)
+        relations = grid[1].subgridspec(1, len(SUMMARIES), wspace=0.14).subplots(sharey=True)
         _draw_relations(relations, kurtosis, audit, phases, suite)
         title = join_notes(
             f"{suite['label']}: excess kurtosis of the weights", missing_words(phases)
@@ -86,7 +88,8 @@ def _draw_relations(
     low = audit[(audit["role"] == "low_bit") & (audit["step"] % suite["spacing"] == 0)]
     low = low[low["step"] >= start]
     rows = kurtosis_rows(kurtosis, audit, phases, suite["spacing"])
-    found = {row.comparison: row for row in rows if row.test == "Pearson r"}
+    found = {(row.comparison, row.test): row for row in rows}
+    even = kurtosis[kurtosis["step"] % suite["spacing"] == 0]
     words = style.choose_scale(panels[0].yaxis, low["gap_pct"])
     for axes, (statistic, (name, look)) in zip(panels, SUMMARIES.items(), strict=True):
         part = kurtosis[kurtosis["statistic"] == statistic].merge(low, on="step")
@@ -94,27 +97,32 @@ def _draw_relations(
             part["excess_kurtosis"], part["gap_pct"], ls="", marker=look.marker, ms=3,
             mec=look.color, mfc=look.color if look.linestyle == "-" else "none", mew=0.8,
         )  # fmt: skip
-        axes.margins(x=0.12)
-        axes.xaxis.set_major_locator(ticker.MaxNLocator(2))
-        row = found[f"kurtosis {statistic} v low_bit gap ({label})"]
+        whole = even.loc[even["statistic"] == statistic, "excess_kurtosis"]
+        spare = 0.06 * (whole.max() - whole.min() or 1.0)
+        axes.set_xlim(whole.min() - spare, whole.max() + spare)
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(3))
+        comparison = f"kurtosis {statistic} v low_bit gap ({label})"
+        lines = [f"{name.replace(chr(10), ' ')}: r [95 %]"] + [
+            f"{turn} {_correlation(found[comparison, f'Pearson r, {turn}'])}" for turn in TURNS
+        ]
         # Line by line, so that both panels have them at the same heights.
-        for line, text in enumerate([*_correlation(row)[::-1], name.replace("\n", " ")]):
+        for line, text in enumerate(reversed(lines)):
             axes.annotate(
-                text, (0, 1), (0, 4 + 10 * line), xycoords="axes fraction",
-                textcoords="offset points",
+                text, (0, 1), (0, 4 + 9.5 * line), xycoords="axes fraction",
+                textcoords="offset points", fontsize=7,
             )  # fmt: skip
         axes.set_xlabel("excess kurtosis")
-    panels[0].set_title(title, loc="left", pad=36, color=GREY)
-    name = style.role_labels(audit, suite)["low_bit"]
+    panels[0].set_title(title, loc="left", pad=46, color=GREY)
+    name = style.role_labels(audit)["low_bit"]
     panels[0].set_ylabel(f"{name} gap (% of FP32)" + (f"\n{words}" if words else ""))
 
 
-def _correlation(row: Row) -> tuple[str, str]:
-    """What is printed of one correlation: r, and below it n and p."""
+def _correlation(row: Row) -> str:
+    """What is printed of one correlation."""
     if pd.isna(row.value):
-        return "no r", f"n = {row.n_a}"
-    chance = f"p = {row.p_value:.3f}" if row.p_value >= 0.001 else "p < 0.001"
-    return f"r = {row.value:.2f}".replace("-", "−"), f"n = {row.n_a}, {chance}"
+        return "none"
+    ends = f"[{row.interval_low:.1f}, {row.interval_high:.1f}]"
+    return f"{row.value:.2f} {ends}".replace("-", "−")
 
 
 if __name__ == "__main__":

@@ -251,7 +251,7 @@ def bit_width_rows(audit: pd.DataFrame, spacing: int) -> Iterator[Row]:
     ]
     where = where | {"unit": "stretch"}
     note = join_notes(f"sums over {BLOCKS} stretches of the run", lost)
-    whole = len(steps) >= 2 * BLOCKS and all((part > 0.0).all() for part in sums)
+    whole = len(steps) >= BLOCKS and all((part > 0.0).all() for part in sums)
     why = "" if whole else "needs stretches whose sums of both deltas are positive"
     x, y = (np.log(part) if whole else np.zeros(0) for part in sums)
     found = {}
