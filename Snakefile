@@ -22,7 +22,7 @@ wildcard_constraints:
     suite=r"[^/]+",
     steps=r"step\d+(-step\d+)?",
     step=r"\d+",
-    series=r"forks|cycles|variants",
+    series=r"forks|cycles|variants|cooled",
     condition=r"[^/]+?",
     seed=r"\d+",
 
@@ -34,11 +34,12 @@ localrules:
 
 # What a reader looks at: of every suite, of those that have forks, and so on.
 ALL = [
-    *("suite.csv", "audit.csv", "kurtosis.csv", "phases.json"),
+    *("suite.csv", "audit.csv", "kurtosis.csv", "phases.json", "scaling_law.json"),
     *multiext("tables/table1", ".csv", ".md", ".tex"),
     *multiext("figures/fig1_audit", ".pdf", ".svg", ".png"),
     *multiext("figures/fig2_kurtosis", ".pdf", ".svg", ".png"),
     *multiext("figures/fig5_bit_widths", ".pdf", ".svg", ".png"),
+    *multiext("figures/fig14_scaling_law", ".pdf", ".svg", ".png"),
     *("index.html", "notebooks/audit.html"),
 ]
 OF_FORKS = [

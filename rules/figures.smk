@@ -109,6 +109,7 @@ rule plot_forks:
     """Figure 3: the forks' gaps and absolute perplexities."""
     input:
         forks="results/{suite}/forks.csv",
+        cooled=planned(plan_forks.cooled_table),
         audit="results/{suite}/audit.csv",
     output:
         figure("results/{suite}/figures/fig3_forks", "Forks", "3"),
@@ -126,6 +127,31 @@ rule plot_forks:
         "Figure 3 of {wildcards.suite}"
     script:
         "../workflow_scripts/plot_forks.py"
+
+
+rule plot_scaling_law:
+    """Figure 14: the low-bit loss against its own power law, beside the paper's ten rows."""
+    input:
+        audit="results/{suite}/audit.csv",
+        kurtosis="results/{suite}/kurtosis.csv",
+        law="results/{suite}/scaling_law.json",
+        paper_table="resources/paper/table1.csv",
+    output:
+        figure("results/{suite}/figures/fig14_scaling_law", "Audit", "14"),
+    log:
+        "logs/{suite}/plot_scaling_law.log",
+    benchmark:
+        "benchmarks/{suite}/plot_scaling_law.tsv"
+    localrule: True
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        suite=planned(plan.facts),
+        code=code_hash("workflow_scripts/plot_scaling_law.py"),
+    message:
+        "Figure 14 of {wildcards.suite}"
+    script:
+        "../workflow_scripts/plot_scaling_law.py"
 
 
 rule plot_bit_widths:

@@ -2,7 +2,8 @@
 
 A fork is a series of checkpoints, and so is everything else that leaves the suite's run:
 {series} is `forks` (the schedules of the paper), `cycles` (OLI probed through its last
-cycles) or `variants` (rivals, other amplitudes, the pilot). Training writes weights; what
+cycles), `variants` (rivals, other amplitudes, the pilot) or `cooled` (a common cool-down of
+every fork after its end, so that they are compared at equal rates). Training writes weights; what
 measures the checkpoints of the audit measures those of a fork.
 
 REQUIRED INPUTS  results/{suite}/checkpoints/step{start}/
@@ -11,7 +12,7 @@ OUTPUTS          results/{suite}/{series}/checkpoints/{condition}-seed{seed}/ste
                  results/{suite}/{series}/losses/{condition}-seed{seed}.csv, .json
                  results/{suite}/{series}/{condition}-seed{seed}.csv, .parquet, .json
                  results/{suite}/{series}/kurtosis/{condition}-seed{seed}.csv
-                 results/{suite}/forks.csv, cycles.csv, pilot.csv, amplitudes.csv
+                 results/{suite}/forks.csv, cycles.csv, cooled.csv, pilot.csv, amplitudes.csv
 """
 
 
@@ -30,6 +31,7 @@ rule train_fork:
         "benchmarks/{suite}/train_fork/{series}/{condition}-seed{seed}.tsv"
     wildcard_constraints:
         suite=suites_where(lambda suite: plan_forks.keeps_forks(suite.section)),
+        series="forks|cycles|variants",
     priority: 15
     conda:
         "../envs/torch.yaml"
@@ -41,6 +43,7 @@ rule train_fork:
     params:
         workspace="results/{suite}/unfinished/train_fork/{series}/{condition}-seed{seed}",
         settings=planned(plan_forks.condition_settings, "series", "condition"),
+        source=planned(plan_forks.source_folder, "series", "condition", "seed"),
         key=planned(plan_forks.condition_key, "series", "condition"),
         device=setting("device"),
         code=code_hash("workflow_scripts/train_fork.py"),
@@ -58,6 +61,30 @@ use rule train_fork as train_fork_temporary with:
         provenance="results/{suite}/{series}/losses/{condition}-seed{seed}.json",
     wildcard_constraints:
         suite=suites_where(lambda suite: not plan_forks.keeps_forks(suite.section)),
+        series="forks|cycles|variants",
+
+
+# The branch leaves from the fork's last checkpoint, whose sha256 stands in `fork`.
+use rule train_fork as cool_fork with:
+    input:
+        checkpoints=ancient("results/{suite}/forks/checkpoints/{condition}-seed{seed}"),
+        fork="results/{suite}/forks/losses/{condition}-seed{seed}.json",
+        train="results/{suite}/data/train.safetensors",
+    wildcard_constraints:
+        suite=suites_where(lambda suite: plan_forks.keeps_forks(suite.section)),
+        series="cooled",
+    message:
+        "Cooling the fork {wildcards.condition} of {wildcards.suite}, seed {wildcards.seed}"
+
+
+use rule cool_fork as cool_fork_temporary with:
+    output:
+        checkpoints=temp(directory("results/{suite}/{series}/checkpoints/{condition}-seed{seed}")),
+        losses="results/{suite}/{series}/losses/{condition}-seed{seed}.csv",
+        provenance="results/{suite}/{series}/losses/{condition}-seed{seed}.json",
+    wildcard_constraints:
+        suite=suites_where(lambda suite: not plan_forks.keeps_forks(suite.section)),
+        series="cooled",
 
 
 # What training has made is told by the sha256 in `training`, not by the age of a folder.
@@ -140,7 +167,7 @@ rule gather_forks:
     benchmark:
         "benchmarks/{suite}/gather_forks/{gathered}.tsv"
     wildcard_constraints:
-        gathered="forks|cycles|pilot|amplitudes",
+        gathered="forks|cycles|cooled|pilot|amplitudes",
     localrule: True
     conda:
         "../envs/analysis.yaml"

@@ -3,7 +3,7 @@
 REQUIRED INPUTS  results/{suite}/suite.csv, audit.csv, audit_sequences.parquet, kurtosis.csv, forks.csv
                  resources/paper/claims.yaml, excerpts.yaml, table1.csv, table2.csv,
                  pythia_lambada.csv, page.html.j2, page.md.j2
-OUTPUTS          results/{suite}/phases.json
+OUTPUTS          results/{suite}/phases.json, scaling_law.json
                  results/{suite}/statistics.csv
                  results/{suite}/early_warning.csv
                  results/{suite}/claims.csv, claims.md, claims.html
@@ -36,6 +36,29 @@ rule detect_phases:
         "../workflow_scripts/detect_phases.py"
 
 
+rule fit_scaling_law:
+    """The low-bit loss as a power of the tokens seen up to convergence, and the excess over it."""
+    input:
+        audit="results/{suite}/audit.csv",
+        phases="results/{suite}/phases.json",
+    output:
+        law="results/{suite}/scaling_law.json",
+    log:
+        "logs/{suite}/fit_scaling_law.log",
+    benchmark:
+        "benchmarks/{suite}/fit_scaling_law.tsv"
+    localrule: True
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        spacing=planned(lambda suite: suite.spacing),
+        code=code_hash("workflow_scripts/fit_scaling_law.py"),
+    message:
+        "Fitting the scaling law of {wildcards.suite}"
+    script:
+        "../workflow_scripts/fit_scaling_law.py"
+
+
 rule test_hypotheses:
     """Every summary and test, with the probe and with the seed as the unit."""
     input:
@@ -48,6 +71,7 @@ rule test_hypotheses:
             fork=planned(plan_forks.runs, series="forks"),
             allow_missing=True,
         ),
+        cooled=planned(plan_forks.cooled_table),
     output:
         statistics=in_report(
             "results/{suite}/statistics.csv",
@@ -66,6 +90,7 @@ rule test_hypotheses:
     params:
         spacing=planned(lambda suite: suite.spacing),
         baseline="cosine",
+        primary=planned(lambda suite: suite.key("fork").get("primary", {})),
         resamples=setting("probe.resamples"),
         seed=0,
         code=code_hash("workflow_scripts/test_hypotheses.py"),

@@ -20,25 +20,32 @@ from flatminima.style import GREY, SCHEDULES, Look, end_labels, role_labels
 MOST_NAMED = 6  # steps of a cycle that are listed one by one
 
 
-def main(forks: str, audit: str, outputs: list, suite: dict) -> None:
+def main(forks: str, cooled: list, audit: str, outputs: list, suite: dict) -> None:
     """Write ``outputs`` (pdf, svg, png); ``suite`` is described at ``draw``."""
-    style.save(draw(pd.read_csv(forks), pd.read_csv(audit), suite=suite), outputs)
+    branch = pd.read_csv(cooled[0]) if cooled else None
+    drawing = draw(pd.read_csv(forks), pd.read_csv(audit), cooled=branch, suite=suite)
+    style.save(drawing, outputs)
 
 
-def draw(forks: pd.DataFrame, audit: pd.DataFrame, *, suite: dict) -> Figure:
+def draw(
+    forks: pd.DataFrame, audit: pd.DataFrame, *, cooled: pd.DataFrame | None = None, suite: dict
+) -> Figure:
     """Gap, absolute perplexities and learning rate of every fork over its probes.
 
     ``forks`` and ``audit`` are forks.csv and audit.csv of ``suite`` (key ``label``; with
     ``training``, ``fork`` and ``last`` the learning rate is drawn at every update, without
     them at the probes only). Thin lines are seeds, thick ones their mean; the audited run
     over the same steps is grey. Absolute perplexities stand below the gap because the gap
-    is relative to each fork's own FP32 model and shrinks when that model gets worse. The
+    is relative to each fork's own FP32 model and shrinks when that model gets worse.
+    Crosses beyond the end are the same forks after a common cool-down (``cooled``). The
     paper's figure 3, section 5.2.
     """
     name = role_labels(forks, suite)["low_bit"]
     forks = forks.fillna({"update_phase": ""})
     start, last = forks["fork_step"].iloc[0], forks["step"].max()
-    run = audit[audit["step"].between(start, last)]
+    cooled = forks.iloc[:0] if cooled is None else cooled
+    end = max(last, cooled["step"].max()) if len(cooled) else last
+    run = audit[audit["step"].between(start, end)]
     with style.style():
         figure = Figure(figsize=(style.PAGE_IN, 6.2))
         grid = figure.add_gridspec(
@@ -49,7 +56,7 @@ def draw(forks: pd.DataFrame, audit: pd.DataFrame, *, suite: dict) -> Figure:
         low_ppl = figure.add_subplot(grid[1, 0], sharex=gap)
         fp32_ppl = figure.add_subplot(grid[1, 1], sharex=gap, sharey=low_ppl)
         rate = figure.add_subplot(grid[2, :], sharex=gap)
-        gap.set_xlim(start, last)
+        gap.set_xlim(start, end)
         looks = style.fork_looks(forks["schedule"].unique())
 
         panels = [
@@ -60,11 +67,14 @@ def draw(forks: pd.DataFrame, audit: pd.DataFrame, *, suite: dict) -> Figure:
         ends = []
         for axes, role, column, label in panels:
             # Both perplexities share an axis, so the low-bit ones decide its scale.
-            scale_of = forks.loc[forks["role"] == "low_bit", column]
+            both = pd.concat([forks, cooled], ignore_index=True)
+            scale_of = both.loc[both["role"] == "low_bit", column]
             words = style.choose_scale(axes.yaxis, scale_of)
             axes.set_ylabel(label + (f"\n{words}" if words else ""))
             trajectories = forks[forks["role"] == role]
-            ends.append(_draw_forks(axes, trajectories, run[run["role"] == role], column, looks))
+            after = cooled[cooled["role"] == role]
+            own = run[run["role"] == role]
+            ends.append(_draw_forks(axes, trajectories, after, own, column, looks))
         for (axes, *_), labels in zip(panels, ends, strict=True):
             end_labels(axes, labels)
         _draw_learning_rate(rate, forks[forks["role"] == "fp32"], looks, suite)
@@ -73,7 +83,7 @@ def draw(forks: pd.DataFrame, audit: pd.DataFrame, *, suite: dict) -> Figure:
         for axes in (gap, low_ppl, fp32_ppl):
             axes.set_xlabel("")
         gap.xaxis.set_major_locator(ticker.MaxNLocator(5, steps=[1, 2, 4, 5, 10]))
-        _explain(figure, forks, looks)
+        _explain(figure, forks, looks, cooled=bool(len(cooled)))
         style.put_title(
             figure,
             f"{suite['label']}: forks from step {start:,} under {len(looks)} "
@@ -85,8 +95,9 @@ def draw(forks: pd.DataFrame, audit: pd.DataFrame, *, suite: dict) -> Figure:
 
 
 def _draw_forks(
-    axes: Axes, forks: pd.DataFrame, run: pd.DataFrame, column: str, looks: dict[str, Look]
-) -> list[tuple[str, float, str]]:
+    axes: Axes, forks: pd.DataFrame, cooled: pd.DataFrame, run: pd.DataFrame, column: str,
+    looks: dict[str, Look],
+) -> list[tuple[str, float, str]]:  # fmt: skip
     """Draw one quantity; returns the labels of its curves' ends."""
     axes.plot(run["step"], run[column], color=GREY, lw=1.6, alpha=0.7, zorder=1)
     origin = run[run["step"] == forks["fork_step"].iloc[0]]
@@ -99,7 +110,16 @@ def _draw_forks(
         mean = part.groupby(["step", "update_phase"])[column].mean().reset_index()
         axes.plot(mean["step"], mean[column], color=look.color, ls=look.linestyle, lw=1.5, zorder=3)
         _draw_probes(axes, mean, column, look)
-        ends.append((SCHEDULES.get(schedule, schedule), mean[column].iloc[-1], look.color))
+        end = mean.iloc[-1]
+        after = cooled[cooled["schedule"] == schedule]
+        if len(after):
+            one = after.groupby("step", as_index=False)[column].mean().iloc[-1]
+            axes.plot([end["step"], one["step"]], [end[column], one[column]], color=look.color,
+                      ls=":", lw=1.0, zorder=3)  # fmt: skip
+            axes.plot(after["step"], after[column], ls="", marker="x", color=look.color, ms=4,
+                      mew=0.9, clip_on=False, zorder=4)  # fmt: skip
+            end = one
+        ends.append((SCHEDULES.get(schedule, schedule), end[column], look.color))
     return ends
 
 
@@ -170,13 +190,15 @@ def _alias(schedule: OscillatoryLockIn, probe_every: int) -> str:
     return f"probes meet the {schedule.period}-step cycle at {steps}"
 
 
-def _explain(figure: Figure, forks: pd.DataFrame, looks: dict[str, Look]) -> None:
+def _explain(figure: Figure, forks: pd.DataFrame, looks: dict[str, Look], *, cooled: bool) -> None:
     """What thin lines, filled and hollow markers mean, in one line above the panels."""
     handles = [
         Line2D([], [], color=GREY, lw=1.5, label="mean over seeds"),
         Line2D([], [], color=GREY, lw=0.5, label=f"one seed ({forks['seed'].nunique()} each)"),
         Line2D([], [], color=GREY, ls="", marker="D", ms=4, label="fork point"),
     ]
+    if cooled:
+        handles.append(Line2D([], [], color=GREY, ls="", marker="x", ms=4, label="cooled down"))
     for schedule in forks.loc[forks["update_phase"] == "bump", "schedule"].unique():
         look, name = looks[schedule], SCHEDULES.get(schedule, schedule)
         probe = {"ls": "", "marker": look.marker, "mec": look.color, "mew": 0.8}
@@ -184,7 +206,7 @@ def _explain(figure: Figure, forks: pd.DataFrame, looks: dict[str, Look]) -> Non
         handles.append(Line2D([], [], mfc="white", **probe, label=f"{name}: bump"))
     figure.legend(
         handles=handles, loc="upper left", bbox_to_anchor=(0.075, 0.965), ncols=len(handles),
-        frameon=False, handlelength=1.4, columnspacing=1.0,
+        frameon=False, handlelength=1.2, columnspacing=0.8, fontsize=7,
     )  # fmt: skip
 
 

@@ -18,9 +18,7 @@ PAPER_TOKENS_PER_STEP = 2_097_152
 BLUE = "#0173b2"
 
 
-def main(
-    audit: str, kurtosis: str, law: str, paper_table: str, outputs: list, suite: dict
-) -> None:
+def main(audit: str, kurtosis: str, law: str, paper_table: str, outputs: list, suite: dict) -> None:
     """Write ``outputs`` (pdf, svg, png); ``suite`` has label and spacing."""
     drawing = draw(
         pd.read_csv(audit), block_weights(pd.read_csv(kurtosis)), read_json(law),

@@ -16,11 +16,12 @@ from flatminima.training.workspace import Workspace, fingerprint
 
 
 def main(inputs: dict, checkpoints: str, losses: str, provenance: str, seed: int, settings: dict,
-         device: str, key: str, threads: int, workspace: str, save_every: int,
+         source: str, device: str, key: str, threads: int, workspace: str, save_every: int,
          code: str) -> None:  # fmt: skip
     """Write ``checkpoints``/step{step}, the loss of each update, and what made them.
 
-    ``inputs`` has weights, config, train and, where Adam's moments are restored, state.
+    ``source`` is the checkpoint it leaves from; ``inputs`` has what made that, train and, where
+    Adam's moments are restored, state.
     ``settings`` is a ``Condition``, ``key`` where it stands in the configuration; ``seed``
     decides the data order and nothing else.
     """
@@ -29,12 +30,12 @@ def main(inputs: dict, checkpoints: str, losses: str, provenance: str, seed: int
     held = own_gpu(device, torch.cuda.device_count(), os.environ, slots_folder())  # noqa: F841
     device = choose_device(device)
     condition, compute = Condition(**settings), read_compute(settings["compute"])
-    hashes = {name: file_sha256(path) for name, path in inputs.items()}
+    hashes = {name: file_sha256(p) for name, p in inputs.items() if Path(p).is_file()}
     made_by = {**describe_run(device=device, threads=threads), **settings, "seed": seed,
                "inputs": hashes, "code": code}  # fmt: skip
     folders = {step: f"{checkpoints}/step{step}" for step in condition.saved_steps}
     with Workspace(workspace, fingerprint(**made_by), save_every) as unfinished:
-        model = load_model(Path(inputs["weights"]).parent, device)
+        model = load_model(source, device)
         tokens = _cut(read_tokens(inputs["train"]), condition.fork.get("length"))
         check_ids(tokens, model.config.vocab_size, whose="the vocabulary")
         set_attention(model, compute.attention)

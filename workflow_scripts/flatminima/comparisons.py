@@ -45,6 +45,8 @@ from flatminima.intervals import (
 from flatminima.missing import holes, missing_words
 from flatminima.quantizer_specs import FP32, LOW_BIT
 
+COOLED = "cooled_gap_pct"  # after a common cool-down
+
 
 def probe_table(forks: pd.DataFrame) -> pd.DataFrame:
     """One row per probe: schedule, seed, step, update_phase, gap_pct and the two perplexities."""
@@ -83,9 +85,7 @@ def seed_rows(comparison: str, probes: pd.DataFrame, baseline: pd.DataFrame) -> 
     for how in ("final", "mean"):
         a, b = by_seed(probes, "gap_pct", how), by_seed(matching, "gap_pct", how)
         where = {"comparison": comparison, "unit": "seed", "measure": f"{how}_gap_pct"}
-        yield from paired_tests((a - b).dropna().to_numpy(), where, note)
-        yield from exact_tests(a.to_numpy(), b.to_numpy(), where, note)
-        yield from t_tests(a.to_numpy(), b.to_numpy(), where, note)
+        yield from _seed_tests(a, b, where, note)
 
 
 def probe_rows(comparison: str, probes: pd.DataFrame, baseline: pd.DataFrame) -> Iterator[Row]:
@@ -159,6 +159,26 @@ def fork_rows(forks: pd.DataFrame, baseline: str) -> Iterator[Row]:
         comparison = f"{name} v {baseline}"
         yield from seed_rows(comparison, probes, control)
         yield from probe_rows(comparison, probes, control)
+
+
+def cooled_rows(cooled: pd.DataFrame, baseline: str) -> Iterator[Row]:
+    """Forks at equal rates: each after the same cool-down, the run being the unit."""
+    last = probe_table(cooled).groupby("schedule", sort=False)
+    gaps = {name: part.set_index("seed")["gap_pct"] for name, part in last}
+    note = join_notes(ONE_RUN, "after a common cool-down to the lowest rate")
+    for name, gap in gaps.items():
+        yield _summary(name, "seed", COOLED, gap.to_numpy(), note)
+    control = gaps.pop(baseline, pd.Series(dtype=float))
+    for name, gap in gaps.items():
+        where = {"comparison": f"{name} v {baseline}", "unit": "seed", "measure": COOLED}
+        yield from _seed_tests(gap, control, where, note)
+
+
+def _seed_tests(a: pd.Series, b: pd.Series, where: dict, note: str) -> Iterator[Row]:
+    """Seeds as pairs and unpaired; ``a`` and ``b`` hold one value by seed."""
+    yield from paired_tests((a - b).dropna().to_numpy(), where, note)
+    yield from exact_tests(a.to_numpy(), b.to_numpy(), where, note)
+    yield from t_tests(a.to_numpy(), b.to_numpy(), where, note)
 
 
 def summary_rows(condition: str, probes: pd.DataFrame) -> Iterator[Row]:
@@ -382,18 +402,22 @@ def all_statistics(
     spacing: int,
     baseline: str,
     primary: Mapping[str, str] = MappingProxyType({}),
+    cooled: pd.DataFrame | None = None,
     sequences: pd.DataFrame | None = None,
     resamples: int = 1000,
     seed: int = 0,
 ) -> pd.DataFrame:
     """Contents of ``statistics.csv``; ``spacing`` is the distance of evenly spaced steps.
 
+    ``cooled`` is cooled.csv: the forks after a common cool-down, compared at equal rates.
     ``primary`` names the one test that was chosen beforehand (``in_families``).
     ``sequences`` holds the forks' scores (``read_fork_sequences``); without them the rows
     whose unit is the sequence are left out. ``resamples`` and ``seed`` are those of the
     bootstrap over sequences.
     """
     rows = [*fork_rows(forks, baseline)]
+    if cooled is not None:
+        rows += cooled_rows(cooled, baseline)
     if sequences is not None:
         rows += sequence_rows(sequences, forks, baseline, resamples=resamples, seed=seed)
     rows += [*kurtosis_rows(kurtosis, audit, phases, spacing), *bit_width_rows(audit, spacing)]

@@ -478,6 +478,17 @@ class Pilot(Section):
 _Seeds = Annotated[list[Seed], AfterValidator(_unique), Field(min_length=1)]
 
 
+class Primary(Section):
+    """The one comparison that is named beforehand; all other tests are exploratory."""
+
+    test: Literal["paired t", "Welch t", "pairwise wins"] = key("Test, the run being the unit.")
+    comparison: str = key("A condition against the control, such as `sgdr v cosine`.")
+    unit: Literal["seed"] = key("What counts as one observation.")
+    measure: Literal["cooled_gap_pct", "final_gap_pct", "mean_gap_pct"] = key(
+        "Low-bit gap in percent: after the cool-down, at the last probe, or over all probes."
+    )
+
+
 class Fork(Section):
     """Training that leaves the run under another schedule."""
 
@@ -501,6 +512,12 @@ class Fork(Section):
     schedules: dict[Name, AnySchedule] = key(
         "Conditions by name; the name is part of the fork's file name.", min_length=1
     )
+    cooldown_steps: PositiveInt = key(
+        "Updates of the branch that every fork gets after its end, a straight line from the "
+        "run's rate there to its lr_min, so that forks are compared at equal rates.",
+        None,
+    )
+    primary: Primary = None
     pilot: Pilot = None
     amplitudes: Annotated[list[Annotated[float, Field(gt=0)]], AfterValidator(_unique)] = key(
         "Lambdas of OLI that are tried at its own cadence and at SGDR's.", None, min_length=1

@@ -1,8 +1,9 @@
 """What rules ask of what leaves a suite's run: a series of checkpoints a condition and seed.
 
 A *series* is ``forks`` (the paper's schedules), ``cycles`` (OLI, every phase probed through
-its last cycles) or ``variants`` (rivals, other amplitudes, the pilot); a *condition* is one
-name in it. Rivals that are averages of the run's own checkpoints are not trained.
+its last cycles), ``variants`` (rivals, other amplitudes, the pilot) or ``cooled`` (the branch
+of each fork after its end); a *condition* is one name in it. Rivals that are averages of the
+run's own checkpoints are not trained.
 """
 
 from collections.abc import Mapping
@@ -123,7 +124,20 @@ def _of_variants(suite: Suite) -> dict[str, Variant]:
     return _of_rivals(suite) | _of_amplitudes(suite) | _of_pilot(suite)
 
 
-_SERIES = {"forks": _of_schedules, "cycles": _of_cycles, "variants": _of_variants}
+def _of_cooled(suite: Suite) -> dict[str, Variant]:
+    """The common cool-down from the last checkpoint of each fork, measured at its end."""
+    fork = suite.key("fork")
+    steps = fork.get("cooldown_steps")
+    if steps is None:
+        return {}
+    change = {"start": fork["start"] + fork["steps"], "steps": steps, "probe_at": [steps],
+              "optimizer_state": "fresh"}  # fmt: skip
+    return {name: Variant({"kind": "cooldown"}, change) for name in fork["schedules"]}
+
+
+_SERIES = {
+    "forks": _of_schedules, "cycles": _of_cycles, "variants": _of_variants, "cooled": _of_cooled,
+}  # fmt: skip
 
 
 def _condition(suite: Suite, series: str, name: str) -> Variant:
@@ -195,6 +209,8 @@ def condition_length(suite: Suite, series: str, name: str) -> int:
 
 def condition_key(suite: Suite, series: str, name: str) -> str:
     """The key of the configuration that decides how fast a condition learns."""
+    if series == "cooled":
+        return "training.lr_max"
     if series != "variants":
         return f"fork.schedules.{name.rpartition('-')[0] if series == 'cycles' else name}"
     if name in _of_rivals(suite):
@@ -215,6 +231,21 @@ def trajectory(suite: Suite, series: str, name: str, seed: str) -> dict[str, str
     }
 
 
+def source_folder(suite: Suite, series: str, name: str, seed: str) -> str:
+    """The checkpoint that a condition leaves from: the run's, or for ``cooled`` the fork's last."""
+    if series != "cooled":
+        return suite.folder(suite.key("fork.start"))
+    return list(condition_folders(suite, "forks", name, seed).values())[-1]
+
+
+def cooled_table(suite: Suite) -> list[str]:
+    """cooled.csv where the suite has it."""
+    if "cooldown_steps" not in suite.section.get("fork", {}):
+        return []
+    frozen = suite.source != "published" or "cooled.csv" in frozen_names(suite)
+    return [f"{suite.root}/cooled.csv"] if frozen else []
+
+
 def runs(suite: Suite, series: str) -> list[str]:
     """Names of all conditions of a series with all seeds: ``cosine-seed0``."""
     seeds = suite.key("fork.seeds")
@@ -222,8 +253,8 @@ def runs(suite: Suite, series: str) -> list[str]:
 
 
 def trajectories(suite: Suite, gathered: str) -> list[str]:
-    """Tables of all conditions of one gathered table: forks, cycles, pilot, amplitudes, rivals."""
-    if gathered in ("forks", "cycles"):
+    """Tables of all conditions of one gathered table: a series, pilot, amplitudes or rivals."""
+    if gathered in ("forks", "cycles", "cooled"):
         return [f"{suite.root}/{gathered}/{run}.csv" for run in runs(suite, gathered)]
     fork, of_kind = suite.key("fork"), {"pilot": _of_pilot, "amplitudes": _of_amplitudes}
     known = of_kind.get(gathered, _of_rivals)(suite)

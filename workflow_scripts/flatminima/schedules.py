@@ -310,6 +310,20 @@ class Linear(ScheduleKind):
         return _stable_then_linear(step, fork, fork.start)
 
 
+class Cooldown(ScheduleKind):
+    """A straight line from the run's own rate at the start to its ``lr_min``.
+
+    The branch that every fork gets after its end, so that forks are compared at equal rates.
+    """
+
+    kind: Literal["cooldown"] = "cooldown"
+
+    def lr(self, step: int, fork: ForkSchedule) -> float:
+        top, bottom = fork.baseline(fork.start), fork.baseline.lr_min
+        left = min(max((fork.stop - step) / (fork.stop - fork.start), 0.0), 1.0)
+        return bottom + (top - bottom) * left
+
+
 class WarmupStableDecay(ScheduleKind):
     """Warm-up, stable, decay without the warm-up, which the run has behind it."""
 

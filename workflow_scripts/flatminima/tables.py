@@ -133,7 +133,13 @@ def forks_table(statistics: pd.DataFrame, paper: pd.DataFrame, *, suite: dict, l
     def over_seeds(measure: str, column: str) -> pd.Series:
         return summary[column].reindex([(name, measure) for name in names])
 
-    def won(measure: str) -> list[str | None]:
+    # The cool-down has no phases: one value a schedule.
+    schedules = list(paper["schedule"])
+
+    def cooled(column: str) -> pd.Series:
+        return summary[column].reindex([(name, "cooled_gap_pct") for name in schedules])
+
+    def won(measure: str, names: list[str] = names) -> list[str | None]:
         rows = versus.reindex([(f"{name} v {BASELINE}", measure) for name in names])
         return _wins(rows["value"], rows["n_a"] * rows["n_b"])
 
@@ -145,6 +151,9 @@ def forks_table(statistics: pd.DataFrame, paper: pd.DataFrame, *, suite: dict, l
         f"final {low} gap (%)": ("{:z.2f}", over_seeds("final_gap_pct", "mean_a")),
         "sd, final": ("{:.2f}", over_seeds("final_gap_pct", "sd_a")),
         "wins, final": ("{}", won("final_gap_pct")),
+        f"cooled {low} gap (%)": ("{:z.2f}", cooled("mean_a")),
+        "sd, cooled": ("{:.2f}", cooled("sd_a")),
+        "wins, cooled": ("{}", won("cooled_gap_pct", schedules)),
         f"mean {low} gap (%)": ("{:z.2f}", over_seeds("mean_gap_pct", "mean_a")),
         "sd, mean": ("{:.2f}", over_seeds("mean_gap_pct", "sd_a")),
         "wins, mean": ("{}", won("mean_gap_pct")),
@@ -159,7 +168,8 @@ def forks_table(statistics: pd.DataFrame, paper: pd.DataFrame, *, suite: dict, l
     }
     text = (
         f"relative {low} perplexity gap of the forks: mean and standard deviation (sd) over seeds "
-        "of the gap at each fork's last probe (final) and of its mean over all probes (mean). "
+        "of the gap at each fork's last probe (final), after a cool-down that is the same for all "
+        "(cooled: the comparison at equal rates) and of its mean over all probes (mean). "
         "Conditions with cool probes leave out probes whose last update was a bump. Perplexities "
         "are means at the last probe. Wins: pairs of seeds in which the condition has the lower "
         "gap than cosine at the same steps. The gap is relative to each fork's own FP32 model."
