@@ -321,7 +321,7 @@ def test_bit_widths_are_compared_by_sums_that_keep_every_checkpoint():
     slope = select(rows, test="log-log regression")
     assert close(slope.value, stats.linregress(*np.log(sums)).slope)
     assert slope.interval_low < slope.value < slope.interval_high
-    short = rows_of(bit_width_rows(audit[audit.step <= 400], 40))
+    short = rows_of(bit_width_rows(audit[audit.step <= 200], 40))
     assert np.isnan(select(short, test="log-log regression").value)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from flatminima.hypothesis_tests import correlate
 from flatminima.phases import find_phases
 from flatminima.schedules import RunSchedule, pretraining_schedule
 
@@ -197,13 +198,6 @@ def welch(a: tuple[float, float, int], b: tuple[float, float, int]) -> tuple[Int
     return Interval(difference, difference - half, difference + half), p_of_t(
         difference / error, df
     )
-
-
-def effective_count(x: np.ndarray, y: np.ndarray) -> float:
-    """Independent pairs that two series are worth, from their lag-1 autocorrelations."""
-    lag = [float(np.corrcoef(s[1:], s[:-1])[0, 1]) for s in (x, y)]
-    product = max(lag[0] * lag[1], 0.0)
-    return len(x) * (1 - product) / (1 + product)
 
 
 # ---- the common accessors --------------------------------------------------------------------
@@ -697,7 +691,8 @@ class Measured(Evidence):
         x, y = (both[c].to_numpy(float) for c in both)
         if detrended:
             x, y = (v - np.polyval(np.polyfit(steps, v, 1), steps) for v in (x, y))
-        return interval_of_r(np.corrcoef(x, y)[0, 1], effective_count(x, y))
+        found = correlate(x, y)
+        return Interval(found["value"], found["interval_low"], found["interval_high"])
 
     # Beyond the paper.
 
