@@ -20,7 +20,6 @@ SUITE ?=
 CONFIG ?=
 SOURCE ?=
 BIN := .venv/bin
-export PYTHONPATH := workflow_scripts
 # What every call of Snakemake is told; targets stand before it.
 CONFIGURED = $(if $(CONFIG),--configfile $(CONFIG)) $(if $(SUITE),--config suite=$(SUITE))
 NAMED = $(if $(SUITE),--suite $(SUITE)) $(if $(CONFIG),--configfile $(CONFIG))
@@ -34,6 +33,8 @@ $(READY): envs/requirements.lock
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11, 5) or sys.exit("Python 3.11.5 or newer is needed, this is " + sys.version.split()[0] + "; name another one with make PYTHON=…")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement envs/requirements.lock
+	printf '#!/bin/sh\nPYTHONPATH="%s/workflow_scripts" exec "%s/$(BIN)/python" -m flatminima "$$@"\n' "$(CURDIR)" "$(CURDIR)" > $(BIN)/flatminima
+	chmod +x $(BIN)/flatminima
 	touch $(READY)
 
 all: $(READY)
@@ -50,7 +51,7 @@ else
 endif
 
 publish: $(READY)
-	@$(BIN)/python -m workflow_scripts.publish_measurements $(if $(SUITE),--suite $(SUITE))
+	@$(BIN)/python workflow_scripts/publish_measurements.py $(if $(SUITE),--suite $(SUITE))
 
 # Tests of one file share what they build, so a file stays on one worker.
 test: $(READY)
@@ -63,10 +64,10 @@ report: $(READY)
 	$(BIN)/snakemake --report report.html $(CONFIGURED)
 
 plan: $(READY)
-	@$(BIN)/python -m flatminima plan $(NAMED)
+	@$(BIN)/flatminima plan $(NAMED)
 
 freeze: $(READY)
-	@$(BIN)/python -m flatminima freeze $(NAMED)
+	@$(BIN)/flatminima freeze $(NAMED)
 
 # The other tools have an environment of their own, on top of the workflow's.
 .venv-bench/ready: $(READY) envs/bench.txt

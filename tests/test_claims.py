@@ -349,13 +349,6 @@ def test_statistics_are_those_of_scipy():
     assert evidence.smallest_p(3) == pytest.approx(0.1)
 
 
-def test_trends_leave_few_independent_points():
-    steps = np.arange(40.0)
-    assert evidence.effective_count(steps, steps) < 4
-    noise = np.random.default_rng(0).normal(size=(2, 400))
-    assert evidence.effective_count(*noise) > 300
-
-
 # ---- the printed numbers ----
 
 SELF = {
