@@ -208,6 +208,7 @@ use rule judge_claims as judge_claims_extended with:
         audit="results/{suite}/audit.csv",
         kurtosis="results/{suite}/kurtosis.csv",
         phases="results/{suite}/phases.json",
+        scaling_law="results/{suite}/scaling_law.json",
         forks="results/{suite}/forks.csv",
         statistics="results/{suite}/statistics.csv",
         early_warning="results/{suite}/early_warning.csv",

@@ -160,6 +160,7 @@ rule judge_claims:
         audit="results/{suite}/audit.csv",
         kurtosis="results/{suite}/kurtosis.csv",
         phases="results/{suite}/phases.json",
+        scaling_law="results/{suite}/scaling_law.json",
         forks="results/{suite}/forks.csv",
         statistics="results/{suite}/statistics.csv",
         early_warning="results/{suite}/early_warning.csv",

@@ -179,11 +179,15 @@ def pilot(suite: dict, shorter: float = 1.5) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
+def law(excess: float) -> dict:
+    return {"excess": excess, "excess_low": 0.8 * excess, "excess_high": 1.2 * excess}
+
+
 def measure(suite: dict = PYTHIA, **changed: object) -> Measured:
     files = {
         "audit": audit(suite), "phases": phases(suite), "kurtosis": kurtosis(suite),
         "forks": forks(suite), "statistics": statistics(), "suite_table": suite_table(),
-        "mechanism": findings(), "pilot": pilot(suite),
+        "mechanism": findings(), "pilot": pilot(suite), "scaling_law": law(13.0),
     }  # fmt: skip
     return Measured(LEDGER.pythia, paper(), suite, files | changed)
 
@@ -524,6 +528,7 @@ MEASURED_CHANGES = {
     "C63": [{"statistics": statistics(**{"oli cool|mean": v})} for v in BEYOND],
     "C74": [{"audit": late("low_bit", "gap_pct", 0.02)}],
     "C76": [{"mechanism": findings(trace_growth=v)} for v in ((1.2, 1.1, 1.3), (0.2, 0.1, 0.3))],
+    "X42": [{"scaling_law": law(excess)} for excess in (1.0, 0.2)],
     "C32": [],
     "C06": [{"audit": scaled("fp32", "ppl", f)} for f in (0.95, 1.05)],
     "C16": [{"audit": scaled("low_bit", "gap_pct", f)} for f in (0.0, 0.7, 1.3)],

@@ -19,6 +19,7 @@ from scipy import stats
 
 from flatminima.hypothesis_tests import correlate
 from flatminima.phases import find_phases
+from flatminima.scaling_law import printed_excess
 from flatminima.schedules import RunSchedule, pretraining_schedule
 
 CONFIDENCE = 0.95
@@ -404,6 +405,13 @@ class Printed(Evidence):
         rows = zip(self._steps(), self.cells("lr_pct"), strict=True)
         return [step for step, lr in rows if meets(self.lr(step, kind), printed(lr))]
 
+    def excess(self) -> Interval:
+        """The loss at the end over the power law that fits it up to the best FP32 step."""
+        numbers = {name: [float(cell) for cell in self.cells(name)]
+                   for name in ("step", "fp32_ppl", "int4_gap_pct")}  # fmt: skip
+        found = printed_excess(pd.DataFrame(numbers), self.pythia["tokens_per_step"])
+        return Interval(found["excess"], found["excess_low"], found["excess_high"])
+
     def _step(self, place: int | str) -> int:
         steps = self._steps()
         if place in ("best", "end"):
@@ -515,6 +523,13 @@ class Measured(Evidence):
             return last if place == "end" else int(self.best())
         nearest = round(place / self.pythia["last"] * last / spacing)
         return spacing * max(1, nearest) if place else 0
+
+    def excess(self) -> Interval:
+        """The same from scaling_law.json."""
+        found = self.file("scaling_law")
+        if "reason" in found:
+            raise NotMeasured(found["reason"])
+        return Interval(found["excess"], found["excess_low"], found["excess_high"])
 
     def _rows(self, role: str) -> pd.DataFrame:
         audit = self.file("audit")
