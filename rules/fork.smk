@@ -67,7 +67,7 @@ use rule train_fork as train_fork_temporary with:
 # The branch leaves from the fork's last checkpoint, whose sha256 stands in `fork`.
 use rule train_fork as cool_fork with:
     input:
-        checkpoints=ancient("results/{suite}/forks/checkpoints/{condition}-seed{seed}"),
+        weights=ancient("results/{suite}/forks/checkpoints/{condition}-seed{seed}"),
         fork="results/{suite}/forks/losses/{condition}-seed{seed}.json",
         train="results/{suite}/data/train.safetensors",
     wildcard_constraints:
