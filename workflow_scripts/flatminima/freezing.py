@@ -28,6 +28,7 @@ _BESIDE = (
     "data/validation.json",
     "cycles.csv",
     "deployed.csv",
+    "cooled.csv",
 )
 
 

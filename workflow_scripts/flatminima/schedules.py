@@ -319,7 +319,7 @@ class Cooldown(ScheduleKind):
     kind: Literal["cooldown"] = "cooldown"
 
     def lr(self, step: int, fork: ForkSchedule) -> float:
-        top, bottom = fork.baseline(fork.start), fork.baseline.lr_min
+        top, bottom = fork.run(fork.start), fork.run.lr_min
         left = min(max((fork.stop - step) / (fork.stop - fork.start), 0.0), 1.0)
         return bottom + (top - bottom) * left
 
