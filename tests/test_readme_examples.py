@@ -1,7 +1,8 @@
-"""The README's examples on one's own model and training run, executed as they stand."""
+"""What README and docs/ show: examples run as they stand, and what they name is there."""
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -10,36 +11,111 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from snakemake.cli import get_argument_parser
 from transformers import TrainingArguments
 
+from flatminima.__main__ import parser
+from flatminima.config import KEYS_FILE, keys_page
 from flatminima.model import build_model, save_model
 from flatminima.text.tokens import train_tokenizer
 from tests.conftest import TINY
 from tests.workflow import ROOT, copy_checkout, planned
 
-FIRST, AFTER = "## Your own model", "## Your own numbers"
+PAGES = {path.stem: path.read_text() for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))}
 TEXT = "the weights of a model are rounded to few values and the loss is what it is\n\n" * 3000
+FOLDERS = "rules|workflow_scripts|docs|resources|tests|profiles|envs|notebooks|benchmarks"
+OWN_SUITES = ("results/mine/", "results/mini3/", "results/pythia-160m/", "results/example/run")
 
 
-def blocks(language, first=FIRST, after=AFTER):
-    """Code blocks of the sections in one language."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    sections = text.split(f"\n{first}\n", 1)[1].split(f"\n{after}\n", 1)[0]
-    return re.findall(rf"^```{language}\n(.*?)^```$", sections, flags=re.M | re.S)
+def blocks(language: str, page: str) -> list[str]:
+    """Code blocks of a page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGES[page], flags=re.M | re.S)
 
 
-def commands():
-    return [line for block in blocks("bash") for line in block.splitlines()]
+def commands() -> list[str]:
+    """Every command of every page, from fenced and indented blocks and from the text."""
+    found = []
+    for page in PAGES:
+        shown = lambda block: block[2] if block[1] == "bash" else ""  # noqa: E731
+        text = re.sub(r"^```(\w+)\n(.*?)^```$", shown, PAGES[page], flags=re.M | re.S)
+        lines = re.findall(
+            r"^(?: {4}|)((?:make|snakemake|flatminima|pytest)\b.*)$", text, flags=re.M
+        )
+        inline = re.findall(r"`((?:make|snakemake|flatminima|pytest) [^`\n]+)`", text)
+        found += [shlex.split(line, comments=True) for line in (*lines, *inline)]
+    return [words for words in found if not {"…", "FILE"} & set(words)]
 
 
-def test_the_sections_have_their_examples():
-    assert len(blocks("python")) == 2
-    assert len(commands()) == 3
+def called(name: str) -> list[list[str]]:
+    return [words[1:] for words in commands() if words[0] == name]
+
+
+# What pages name
+
+
+def test_the_readme_is_short():
+    assert len(PAGES["README"].splitlines()) <= 200
+
+
+def test_the_page_of_keys_is_that_of_the_keys():
+    assert KEYS_FILE.read_text() == keys_page(), "python -m flatminima.config"
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_links_and_paths_lead_somewhere(page):
+    folder = ROOT if page == "README" else ROOT / "docs"
+    for link in re.findall(r"\]\(([^)]+)\)", PAGES[page]):
+        place, _, anchor = link.partition("#")
+        if not place.startswith("http"):
+            target = (folder / place).resolve() if place else folder / f"{page}.md"
+            assert target.exists(), link
+            heads = re.findall(r"^#+ (.*)$", target.read_text(), flags=re.M) if anchor else []
+            anchors = {re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads}
+            assert not anchor or anchor in anchors, link
+    for path in re.findall(rf"[` ]((?:{FOLDERS})/[\w./-]+\w)", PAGES[page]):
+        made = path.startswith("benchmarks/mini") or path.endswith(".html")
+        assert made or (ROOT / path).exists(), path
+
+
+def test_commands_are_such():
+    known = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), flags=re.M)[1].split()
+    assert {w for words in called("make") for w in words if "=" not in w} <= {*known, ".venv/ready"}
+    assert len(called("snakemake")) > 10 and len(called("flatminima")) >= 2
+    for words in called("snakemake"):
+        get_argument_parser().parse_args(words)
+    for words in called("flatminima"):
+        parser().parse_args(words)
+    for words in called("pytest"):
+        assert all((ROOT / word).exists() for word in words if word.startswith("tests/")), words
+
+
+def test_rules_are_such():
+    text = "".join(path.read_text() for path in ROOT.glob("rules/*.smk"))
+    rules = {*re.findall(r"^(?:rule|use rule \w+ as) (\w+)", text, flags=re.M), "pretrain_suite",
+             "render_notebook"}  # fmt: skip
+    named = re.findall(r"^\|.*`results/.*\| ((?:`\w+`(?:, )?)+) \|", PAGES["README"], flags=re.M)
+    named = [rule for cell in named for rule in re.findall(r"\w+", cell)]
+    assert len(named) > 20 and set(named) <= rules
+
+
+@pytest.mark.workflow
+def test_every_target_is_planned(tmp_path):
+    found = {target for text in PAGES.values()
+             for target in re.findall(r"results/[\w.-]+/[\w./-]+\.\w+", text)
+             if not target.startswith(OWN_SUITES)}  # fmt: skip
+    beyond = re.findall(r"`([\w/]+\.(?:pdf|csv|html))`.* \| `\w+`", PAGES["mechanism"])
+    found |= {f"results/mini/{target}" for target in beyond}
+    assert len(beyond) > 8
+    assert len(found) > 25
+    assert planned(*sorted(found), folder=copy_checkout(tmp_path / "checkout"))
+
+
+# Examples
 
 
 def test_the_monitor_says_when_a_list_of_losses_has_converged(capsys):
     losses = [1 + 4 / (1 + step) for step in range(30)] + [1.13] * 30
-    exec(compile(blocks("python")[0], "README.md", "exec"), {"losses": losses})
+    exec(compile(blocks("python", "training")[0], "training.md", "exec"), {"losses": losses})
     [line] = capsys.readouterr().out.splitlines()
     step = int(re.search(r"converged at step (\d+): save a checkpoint", line)[1])
     assert 30 < step < 50
@@ -59,7 +135,7 @@ def test_the_trainer_is_watched(tmp_path):
             report_to="none", disable_tqdm=True, save_strategy="no", logging_steps=1,
         ),
     }  # fmt: skip
-    exec(compile(blocks("python")[1], "README.md", "exec"), given)
+    exec(compile(blocks("python", "training")[1], "training.md", "exec"), given)
     # A rate of nearly zero: ten evaluations fill the window, five more are the patience.
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-28"]
     history = given["trainer"].state.log_history
@@ -76,30 +152,21 @@ def save_run(folder, **size):
     (folder / "runs/mine/tokenizer.json").write_text(tokenizer)
 
 
-def test_the_audit_command(tmp_path):
-    [command] = [line for line in commands() if "flatminima audit" in line]
+@pytest.mark.parametrize("page", ["README", "own-model"])
+def test_the_audit_command(page, tmp_path):
+    [command] = [line for block in blocks("bash", page) for line in block.splitlines()
+                 if line.startswith("flatminima audit ")]  # fmt: skip
     save_run(tmp_path)
     (tmp_path / "validation.txt").write_text(TEXT)
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "workflow_scripts")}
     run = subprocess.run(
-        [sys.executable, *command.split()[1:]], cwd=tmp_path, env=environment, text=True,
+        [sys.executable, "-m", *command.split()], cwd=tmp_path, env=environment, text=True,
         capture_output=True, timeout=300,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr
     assert pd.read_csv(tmp_path / "audit-mine/audit.csv").step.unique().tolist() == [10, 20]
     assert (tmp_path / "audit-mine/audit.svg").is_file()
-    assert (tmp_path / "audit-mine/deployed.csv").is_file()
-
-
-@pytest.mark.workflow
-def test_the_targets_are_planned(tmp_path):
-    folder = copy_checkout(tmp_path / "checkout")
-    made = {"results/mini/deployed.csv": "probe_deployed",
-            "results/example/your_run.html": "render_notebook_your_run"}  # fmt: skip
-    targets = [line.split()[-1] for line in commands() if line.startswith("snakemake ")]
-    assert sorted(targets) == sorted(made)
-    for target in targets:
-        assert planned(target, folder=folder)[made[target]] == 1
+    assert (tmp_path / "audit-mine/deployed.csv").is_file() == ("--deployed" in command)
 
 
 @pytest.mark.workflow
@@ -107,7 +174,7 @@ def test_ones_own_run_is_planned_as_a_suite(tmp_path):
     folder = copy_checkout(tmp_path / "checkout")
     save_run(folder, hidden_size=128, max_length=512)
     (folder / "held_out.txt").write_text(TEXT)
-    mine, text = blocks("yaml")
+    mine, text, _ = blocks("yaml", "own-model")
     (folder / "mine.yaml").write_text(mine)
     target = "results/mine/figures/fig1_audit.pdf"
     jobs = planned(target, "--configfile", "mine.yaml", folder=folder)
@@ -125,7 +192,7 @@ def test_ones_own_run_is_planned_as_a_suite(tmp_path):
 @pytest.mark.workflow
 def test_a_quantizer_of_ones_own_is_probed(tmp_path):
     folder = copy_checkout(tmp_path / "checkout")
-    [block] = blocks("yaml", AFTER, "## Where the paper leaves a choice")
+    *_, block = blocks("yaml", "own-model")
     (folder / "mine.yaml").write_text(block)
     target = "results/mini3/figures/fig1_audit.pdf"
     jobs = planned(target, "--configfile", "mine.yaml", folder=folder)

@@ -1,8 +1,7 @@
 """The configuration, read and checked before any job starts, one line for the first mistake.
 
 ``check_config`` names the key, the value and what is valid. ``python -m flatminima.config``
-writes the JSON schema of the keys, which editors read; ``describe_keys`` lists them for the
-documentation.
+writes the JSON schema of the keys, which editors read, and docs/configuration.md, which lists them.
 """
 
 import json
@@ -23,6 +22,7 @@ from flatminima.suites import merge, read_library, read_yaml, resolve_suites
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA_FILE = ROOT / "rules/schemas/config.schema.json"
+KEYS_FILE = ROOT / "docs/configuration.md"
 
 # Mistakes, in one line.
 
@@ -36,6 +36,7 @@ _KINDS = {
     "model": "a mapping of keys to values",
     "string": "text",
 }
+_DEFAULT_KIND = "affine"  # of a quantizer
 _DECIDING = ("source", "kind")  # keys that say which member of a union a section is
 _LIMITS = {
     "greater_than": ("gt", "above"),
@@ -157,7 +158,7 @@ def _chosen(schema: Mapping, node: Mapping, value: Any) -> tuple[Mapping, dict]:
     own, others = members[0], {}
     for member in members:
         kind = member["properties"][name].get("const")
-        if kind == value.get(name, "affine"):
+        if kind == value.get(name, _DEFAULT_KIND):
             own = member
         for known in member["properties"]:
             others.setdefault(known, []).append(kind)
@@ -257,7 +258,8 @@ def describe_keys() -> Iterator[tuple[str, str, str, str]]:
             if having and path not in seen:
                 seen.add(path)
                 kinds = [member["properties"][name]["const"] for member in having]
-                yield path, ", ".join(kinds), "needed", "Decides which other keys there are."
+                default = json.dumps(_DEFAULT_KIND) if _DEFAULT_KIND in kinds else "needed"
+                yield path, ", ".join(kinds), default, "Decides which other keys there are."
         for member in members:
             yield from walk(member, place)
         needed = node.get("required", ())
@@ -265,7 +267,7 @@ def describe_keys() -> Iterator[tuple[str, str, str, str]]:
             path = ".".join((*place, name))
             if path not in seen:
                 seen.add(path)
-                default = "needed" if name in needed else json.dumps(below.get("default", ""))
+                default = "needed" if name in needed else json.dumps(below.get("default"))
                 meaning = below.get("description") or _resolved(schema, below).get("description")
                 yield path, _type_name(schema, below), default, meaning or ""
             yield from walk(below, (*place, name))
@@ -285,9 +287,36 @@ def _type_name(schema: Mapping, node: Mapping) -> str:
     return names.get(node.get("type"), node.get("type", "mapping"))
 
 
+KEYS_INTRODUCTION = """\
+# Every key of the configuration
+
+Written by `PYTHONPATH=workflow_scripts python -m flatminima.config` from the descriptions in
+[config_keys.py](../workflow_scripts/flatminima/config_keys.py); a test keeps it current. A
+configuration of your own goes over `config.yaml` with `--configfile mine.yaml`; a key that is not
+known stops the run before any job, with one line that says what is valid. `NAME` stands for a name
+that you choose. A default of *needed* says that the key has none, *none* that it may be left out.
+"""
+
+
+def keys_page() -> str:
+    """docs/configuration.md: a table a section, in the order in which sections are met."""
+    sections: dict[str, list[str]] = {}
+    for path, kind, default, meaning in describe_keys():
+        section, _, name = path.rpartition(".")
+        row = (f"`{name}`", kind, default.replace("null", "none"), meaning.replace("|", "\\|"))
+        sections.setdefault(section, []).append(f"| {' | '.join(row)} |")
+    parts = [KEYS_INTRODUCTION]
+    for section, rows in sections.items():
+        head = f"## {f'`{section}`' if section else 'Top level'}"
+        parts.append("\n".join([head, "", "| key | type | default | meaning |", "|---|---|---|---|",
+                                *rows, ""]))  # fmt: skip
+    return "\n".join(parts)
+
+
 def main() -> None:
-    """Write the JSON schema."""
+    """Write the JSON schema and the list of keys."""
     SCHEMA_FILE.write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")
+    KEYS_FILE.write_text(keys_page(), encoding="utf-8")
 
 
 if __name__ == "__main__":
