@@ -307,7 +307,7 @@ def test_a_probe_says_what_made_it(probed, data):
     assert made_by["packages"]["torch"] == torch.__version__
 
 
-def test_a_model_that_cannot_be_scored_is_named(data, checkpoints, tmp_path):
+def test_a_model_that_has_diverged_is_named_and_the_others_are_probed(data, checkpoints, tmp_path):
     folder = tmp_path / "step7"
     folder.mkdir()
     tensors = load_file(f"{checkpoints[2]}/model.safetensors")
@@ -315,16 +315,16 @@ def test_a_model_that_cannot_be_scored_is_named(data, checkpoints, tmp_path):
     tensors[name][0, 0] = float("nan")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(Path(f"{checkpoints[2]}/config.json").read_text())
-    with pytest.raises(SystemExit):
-        run_script(
-            "probe_checkpoints", tmp_path,
-            input={"validation": str(data / "validation.safetensors")},
-            output={n: str(tmp_path / n) for n in ("table", "sequences", "provenance")},
-            params={"folders": {7: str(folder)}, "probe": PROBE, "code": "abc"},
-        )  # fmt: skip
-    assert not (tmp_path / "table").exists()
-    line = f"Error: {folder}: 1 of 1024 {name} are not finite"
-    assert (tmp_path / "probe_checkpoints.log").read_text().splitlines()[-1] == line
+    run_script(
+        "probe_checkpoints", tmp_path,
+        input={"validation": str(data / "validation.safetensors")},
+        output={n: str(tmp_path / n) for n in ("table", "sequences", "provenance")},
+        params={"folders": {7: str(folder), 1: checkpoints[1]}, "probe": PROBE, "code": "abc"},
+    )  # fmt: skip
+    line = f"{folder}: 1 of 1024 {name} are not finite"
+    assert f"not measured: {line}" in (tmp_path / "probe_checkpoints.log").read_text()
+    assert json.loads((tmp_path / "provenance").read_text())["left_out"] == {"7": line}
+    assert set(pd.read_csv(tmp_path / "table").step) == {1}
 
 
 def test_forks_are_gathered_in_the_order_given(tmp_path):

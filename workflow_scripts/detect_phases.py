@@ -4,7 +4,6 @@ import pandas as pd
 
 from flatminima.files import write_json
 from flatminima.jobs import log, run
-from flatminima.missing import missing_steps
 from flatminima.phases import describe_phases
 
 
@@ -13,13 +12,14 @@ def main(
     seed: int,
 ) -> None:  # fmt: skip
     """Write ``phases.json`` from the audit and the scores of single validation sequences."""
+    measured, suite = pd.read_csv(audit), pd.read_csv(suite_table)
     found = describe_phases(
-        pd.read_csv(audit),
+        measured,
         pd.read_parquet(sequences),
         spacing=spacing,
         resamples=resamples,
         seed=seed,
-        missing=missing_steps(pd.read_csv(suite_table)),
+        missing=sorted(set(suite["step"]) - set(measured["step"])),
     )
     write_json(phases, found)
     onset = found["onset"]

@@ -8,7 +8,6 @@ from flatminima.files import write_json, write_rows
 from flatminima.hub import RevisionMissing
 from flatminima.jobs import log, progress, run
 from flatminima.kurtosis import kurtosis_of_checkpoint
-from flatminima.model import load_model
 from flatminima.revisions import (
     describe_checkpoint,
     describe_missing,
@@ -41,7 +40,7 @@ def main(*, repo: str, branches: dict, validation: str, probe: dict, layers: str
             prints.append(fingerprint_checkpoint(step, weights))
             rows.append(describe_checkpoint(step, weights, origin, prints[-1], tokens_per_step))
             kurtosis.append(kurtosis_of_checkpoint(step, weights, layers))
-            scores.append(prober(load_model(folder, prober.device), step))
+            scores += prober.checkpoint(folder, step)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     write_rows([revision_table(rows)], outputs["revisions"])

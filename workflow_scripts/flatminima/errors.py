@@ -18,7 +18,11 @@ class DamagedFile(UserError):
 
 
 class NotMeasured(UserError):
-    """A checkpoint that cannot be scored: it diverged, or its model is of another kind."""
+    """A checkpoint that cannot be scored, such as one of a model that is not causal."""
+
+
+class Diverged(NotMeasured, FloatingPointError):
+    """A checkpoint whose numbers are not finite; those of the same run may be whole."""
 
 
 class ConfigError(UserError):

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from flatminima.errors import DamagedFile, NotMeasured, UserError, one_line
+from flatminima.errors import DamagedFile, Diverged, NotMeasured, UserError, one_line
 from flatminima.files import (
     DIGESTS_FILE,
     atomic_path,
@@ -189,8 +189,8 @@ def load_model(folder: str | Path, device: str = "cpu") -> nn.Module:
     transformers would otherwise keep the dtype of the file, float16 for Pythia, and
     fill weights that the file lacks with random numbers. Only safetensors are read, and
     no code that comes with a checkpoint is run. Raises ``DamagedFile`` where a file is
-    not as it was written, where its weights are not exactly the model's (legacy buffers
-    are ignored), or where one is not finite.
+    not as it was written or where its weights are not exactly the model's (legacy buffers
+    are ignored), ``Diverged`` where one is not finite.
     """
     from transformers import AutoModelForCausalLM
 
@@ -220,7 +220,7 @@ def load_model(folder: str | Path, device: str = "cpu") -> nn.Module:
     for name, parameter in model.named_parameters():
         count = count_not_finite(parameter)
         if count:
-            raise DamagedFile(f"{folder}: {count} of {parameter.numel()} {name} are not finite")
+            raise Diverged(f"{folder}: {count} of {parameter.numel()} {name} are not finite")
     return model.to(device).eval()
 
 

@@ -29,7 +29,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from flatminima.errors import UserError
+from flatminima.errors import Diverged, UserError
 from flatminima.layers import (
     LinearWeight,
     count_weights,
@@ -167,14 +167,14 @@ def fake_quantize(weight: Tensor, spec: AnyQuantizer) -> Tensor:
     ``weight`` is float32 ``[out_features, in_features]``; the result has the same
     shape and dtype and shares no memory with it. A row that is shorter than a group is one
     group, and the last group of a row holds the remainder (``quantizer_specs.fit_group``).
-    Raises ``TypeError`` for another dtype and ``ValueError`` for non-finite weights or a
+    Raises ``TypeError`` for another dtype and ``Diverged`` for non-finite weights or a
     range that overflows float32.
     """
     if weight.dtype != torch.float32:
         raise TypeError(f"weights must be float32 to be quantized, not {weight.dtype}")
     low, high = weight.aminmax()
     if not torch.isfinite(high - low):
-        raise ValueError(f"weights span {low.item()} to {high.item()}: not a finite range")
+        raise Diverged(f"weights span {low.item()} to {high.item()}: not a finite range")
     largest, quantize = torch.maximum(low.abs(), high.abs()), KINDS[spec.kind]
     parts = [quantize(part, spec, largest) for part in split_groups(weight, spec)]
     return join_groups(parts, weight)

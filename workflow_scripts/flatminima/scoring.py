@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from flatminima.errors import NotMeasured, one_line
+from flatminima.errors import Diverged, NotMeasured, one_line
 from flatminima.files import describe_run, file_sha256, write_rows
 from flatminima.intervals import summarise
 from flatminima.jobs import log, own_gpu, slots_folder
@@ -31,6 +31,7 @@ from flatminima.model import (
     choose_device,
     head_in_pieces,
     last_states,
+    load_model,
     peculiarities,
     prepare_backend,
 )
@@ -181,7 +182,7 @@ def score(
     """Scores by name of each forward; the first is the reference that the others are held to.
 
     ``tokens`` is ``[sequences, length]``. All forwards see each batch side by side, so that
-    no batch's logits outlive it. Raises ``FloatingPointError`` where a log-likelihood is not
+    no batch's logits outlive it. Raises ``Diverged`` where a log-likelihood is not
     finite, and ``TypeError`` where TF32 is allowed.
     """
     if torch.backends.cuda.matmul.allow_tf32:
@@ -199,7 +200,7 @@ def score(
         nll, kl, changed = torch.cat(found, dim=-1).view(shape)
         for number, (name, record) in enumerate(scores.items()):
             if not torch.isfinite(nll[number]).all():
-                raise FloatingPointError(f"{name}: a log-likelihood is not finite")
+                raise Diverged(f"{name}: a log-likelihood is not finite")
             record.nll_nats += _per_sequence(nll[number])
             record.kl_nats += _per_sequence(kl[number])
             record.top1_changed += _per_sequence(changed[number])
@@ -301,7 +302,8 @@ class Prober:
         """Per-sequence scores of the model of ``step`` and of its quantized variants.
 
         The rows are those of ``SequenceScores.table``. Raises ``NotMeasured`` naming
-        the step where the model cannot be scored, for whatever reason.
+        the step where the model cannot be scored, for whatever reason; ``Diverged`` where its
+        numbers are not finite.
         """
         try:
             rows = model.eval().get_input_embeddings().weight.shape[0]
@@ -312,10 +314,26 @@ class Prober:
             forwards |= {n: ModelForward(model, Quantized(model, s)) for n, s in self.specs.items()}
             scores = self.score(forwards)
             self._say_coverage(model, forwards)
+            for name, record in scores.items():
+                if not record.mean_nll() < np.log(np.finfo(np.float64).max):
+                    raise Diverged(f"{name}: {record.mean_nll():g} nats, no finite perplexity")
         except Exception as error:  # whatever somebody's model raises
-            raise NotMeasured(f"step {step}: {one_line(error)}") from error
+            kind = Diverged if isinstance(error, FloatingPointError) else NotMeasured
+            raise kind(f"step {step}: {one_line(error)}") from error
         tables = [record.table(step, name, self.roles[name]) for name, record in scores.items()]
         return pd.concat(tables, ignore_index=True)
+
+    def checkpoint(self, folder: str | Path, step: int) -> list[pd.DataFrame]:
+        """The scores of a checkpoint's model; none, and a line, where it has diverged.
+
+        ``made_by["left_out"]`` keeps the reason by step.
+        """
+        try:
+            return [self(load_model(folder, self.device), step)]
+        except Diverged as error:
+            self.made_by.setdefault("left_out", {})[step] = str(error)
+            log(f"not measured: {error}")
+            return []
 
     def score(self, forwards: Mapping[str, Forward]) -> dict[str, SequenceScores]:
         """``score`` on the suite's batches."""
