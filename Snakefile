@@ -32,41 +32,33 @@ localrules:
     extended,
 
 
-# What a reader looks at: of every suite, of those that have forks, and so on.
-ALL = [
-    *("suite.csv", "audit.csv", "kurtosis.csv", "phases.json", "scaling_law.json"),
-    *multiext("tables/table1", ".csv", ".md", ".tex"),
-    *multiext("figures/fig1_audit", ".pdf", ".svg", ".png"),
-    *multiext("figures/fig2_kurtosis", ".pdf", ".svg", ".png"),
-    *multiext("figures/fig5_bit_widths", ".pdf", ".svg", ".png"),
-    *multiext("figures/fig14_scaling_law", ".pdf", ".svg", ".png"),
-    *("index.html", "notebooks/audit.html"),
-]
-OF_FORKS = [
-    *("forks.csv", "statistics.csv"),
-    *multiext("tables/table2", ".csv", ".md", ".tex"),
-    *multiext("figures/fig3_forks", ".pdf", ".svg", ".png"),
-    *("notebooks/tour.html", "notebooks/kurtosis.html", "notebooks/forks.html"),
-]
-LEDGER = multiext("claims", ".csv", ".md", ".html")  # of forks, on a grid like the paper's
-OF_A_KNOWN_LEARNING_RATE = ["early_warning.csv"]
-OF_PRINTED_NUMBERS = [*LEDGER, "figures/fig4_lambada.pdf", "figures/fig4_lambada.png"]
-
-
-def final_outputs(suite):
-    """Everything of a suite that a reader looks at."""
-    has_forks = "fork" in suite.section
-    names = ALL + (OF_FORKS if has_forks else [])
-    names += OF_A_KNOWN_LEARNING_RATE if "training" in suite.section else []
-    names += LEDGER if has_forks and suite.is_even else []
-    return [f"{suite.root}/{name}" for name in names]
+# What a reader looks at, by what a suite must have for it; `ledger` is forks and an even grid.
+OUTPUTS = {
+    "checkpoints": [
+        *("suite.csv", "audit.csv", "kurtosis.csv", "phases.json"),
+        *multiext("tables/table1", ".csv", ".md", ".tex"),
+        *multiext("figures/fig1_audit", ".pdf", ".svg", ".png"),
+        *multiext("figures/fig2_kurtosis", ".pdf", ".svg", ".png"),
+        *multiext("figures/fig5_bit_widths", ".pdf", ".svg", ".png"),
+        *("index.html", "notebooks/audit.html"),
+    ],
+    "forks": [
+        *("forks.csv", "statistics.csv"),
+        *multiext("tables/table2", ".csv", ".md", ".tex"),
+        *multiext("figures/fig3_forks", ".pdf", ".svg", ".png"),
+        *("notebooks/tour.html", "notebooks/kurtosis.html", "notebooks/forks.html"),
+    ],
+    "learning rate": ["early_warning.csv"],
+    "ledger": multiext("claims", ".csv", ".md", ".html"),
+}
 
 
 # The first rule is what `snakemake` builds when no target is named.
 rule all:
     input:
-        of_suite(final_outputs, suite_of(config["suite"])),
-        [f"results/paper/{name}" for name in OF_PRINTED_NUMBERS],
+        of_suite(plan.final_outputs, suite_of(config["suite"]), outputs=OUTPUTS),
+        multiext("results/paper/claims", ".csv", ".md", ".html"),
+        multiext("results/paper/figures/fig4_lambada", ".pdf", ".png"),
 
 
 # Everything that goes beyond the paper, for the suites whose configuration asks for it.

@@ -198,14 +198,6 @@ rule plot_lambada:
         "../workflow_scripts/plot_lambada.py"
 
 
-def page_links(wildcards):
-    """What the front page of a suite leads to, by names beside it, folder by folder."""
-    names = [name.split("/", 2)[2] for name in final_outputs(suite_of(wildcards.suite))]
-    order = ("", "tables", "figures", "notebooks")
-    names.sort(key=lambda name: order.index(name.rpartition("/")[0]))
-    return [name for name in names if name != "index.html" and not name.endswith((".svg", ".tex"))]
-
-
 rule draw_index:
     """The front page of a suite: drawings to look around in, claims, links to the rest."""
     input:
@@ -223,7 +215,7 @@ rule draw_index:
         "../envs/analysis.yaml"
     params:
         suite=planned(plan.facts),
-        links=page_links,
+        links=planned(plan.page_links, outputs=OUTPUTS),
         code=code_hash("workflow_scripts/draw_index.py"),
     message:
         "Front page of {wildcards.suite}"

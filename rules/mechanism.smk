@@ -11,11 +11,6 @@ OUTPUTS          results/{suite}/mechanism/{measure}/{steps}.csv
 """
 
 
-def code_of_measure(wildcards):
-    """The hash of the code of one measurement beyond the paper."""
-    return code_hash(f"workflow_scripts/measure_{wildcards.measure}.py")
-
-
 # Each measurement has a script of its own, so that editing one reruns no other.
 rule measure_mechanism:
     """One measurement at the checkpoints of a range: layers, sensitivity, curvature …"""
@@ -38,7 +33,7 @@ rule measure_mechanism:
     params:
         folders=planned(plan_mechanism.measure_folders, "steps", "measure"),
         settings=planned(plan_mechanism.measure_settings, "measure"),
-        code=code_of_measure,
+        code=lambda wildcards: code_hash(f"workflow_scripts/measure_{wildcards.measure}.py"),
     message:
         "Measuring the {wildcards.measure} of {wildcards.suite} {wildcards.steps}"
     script:

@@ -51,7 +51,7 @@ for notebook, needed in NOTEBOOKS.items():
         conda:
             "../envs/notebook.yaml"
         params:
-            folder="results",
+            folder=lambda wildcards, input: Path(input.results[0]).parts[0],
             code=code_hash("workflow_scripts/render_notebook.py", f"notebooks/{notebook}.ipynb"),
         message:
             f"Notebook {notebook} of {{wildcards.suite}}"

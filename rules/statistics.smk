@@ -142,16 +142,6 @@ OF_THE_PAPER = {
 }
 
 
-def facts_of_claim(wildcards):
-    """The ledger's facts of a suite; one line where the ledger never had such a claim."""
-    path = OF_THE_PAPER["claims"]
-    rows = read_yaml(Path(workflow.basedir, path))["rows"]
-    known = sorted(name for row in rows for name in (row["id"], *row.get("merges", ())))
-    if wildcards.claim not in known:
-        sys.exit(f"Error: {path} has no claim {wildcards.claim!r}; valid: {', '.join(known)}")
-    return planned(plan.ledger_facts)(wildcards)
-
-
 rule judge_claims:
     """Every claim of the paper, held against its text, public sources and the suite."""
     input:
@@ -194,7 +184,7 @@ use rule judge_claims as judge_claims_one with:
     benchmark:
         "benchmarks/{suite}/judge_claims/{claim}.tsv"
     params:
-        suite=facts_of_claim,
+        suite=planned(plan.claim_facts, "claim", ledger=OF_THE_PAPER["claims"]),
         code=code_hash("workflow_scripts/judge_claims.py"),
     message:
         "Judging claim {wildcards.claim} on {wildcards.suite}"

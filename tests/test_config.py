@@ -24,7 +24,7 @@ from flatminima.config_keys import Integrity
 from flatminima.errors import ConfigError
 from flatminima.integrity import DEFAULT_SEVERITY
 from flatminima.suites import Suite, as_in_a_file
-from tests.workflow import ROOT, snakemake
+from tests.workflow import ROOT
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
 TINY = yaml.safe_load((ROOT / "tests/config/tiny.yaml").read_text())
@@ -339,30 +339,3 @@ def test_a_key_that_stands_twice_is_one_line(tmp_path):
 def test_a_mapping_of_the_command_line_is_read_as_in_a_file(text):
     (given,) = parse_config([f"suites={text}"]).values()
     assert as_in_a_file(given) == yaml.safe_load(text.replace("2026-13-45", "'2026-13-45'"))
-
-
-@pytest.mark.workflow
-def test_snakemake_says_one_line(tmp_path):
-    new = "{mine: {extends: mini, label: mine, threads: %s}}"
-    run = snakemake("--dry-run", "--quiet", "host", "--config", f"suites={new % 2}", "suite=mine")
-    assert run.returncode == 0, run.stdout[-3000:]
-    (tmp_path / "twice.yaml").write_text("suite: mini\nsuite: mini\n")
-    for arguments, line in (
-        (("--config", f"suites={new % 'two'}"), "suites.mine.threads: 'two' is not a whole number"),
-        (("--configfile", str(tmp_path / "twice.yaml")), "key 'suite' stands twice"),
-    ):
-        run = snakemake("--dry-run", *arguments)
-        said = [text for text in run.stdout.splitlines() if text.startswith("Error")]
-        assert run.returncode != 0 and len(said) == 1 and line in said[0], run.stdout[-3000:]
-        assert "Traceback" not in run.stdout
-
-
-@pytest.mark.workflow
-def test_a_fork_set_to_nothing_plans_without_forks(tmp_path):
-    """And asks for nothing that is made of forks, whichever suite it is."""
-    (tmp_path / "mine.yaml").write_text("suites: {mini: {fork: }, pythia-160m: {fork: }}\n")
-    run = snakemake("--dry-run", "--configfile", str(tmp_path / "mine.yaml"))
-    assert run.returncode == 0, run.stdout[-3000:]
-    assert "probe_checkpoints" in run.stdout and "results/mini/notebooks/audit.html" in run.stdout
-    for made in ("train_fork", "results/mini/claims", "table2", "tour.html", "fig3_forks"):
-        assert made not in run.stdout

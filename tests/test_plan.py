@@ -12,7 +12,7 @@ from flatminima import plan, plan_forks, plan_mechanism
 from flatminima.errors import ConfigError
 from flatminima.integrity import DEFAULT_SEVERITY
 from flatminima.suites import Suite
-from tests.workflow import ROOT, copy_checkout, snakemake
+from tests.workflow import ROOT
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
 
@@ -355,23 +355,3 @@ def test_without_a_step_between_levels_the_rest_is_measured():
     assert set(plan_mechanism.mechanism(suite)) - {"batch_size"} == left
     assert plan_mechanism.measure_settings(suite, "layers")["low_bit"] == {"kind": "nf4"}
     assert "results/mini/mechanism/findings.csv" in plan_mechanism.extended_outputs(suite)
-
-
-# Mistakes in targets
-
-
-@pytest.mark.workflow
-def test_a_mistaken_target_is_one_line(tmp_path):
-    folder = copy_checkout(tmp_path / "checkout")
-    for target, line in {
-        "results/minni/audit.csv": "'minni' is not known; did you mean mini?",
-        "results/mini/forks/olli-seed0.csv": "forks 'olli' is not known; did you mean oli?",
-        "results/mini/probes/step3.csv": "step 3 is not a revision of this suite; nearest: 2 and",
-        "results/pythia-70m/forks.csv": "suite pythia-70m: config key fork.seeds is needed",
-        "results/mini/claims/C999.json": "has no claim 'C999'",
-        "results/mini-published/probes/step0.csv": "has no checkpoints, only what is frozen",
-    }.items():
-        run = snakemake(target, "--dry-run", folder=folder)
-        said = [text for text in run.stdout.splitlines() if text.startswith("Error: ")]
-        assert run.returncode != 0 and len(said) == 1 and line in said[0], run.stdout[-2000:]
-        assert "Traceback" not in run.stdout

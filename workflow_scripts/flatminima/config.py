@@ -68,6 +68,8 @@ def _line(config: Any, error: ErrorDetails) -> str:
     start = f"config key {_shown(place)}"
     if rule == "extra_forbidden":
         return _unknown(config, place)
+    if rule == "invalid_key":
+        return f"config key {_shown(place[:-1])}: {error['loc'][-1]!r} is not text"
     if rule == "missing":
         return f"{start} lacks {error['loc'][-1]}"
     if rule.startswith("union_tag") and not isinstance(error["input"], Mapping):

@@ -13,12 +13,12 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 
 from flatminima.config import ROOT, find_suite, read_config
-from flatminima.errors import ConfigError, DamagedFile
+from flatminima.errors import ConfigError, DamagedFile, suggest
 from flatminima.files import CHECKPOINT_FILES, DIGESTS_FILE
 from flatminima.integrity import DEFAULT_SEVERITY
 from flatminima.published import missing_file, read_digests
 from flatminima.quantizer_specs import printed_names, read_spec, read_specs
-from flatminima.suites import Suite, chunk_names
+from flatminima.suites import Suite, chunk_names, read_yaml
 from flatminima.text.corpus import package_versions
 
 
@@ -344,6 +344,35 @@ def ledger_facts(suite: Suite) -> dict:
         "tokens_per_step": tokens_per_step(suite),
         "fork": {key: suite.key(f"fork.{key}") for key in read},
     }
+
+
+def claim_facts(suite: Suite, claim: str, ledger: str) -> dict:
+    """The same for one claim; one line where the ledger never had it."""
+    rows = read_yaml(ROOT / ledger)["rows"]
+    known = sorted(name for row in rows for name in (row["id"], *row.get("merges", ())))
+    if claim not in known:
+        raise ConfigError(f"{ledger} has no claim {claim!r}; {suggest(claim, known)}")
+    return ledger_facts(suite)
+
+
+def final_outputs(suite: Suite, outputs: Mapping[str, Sequence[str]]) -> list[str]:
+    """Files of ``outputs``, which are listed by what a suite must have for them."""
+    has_forks = "fork" in suite.section
+    has = {
+        "checkpoints": True,
+        "forks": has_forks,
+        "learning rate": "training" in suite.section,
+        "ledger": has_forks and suite.is_even,
+    }
+    return [f"{suite.root}/{name}" for kind in outputs if has[kind] for name in outputs[kind]]
+
+
+def page_links(suite: Suite, outputs: Mapping[str, Sequence[str]]) -> list[str]:
+    """What the front page of a suite leads to, by names beside it, folder by folder."""
+    names = [path.removeprefix(f"{suite.root}/") for path in final_outputs(suite, outputs)]
+    shown = [n for n in names if n != "index.html" and not n.endswith((".svg", ".tex"))]
+    order = ("", "tables", "figures", "notebooks")
+    return sorted(shown, key=lambda name: order.index(name.rpartition("/")[0]))
 
 
 # A suite that has nothing but frozen measurements.
