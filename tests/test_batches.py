@@ -342,3 +342,16 @@ def test_what_is_wrong_with_a_split_is_one_line_with_its_file(split, keys, line,
         split(**keys)
     assert str(error.value).startswith("train.jsonl: ") and line in str(error.value)
     assert "\n" not in str(error.value) and not (tmp_path / "t.safetensors").exists()
+
+
+def test_sequences_begin_as_the_tokenizer_begins_a_text():
+    """A model that was always given ``<bos>`` first is scored after it, as the audit does."""
+    tokenizer = train_tokenizer(["a few words of a text"] * 20, 300)
+    plain = make_batches(tokenizer, ["a few words"] * 20, sequences=3, length=7, end=0)
+    first = tokenizer.id_to_token(9)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{first} $A", special_tokens=[(first, 9)]
+    )
+    found = make_batches(tokenizer, ["a few words"] * 20, sequences=3, length=8, end=0)
+    assert (found[:, 0] == 9).all()
+    np.testing.assert_array_equal(found[:, 1:], plain)

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from flatminima.errors import UserError
 from flatminima.files import file_sha256
-from flatminima.text.tokens import END_OF_TEXT, check_ids, write_tokens
+from flatminima.text.tokens import END_OF_TEXT, check_ids, leading_ids, write_tokens
 
 # Characters that are encoded at once: the memory that takes is hundreds of times as much.
 PIECE = 1 << 20
@@ -119,14 +119,20 @@ def make_batches(
 ) -> np.ndarray:
     """``[sequences, length]`` token ids of ``texts``; see ``encode_stream`` and ``pack``.
 
-    Documents of more than ``longest_document`` tokens, the end not counted, are left out.
+    Documents of more than ``longest_document`` tokens, the end not counted, are left out. Where
+    the tokenizer begins a text with tokens of its own (``<bos>``), so does every sequence.
     """
+    before = leading_ids(tokenizer)
+    length -= len(before)
+    if length < 2:
+        raise UserError(f"length {length + len(before)}: 2 tokens or more after {len(before)}")
     most = max(length if document_start else sequences * length, (longest_document or 0) + 1)
     documents = encode_stream(tokenizer, texts, end, most)
     if longest_document is not None:
         kept = longest_document + (end is not None)
         documents = (ids for ids in documents if len(ids) <= kept)
-    return pack(documents, sequences=sequences, length=length, document_start=document_start)
+    cut = pack(documents, sequences=sequences, length=length, document_start=document_start)
+    return np.hstack([np.tile(np.asarray(before, dtype=cut.dtype), (len(cut), 1)), cut])
 
 
 def fix_split(
@@ -170,10 +176,12 @@ def fix_split(
     if sha256 is not None and digest != sha256:
         Path(tokens_file).unlink()
         raise UserError(f"{tokens_file}: its sha256 is {digest}, not {sha256} as configured")
+    begins = [tokenizer.id_to_token(i) for i in leading_ids(tokenizer)]
     return {
         "sequences": sequences,
         "length": length,
         "end_of_text": end_token if end_of_text else None,
+        **({"begins_with": begins} if begins else {}),
         "document_start": document_start,
         "longest_document": longest_document,
         "largest_id": int(tokens.max()),
