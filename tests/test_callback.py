@@ -16,6 +16,7 @@ from flatminima.quantizer_specs import read_specs
 from flatminima.quantizers import quantized_weights
 from flatminima.scoring import score_variants
 from flatminima.tools.callback import DEFAULT_PROBE, ConvergenceCallback, read_rows
+from tests.architectures import build
 from tests.conftest import TINY_VOCABULARY
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -42,6 +43,22 @@ def trainer_of(model, folder, callback, *, lr=0.0, steps=8, **arguments):
     )  # fmt: skip
     callback.attach(trainer)
     return trainer
+
+
+def tiny_llama():
+    """Not a GPT-NeoX: of that, transformers 5.24's Trainer does not load the head on resume."""
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=TINY_VOCABULARY,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=16,
+        )  # fmt: skip
+    )
 
 
 def checkpoints(folder):
@@ -118,22 +135,6 @@ def test_a_probe_leaves_training_as_it_was(tmp_path):
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
-def tiny_llama():
-    """Not a GPT-NeoX: of that, transformers 5.24's Trainer does not load the head on resume."""
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=TINY_VOCABULARY,
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=16,
-        )  # fmt: skip
-    )
-
-
 @pytest.mark.parametrize("restore", [False, True])
 def test_a_resumed_run_ends_with_the_same_monitor(tmp_path, restore):
     def run(folder, checkpoint=None, steps=8):
@@ -204,19 +205,103 @@ def test_standard_errors_come_from_the_metrics(tiny_model, tmp_path):
     assert callback.monitor.state.slope_error == pytest.approx(5.0 / np.sqrt(2.0))
 
 
-@pytest.mark.parametrize(
-    ("data", "line"),
-    [
-        ([{"input_ids": [1, 2, 3]}, {"input_ids": [1, 2]}], r"sequences of \[2, 3\] tokens"),
-        ([{"input_ids": [1, 2], "attention_mask": [1, 0]}], "sequence 0 is padded"),
-        ([{"text": "words"}], "row 0 has no input_ids, but text"),
-        ([(torch.tensor([1, 2]),)], "row 0 has no input_ids, but tuple"),
-        ([], r"sequences of \[\] tokens"),
-    ],
-)
-def test_rows_that_cannot_be_probed_are_one_line(data, line):
-    with pytest.raises(ValueError, match=line):
-        read_rows(data, 8)
+ROWS = {
+    "text": [{"text": "words"}],
+    "tuples": [(torch.tensor([1, 2]),)],
+    "of other lengths": [{"input_ids": [1, 2, 3]}, {"input_ids": [1, 2]}],
+    "padded": [{"input_ids": [1, 2], "attention_mask": [1, 0]}],
+    "none": [],
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_rows_that_cannot_be_probed_are_one_line(kind):
+    with pytest.raises(ValueError, match="evaluation") as caught:
+        read_rows(ROWS[kind], 8)
+    assert "\n" not in str(caught.value)
+
+
+class Plain(torch.nn.Module):
+    """A model that is none of transformers."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = tiny_llama()
+
+    def forward(self, input_ids, labels=None):
+        return self.inner(input_ids=input_ids, labels=labels)
+
+
+def stacked(parts):
+    ids = torch.stack([torch.as_tensor(part) for part in parts])
+    return {"input_ids": ids, "labels": ids}
+
+
+OTHER_FORMS = {
+    "rows of text": (tiny_llama, lambda row: {"text": " ".join(map(str, row["input_ids"]))},
+                     lambda rows: stacked([list(map(int, r["text"].split())) for r in rows])),
+    "tuples": (tiny_llama, lambda row: (row["input_ids"],),
+               lambda rows: stacked([row[0] for row in rows])),
+    "a plain module": (Plain, lambda row: row,
+                       lambda rows: stacked([row["input_ids"] for row in rows])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_FORMS)
+def test_what_cannot_be_probed_is_said_at_the_start_and_training_goes_on(name, tmp_path, capsys):
+    make, form, collator = OTHER_FORMS[name]
+    callback = ConvergenceCallback(SETTINGS, actions=("probe",))
+    trainer = trainer_of(make(), tmp_path, callback, remove_unused_columns=False)
+    trainer.train_dataset = [form(row) for row in trainer.train_dataset]
+    trainer.eval_dataset = [form(row) for row in trainer.eval_dataset]
+    trainer.data_collator = collator
+    trainer.train()
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("monitor: ")]
+    assert said[0].startswith("monitor: a probe will not be possible: ")
+    assert any(line.startswith("monitor: no probe: ") for line in said)
+    assert trainer.state.global_step == 8 and callback.events[0].keys() == {"step", "loss", "slope"}
+
+
+def test_that_nothing_is_evaluated_is_said_at_the_start(tiny_model, tmp_path, capsys):
+    callback = ConvergenceCallback(SETTINGS, actions=("stop",))
+    trainer_of(tiny_model, tmp_path, callback, eval_strategy="no").train()
+    assert "no evaluation is planned" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_several_evaluation_sets_without_the_metric_are_said_once(attached, tmp_path, capsys):
+    callback = ConvergenceCallback(SETTINGS, actions=("stop",))
+    trainer = trainer_of(tiny_llama(), tmp_path, callback, steps=4)
+    trainer.eval_dataset = {"a": rows(1, 4), "b": rows(2, 4)}
+    if not attached:
+        callback._trainer = None
+    trainer.train()
+    said = [line for line in capsys.readouterr().err.splitlines() if "no eval_loss" in line]
+    assert said == ["monitor: no eval_loss among eval_a_loss, eval_b_loss; set metric="]
+
+
+def test_one_of_several_evaluation_sets_is_watched(tmp_path, capsys):
+    callback = ConvergenceCallback(SETTINGS, metric="eval_b_loss")
+    trainer = trainer_of(tiny_llama(), tmp_path, callback, steps=5)
+    trainer.eval_dataset = {"a": rows(1, 4), "b": rows(2, 4)}
+    trainer.train()
+    assert "set metric" not in capsys.readouterr().err
+    assert callback.monitor.state.step == 5 and callback.monitor.state.converged
+
+
+def test_narrow_experts_have_narrow_groups(tmp_path, capsys):
+    """Groups of 128 where rows of experts are 48 and those of attention 32."""
+    model = build("olmoe")
+    callback = ConvergenceCallback(SETTINGS, actions=("probe",))
+    trainer_of(model, tmp_path, callback, steps=4).train()
+    [event] = callback.events
+    specs = read_specs(DEFAULT_PROBE["quantizers"])
+    weights = quantized_weights(model, specs["int4"])
+    tokens = np.stack([row["input_ids"] for row in rows(1)]).astype(np.int32)
+    scores = score_variants(model.eval(), tokens, {"int4": weights}, batch_size=8)
+    gap = 100 * np.expm1(scores["int4"].mean_nll() - scores["fp32"].mean_nll())
+    assert event["int4_gap_pct"] == pytest.approx(gap, rel=1e-12)
+    assert "groups narrowed to the rows of" in capsys.readouterr().err
 
 
 def test_a_probe_that_fails_does_not_end_training(tiny_model, tmp_path, capsys):
