@@ -57,3 +57,14 @@ def test_every_module_imports():
     assert len(names) > 100
     for name in names:
         importlib.import_module(name)
+
+
+def test_the_wings_import_in_one_direction():
+    """The paper knows neither mechanism nor tools, and they not each other; see architecture.md."""
+    package = Path(flatminima.__path__[0])
+    for path in package.rglob("*.py"):
+        wing = path.relative_to(package).parts[0]
+        others = {"mechanism", "tools"} - {wing}
+        found = set(re.findall(r"flatminima(?:\.| import )(mechanism|tools)\b", path.read_text()))
+        assert not found & others or wing == "__main__.py", path
+        assert not re.search(r"^\s*(?:import|from) snakemake\b", path.read_text(), flags=re.M), path
