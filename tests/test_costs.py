@@ -9,13 +9,11 @@ from flatminima.tools.costs import (
     available_cores,
     batch_shapes,
     describe_shape,
-    duration,
     forward_flop,
     layers_to_time,
     measure,
     read_config,
     report,
-    size,
     suite_costs,
     timed_batch,
     training_flop,
@@ -107,9 +105,7 @@ def test_a_suite_that_is_trained_here_downloads_nothing():
 @pytest.mark.parametrize(
     ("name", "parameters"),
     # As published; OLMo's in its repositories' shards, 4 bytes each (29.2 GB for 7B).
-    [("pythia-14m", 14_067_712), ("pythia-70m", 70_426_624), ("pythia-410m", 405_334_016),
-     ("pythia-1b", 1_011_781_632), ("pythia-6.9b", 6_857_302_016), ("pythia-12b", 11_846_072_320),
-     ("olmo-2-1b", 1_484_916_736), ("olmo-2-7b", 7_298_617_344)],
+    [("pythia-70m", 70_426_624), ("pythia-12b", 11_846_072_320), ("olmo-2-7b", 7_298_617_344)],
 )  # fmt: skip
 def test_published_sizes(name, parameters):
     assert shape_of(name).parameters == parameters
@@ -145,16 +141,6 @@ def test_a_measurement_says_what_it_is_of():
     many = measure(config, device="cpu", threads=10_000, seconds=0.01, **batches)
     assert many.side_by_side == 1
     assert found.device.startswith("cpu (") and "threads" in found.device
-
-
-def test_units_and_durations():
-    assert [size(n) for n in (57.7e9, 3e6, 12, 2.5e12)] == [
-        "57.7 GB",
-        "3.0 MB",
-        "12 bytes",
-        "2.5 TB",
-    ]
-    assert [duration(h) for h in (0.5, 7.25, 240)] == ["30.0 minutes", "7.2 hours", "10.0 days"]
 
 
 def test_the_report_has_what_a_person_asks_for(costs, shape):

@@ -94,11 +94,6 @@ def test_q8_0_of_the_file_is_within_half_a_step():
         assert error.max() > 0
 
 
-def test_rows_that_do_not_divide_into_blocks_are_named():
-    with pytest.raises(NotHere, match="has 48 inputs, no multiple of 32"):
-        gguf_model(wide_model(hidden=48), "blocks", "Q8_0")
-
-
 def identity(model, layers, group):
     return model
 
