@@ -103,7 +103,7 @@ use rule probe_checkpoints as probe_fork with:
     priority: 18
     params:
         folders=planned(plan_forks.condition_folders, "series", "condition", "seed"),
-        probe=planned(plan_forks.fork_probe),
+        probe=planned(plan.probe),
         code=code_hash("workflow_scripts/probe_checkpoints.py"),
     message:
         "Probing the fork {wildcards.condition} of {wildcards.suite}, seed {wildcards.seed}"

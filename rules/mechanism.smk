@@ -197,7 +197,6 @@ use rule probe_checkpoints as probe_replica with:
         training="results/{suite}/mechanism/replication/losses/width{width}-seed{seed}.json",
         validation="results/{suite}/data/validation.safetensors",
     output:
-        table="results/{suite}/mechanism/replication/width{width}-seed{seed}.csv",
         sequences="results/{suite}/mechanism/replication/width{width}-seed{seed}.parquet",
         provenance="results/{suite}/mechanism/replication/width{width}-seed{seed}.json",
     log:
@@ -213,6 +212,20 @@ use rule probe_checkpoints as probe_replica with:
         code=code_hash("workflow_scripts/probe_checkpoints.py"),
     message:
         "Probing the run of {wildcards.suite} with width {wildcards.width}, seed {wildcards.seed}"
+
+
+use rule summarise_probes as summarise_replica with:
+    input:
+        sequences="results/{suite}/mechanism/replication/width{width}-seed{seed}.parquet",
+    output:
+        table="results/{suite}/mechanism/replication/width{width}-seed{seed}.csv",
+    log:
+        "logs/{suite}/summarise_probes/replication/width{width}-seed{seed}.log",
+    benchmark:
+        "benchmarks/{suite}/summarise_probes/replication/width{width}-seed{seed}.tsv"
+    message:
+        "Summarising the run of {wildcards.suite} with width {wildcards.width}, "
+        "seed {wildcards.seed}"
 
 
 rule compare_replicas:

@@ -15,7 +15,6 @@ rule probe_checkpoints:
         checkpoints=planned(plan.checkpoint_files, "steps"),
         validation="results/{suite}/data/validation.safetensors",
     output:
-        table="results/{suite}/probes/{steps}.csv",
         sequences="results/{suite}/probes/{steps}.parquet",
         provenance="results/{suite}/probes/{steps}.json",
     log:
@@ -36,6 +35,28 @@ rule probe_checkpoints:
         "Probing {wildcards.suite} {wildcards.steps}"
     script:
         "../workflow_scripts/probe_checkpoints.py"
+
+
+rule summarise_probes:
+    """A row per step and quantizer, with intervals, from the scores of single sequences."""
+    input:
+        sequences="results/{suite}/probes/{steps}.parquet",
+    output:
+        table="results/{suite}/probes/{steps}.csv",
+    log:
+        "logs/{suite}/summarise_probes/{steps}.log",
+    benchmark:
+        "benchmarks/{suite}/summarise_probes/{steps}.tsv"
+    localrule: True
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        resamples=setting("probe.resamples"),
+        code=code_hash("workflow_scripts/summarise_probes.py"),
+    message:
+        "Summarising the probes of {wildcards.suite} {wildcards.steps}"
+    script:
+        "../workflow_scripts/summarise_probes.py"
 
 
 rule gather_audit:
@@ -93,6 +114,7 @@ rule probe_deployed:
     params:
         folders=planned(plan.deployed_folders),
         probe=planned(plan.probe),
+        resamples=setting("probe.resamples"),
         code=code_hash("workflow_scripts/probe_deployed.py"),
     message:
         "Probing {wildcards.suite} as it would ship"

@@ -81,7 +81,6 @@ rule probe_revision:
     input:
         validation="results/{suite}/data/validation.safetensors",
     output:
-        table="results/{suite}/probes/{steps}.csv",
         sequences="results/{suite}/probes/{steps}.parquet",
         provenance="results/{suite}/probes/{steps}.json",
         kurtosis="results/{suite}/kurtosis/{steps}.csv",

@@ -34,6 +34,7 @@ rule average_checkpoints:
         folders=planned(plan_forks.average_folders, "average"),
         steps=planned(plan_forks.average_steps, "average"),
         probe=planned(plan.probe),
+        resamples=setting("probe.resamples"),
         code=code_hash("workflow_scripts/average_checkpoints.py"),
     message:
         "Averaging checkpoints of {wildcards.suite}: {wildcards.average}"

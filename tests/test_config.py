@@ -243,7 +243,7 @@ def plan_everything(config) -> None:
 def plan_forks_of(suite) -> None:
     fork = suite.section.get("fork", {})
     if fork:
-        plan.ledger_facts(suite), plan.fork_facts(suite), plan_forks.fork_probe(suite)
+        plan.ledger_facts(suite), plan.fork_facts(suite)
     gathered = [key for key in ("pilot", "amplitudes", "rivals") if fork.get(key)]
     for key in [*gathered, *(("forks", "cycles") if fork else ())]:
         for path in plan_forks.trajectories(suite, key):

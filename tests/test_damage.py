@@ -77,11 +77,11 @@ def probe(data: Path, folder: Path, checkpoint: Path) -> str:  # noqa: F811
         run_script(
             "probe_checkpoints", folder,
             input={"validation": str(data / "validation.safetensors")},
-            output={name: str(folder / name) for name in ("table", "sequences", "provenance")},
+            output={name: str(folder / name) for name in ("sequences", "provenance")},
             params={"folders": {7: str(checkpoint)}, "probe": PROBE, "code": "abc"},
         )  # fmt: skip
     assert stopped.value.code == 1
-    assert not [name for name in ("table", "sequences", "provenance") if (folder / name).exists()]
+    assert not [name for name in ("sequences", "provenance") if (folder / name).exists()]
     return (folder / "probe_checkpoints.log").read_text()
 
 

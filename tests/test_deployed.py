@@ -33,7 +33,6 @@ SETTINGS = {
     },
     "roles": {"int4_g32": "low_bit", "int8_channel": "high_bit"},
     "batch_size": 4,
-    "resamples": 50,
     "device": "cpu",
 }
 
@@ -187,7 +186,8 @@ def test_script_writes_the_same_bytes_twice(validation, tmp_path):
             input=SimpleNamespace(validation=validation),
             output=SimpleNamespace(table=tmp_path / name),
             params=SimpleNamespace(
-                folders={step: str(tmp_path / f"step{step}") for step in (4, 9)}, probe=SETTINGS
+                folders={step: str(tmp_path / f"step{step}") for step in (4, 9)}, probe=SETTINGS,
+                resamples=20,
             ),
             wildcards=SimpleNamespace(suite="tiny"), threads=1, log=[str(tmp_path / "log")],
         )  # fmt: skip

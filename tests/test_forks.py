@@ -335,7 +335,7 @@ def test_the_script_probes_the_average(folders, tmp_path):
     average_checkpoints.main(
         suite="tiny", average="lawa", definition={"kind": "average", "window": 3}, folders=folders,
         steps=[0, 10, 20], validation=str(tmp_path / "validation.safetensors"), probe=PROBE,
-        threads=1, code="abc", table=str(tmp_path / "lawa.csv"),
+        resamples=20, threads=1, code="abc", table=str(tmp_path / "lawa.csv"),
         sequences=str(tmp_path / "lawa.parquet"), provenance=str(tmp_path / "lawa.json"),
     )  # fmt: skip
     table = pd.read_csv(tmp_path / "lawa.csv")

@@ -238,7 +238,6 @@ def test_only_the_two_quantizers_of_a_suite_are_read():
     assert moved(PYTHIA, suite_of("pythia-160m", config)) == {"probe"} | LABELS
     assert plan.probe(MINI)["roles"] == {"int4_g64": "low_bit", "int8_channel": "high_bit"}
     assert plan.probe(MINI)["quantizers"]["int4_g64"] == CONFIG["quantizers"]["int4_g64"]
-    assert plan_forks.fork_probe(MINI).keys() == plan.probe(MINI).keys() - {"resamples"}
 
 
 def test_parameters_are_copies():

@@ -18,7 +18,7 @@ from tests.hub.server import TinyHub
 from tests.test_scripts import PROBE, run_script
 
 REPO, STEPS, LOST = "tiny/neox", (0, 1, 2, 4, 8), 4
-FILES = {"table": "csv", "sequences": "parquet", "provenance": "json", "kurtosis": "csv",
+FILES = {"sequences": "parquet", "provenance": "json", "kurtosis": "csv",
          "revisions": "csv", "fingerprints": "parquet"}  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def test_the_numbers_are_those_of_the_rules_for_checkpoints_on_disk(
     weights = [f"{tmp_path}/step{step}/model.safetensors" for step in steps]
     run_script(
         "probe_checkpoints", tmp_path, input={"validation": validation},
-        output={name: out[name] for name in ("table", "sequences", "provenance")},
+        output={name: out[name] for name in ("sequences", "provenance")},
         params={"folders": {s: f"{tmp_path}/step{s}" for s in steps}, "probe": PROBE,
                 "code": "abc"},
     )  # fmt: skip
@@ -85,7 +85,7 @@ def test_the_numbers_are_those_of_the_rules_for_checkpoints_on_disk(
         output={"table": out["revisions"], "fingerprints": out["fingerprints"]},
         params={"steps": steps, "tokens_per_step": 128, "code": "abc"},
     )  # fmt: skip
-    for name in ("table", "sequences", "provenance", "kurtosis", "fingerprints"):
+    for name in ("sequences", "provenance", "kurtosis", "fingerprints"):
         assert Path(out[name]).read_bytes() == Path(outputs(probed)[name]).read_bytes(), name
     both = (pd.read_csv(outputs(f)["revisions"], index_col="step") for f in (probed, tmp_path))
     fetched, found = both
@@ -106,14 +106,14 @@ def test_a_missing_revision_has_a_row_that_says_so_and_no_number(probed):
     lost = revisions.loc[LOST].dropna().to_dict()
     assert lost == {"status": "missing", "reason": "the hub has no such revision",
                     "revision": f"step{LOST}", "tokens_seen": 512}  # fmt: skip
-    for name in ("table", "kurtosis"):
-        assert set(pd.read_csv(outputs(probed)[name])["step"]) == {0, 1, 2, 8}
+    assert set(pd.read_csv(outputs(probed)["kurtosis"])["step"]) == {0, 1, 2, 8}
+    assert set(pd.read_parquet(outputs(probed)["sequences"])["step"]) == {0, 1, 2, 8}
 
 
 def test_a_job_of_nothing_but_holes_is_written_and_gathered(validation, hub, probed, tmp_path):
     probe(validation, tmp_path, steps=[LOST])
     assert len(pd.read_csv(outputs(tmp_path)["revisions"])) == 1
-    for name in ("table", "sequences", "kurtosis", "fingerprints"):
+    for name in ("sequences", "kurtosis", "fingerprints"):
         both = [outputs(tmp_path)[name], outputs(probed)[name]]
         pd.testing.assert_frame_equal(read_rows(both), read_rows(both[1:]))
         with pytest.raises(ValueError, match="no revision of the suite could be had"):

@@ -108,7 +108,8 @@ FIGURES = {
     "plot_bit_widths": 1,
 }
 LAST = {"test_hypotheses": 1, "judge_claims": 1, "draw_index": 1, "render_notebook": 4}
-AUDIT = {"probe_checkpoints": 2, "gather_audit": 1, "detect_phases": 1, "warn_early": 1}
+AFTER_PROBES = {"summarise_probes": 2, "gather_audit": 1, "detect_phases": 1, "warn_early": 1}
+AUDIT = {"probe_checkpoints": 2} | AFTER_PROBES
 SUMMARIES = {"summarise_fork": 6, "gather_forks": 1}
 PROBED_FORKS = {"probe_fork": 6} | SUMMARIES
 FORKS = {"train_fork": 6} | PROBED_FORKS
@@ -127,7 +128,7 @@ CHANGES = {
     "code of the phases": (
         code("flatminima/phases"),
         LAST | {"detect_phases": 1, "warn_early": 1, "tabulate_audit": 1, "plot_audit": 1,
-                "plot_kurtosis": 1, "tabulate_forks": 1},
+                "plot_kurtosis": 1, "tabulate_forks": 1, "judge_claims_paper": 1},
     ),
     "code of a figure": (code("plot_forks"), {"plot_forks": 1, "render_notebook": 2}),
     "period of one schedule": (
@@ -140,11 +141,11 @@ CHANGES = {
     ),
     "intervals of the probe": (
         setting("steps_per_job: 8\n      resamples: 50", "steps_per_job: 8\n      resamples: 60"),
-        AUDIT | SUMMARIES | TABLES | FIGURES | LAST,
+        AFTER_PROBES | SUMMARIES | TABLES | FIGURES | LAST,
     ),
     "code of the intervals": (
         code("flatminima/intervals"),
-        AUDIT | SUMMARIES | TABLES | FIGURES | LAST | {"judge_claims_paper": 1},
+        AFTER_PROBES | SUMMARIES | TABLES | FIGURES | LAST | {"judge_claims_paper": 1},
     ),
     "whether forks keep their weights": (
         setting("optimizer_state: fresh", "keep_checkpoints: true\n      optimizer_state: fresh"),
@@ -221,7 +222,7 @@ def test_a_lost_figure_is_drawn_again(built):
     lost = built / "results/tiny/figures/fig1_audit.png"
     kept = lost.rename(built / "kept.png")
     try:
-        assert plan(built) == {"plot_audit": 1}
+        assert plan(built) == {"plot_audit": 1, "render_notebook": 2}
     finally:
         kept.rename(lost)
 

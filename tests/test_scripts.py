@@ -31,7 +31,6 @@ PROBE = {
     },
     "roles": {"int4": "low_bit", "int8": "high_bit"},
     "batch_size": 4,
-    "resamples": 50,
     "device": "cpu",
 }
 SCHEDULE = {"schedule": "cosine_neox_v1", "lr_max": 0.01, "lr_min": 0.001, "warmup_steps": 2}
@@ -220,6 +219,14 @@ def test_kurtosis_of_every_matrix_of_the_blocks(weights, tmp_path):
 # Probes and audit
 
 
+def summarise(folder: Path, sequences: str, table: str) -> None:
+    """The script that turns scores of sequences into a table."""
+    run_script(
+        "summarise_probes", folder, input={"sequences": sequences}, output={"table": table},
+        params={"resamples": 50, "code": "abc"},
+    )  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def probed(data, checkpoints, tmp_path_factory) -> Path:
     """The audit of three steps, probed in two jobs."""
@@ -229,10 +236,10 @@ def probed(data, checkpoints, tmp_path_factory) -> Path:
         run_script(
             "probe_checkpoints", folder,
             input={"validation": str(data / "validation.safetensors"), "checkpoints": ["unread"]},
-            output={"table": f"{stem}.csv", "sequences": f"{stem}.parquet",
-                    "provenance": f"{stem}.json"},
+            output={"sequences": f"{stem}.parquet", "provenance": f"{stem}.json"},
             params={"folders": {s: checkpoints[s] for s in steps}, "probe": PROBE, "code": "abc"},
         )  # fmt: skip
+        summarise(folder, f"{stem}.parquet", f"{stem}.csv")
     run_script(
         "gather_audit", folder,
         input={"tables": [str(folder / f"step{s}.csv") for s in (2, 0)],
@@ -292,9 +299,10 @@ def test_equal_weights_get_equal_rows_and_a_single_step_the_row_of_a_range(
     run_script(
         "probe_checkpoints", tmp_path,
         input={"validation": str(data / "validation.safetensors")},
-        output={name: str(tmp_path / name) for name in ("table", "sequences", "provenance")},
+        output={"sequences": str(tmp_path / "1.parquet"), "provenance": str(tmp_path / "1.json")},
         params={"folders": {1: checkpoints[1]}, "probe": PROBE, "code": "abc"},
     )  # fmt: skip
+    summarise(tmp_path, str(tmp_path / "1.parquet"), str(tmp_path / "table"))
     lines = (probed / "step0.csv").read_text().splitlines()
     assert (tmp_path / "table").read_text().splitlines() == [lines[0], *lines[4:]]
 
@@ -318,13 +326,13 @@ def test_a_model_that_has_diverged_is_named_and_the_others_are_probed(data, chec
     run_script(
         "probe_checkpoints", tmp_path,
         input={"validation": str(data / "validation.safetensors")},
-        output={n: str(tmp_path / n) for n in ("table", "sequences", "provenance")},
+        output={"sequences": str(tmp_path / "s.parquet"), "provenance": str(tmp_path / "s.json")},
         params={"folders": {7: str(folder), 1: checkpoints[1]}, "probe": PROBE, "code": "abc"},
     )  # fmt: skip
     line = f"{folder}: 1 of 1024 {name} are not finite"
     assert f"not measured: {line}" in (tmp_path / "probe_checkpoints.log").read_text()
-    assert json.loads((tmp_path / "provenance").read_text())["left_out"] == {"7": line}
-    assert set(pd.read_csv(tmp_path / "table").step) == {1}
+    assert json.loads((tmp_path / "s.json").read_text())["left_out"] == {"7": line}
+    assert set(pd.read_parquet(tmp_path / "s.parquet").step) == {1}
 
 
 def test_forks_are_gathered_in_the_order_given(tmp_path):

@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from flatminima.errors import UserError
+from flatminima.errors import Diverged, UserError
 from flatminima.model import build_model
 from flatminima.schedules import Cosine
 from flatminima.training import gradients
 from flatminima.training.gradients import PLAIN, Compute, next_token_loss, read_compute
 from flatminima.training.loop import (
-    Diverged,
     Recipe,
     batch_rows,
     build_optimizer,

@@ -207,7 +207,7 @@ HALF = DATA | {"pretrain_suite_mini_step2800": 1}
 WHOLE = HALF | {"pretrain_suite_mini_step5720": 1}
 SUITE = WHOLE | {"describe_checkpoints": 2, "gather_suite": 1}
 # Nothing is gathered of revisions whose integrity was not looked at.
-AUDIT = SUITE | {"probe_checkpoints": 2, "gather_audit": 1}
+AUDIT = SUITE | {"probe_checkpoints": 2, "summarise_probes": 2, "gather_audit": 1}
 PHASES = AUDIT | {"detect_phases": 1}
 FORKS = HALF | {"train_fork": 9, "probe_fork": 9, "summarise_fork": 9, "gather_forks": 1}
 
@@ -225,9 +225,9 @@ TARGETS = {
     "checkpoints/step40/model.safetensors": HALF,
     "checkpoints/step2840/config.json": WHOLE,
     "deployed.csv": WHOLE | {"probe_deployed": 1},
-    "probes/step1000.csv": HALF | {"probe_checkpoints": 1},
+    "probes/step1000.csv": HALF | {"probe_checkpoints": 1, "summarise_probes": 1},
     "probes/step5720.parquet": WHOLE | {"probe_checkpoints": 1},
-    "probes/step2760-step2840.csv": WHOLE | {"probe_checkpoints": 1},
+    "probes/step2760-step2840.csv": WHOLE | {"probe_checkpoints": 1, "summarise_probes": 1},
     "kurtosis/step0-step2800.csv": HALF | {"measure_kurtosis": 1},
     "revisions/step512.csv": HALF | {"describe_checkpoints": 1},
     "forks/oli-seed0.csv": HALF | {"train_fork": 1, "probe_fork": 1, "summarise_fork": 1},
@@ -271,7 +271,7 @@ def test_one_claim_needs_the_measurements_and_neither_figure_nor_notebook(clean)
 def test_one_revision_of_the_paper_is_fetched_for_its_probe(clean):
     jobs = planned("results/pythia-160m/probes/step70000.csv", folder=clean)
     data = {"fetch_tokenizer": 1, "collect_text": 1, "fix_batches": 1}
-    assert jobs == data | {"probe_revision": 1}
+    assert jobs == data | {"probe_revision": 1, "summarise_probes": 1}
 
 
 def test_the_printed_tables_need_no_model(clean):

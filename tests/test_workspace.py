@@ -71,7 +71,6 @@ PROBE = {
     },
     "roles": {"int4": "low_bit", "int8": "high_bit"},
     "batch_size": 4,
-    "resamples": 20,
     "device": "cpu",
 }
 
@@ -245,9 +244,8 @@ def test_a_fork_is_a_series_of_checkpoints_that_the_audits_script_probes(forked,
     assert len(pd.read_csv(forked / "f.csv")) == 12
     folders = {s: str(forked / f"checkpoints/step{s}") for s in (11, 14, 17, 20)}
     assert next(load_model(folders[20]).parameters()).dtype == torch.float32
-    probe = {key: value for key, value in PROBE.items() if key != "resamples"}
     probe_checkpoints.main(
-        folders=folders, validation=start["validation"], probe=probe, threads=1, code="abc",
+        folders=folders, validation=start["validation"], probe=PROBE, threads=1, code="abc",
         sequences=str(tmp_path / "f.parquet"), provenance=str(tmp_path / "probe.json"),
         training=str(forked / "f.json"),
     )  # fmt: skip

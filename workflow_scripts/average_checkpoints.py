@@ -37,8 +37,8 @@ def average_model(folders: Sequence[str], weights: Sequence[float], device: str)
 
 
 def main(suite: str, average: str, definition: dict, folders: list[str], steps: list[int],
-         validation: str, probe: dict, threads: int, code: str, table: str, sequences: str,
-         provenance: str) -> None:  # fmt: skip
+         validation: str, probe: dict, resamples: int, threads: int, code: str, table: str,
+         sequences: str, provenance: str) -> None:  # fmt: skip
     """Write a row per quantizer, the scores of each sequence, and what made them.
 
     ``folders`` are checkpoints of ``steps``, in order; the rows carry the last step.
@@ -47,7 +47,7 @@ def main(suite: str, average: str, definition: dict, folders: list[str], steps: 
     weights = read_kind(definition).weights(len(folders))
     scores = prober(average_model(folders, weights, prober.device), steps[-1])
     write_table(sequences, scores)
-    rows = summarise(scores, ["step"], resamples=probe["resamples"], seed=0)
+    rows = summarise(scores, ["step"], resamples=resamples, seed=0)
     first = pd.DataFrame({"suite": suite, "schedule": average, "seed": pd.NA}, index=rows.index)
     write_table(table, pd.concat([first, rows], axis=1))
     averaged = {"definition": definition, "steps": steps, "weights": weights, "code": code}

@@ -3,28 +3,24 @@
 from flatminima.errors import Diverged
 from flatminima.files import read_json, write_json, write_rows
 from flatminima.jobs import progress, run
-from flatminima.scoring import Prober, write_probes
+from flatminima.scoring import Prober
 
 
 def main(folders: dict, validation: str, probe: dict, threads: int, code: str,
-         sequences: str, provenance: str, table: str | None = None,
-         training: str | None = None) -> None:  # fmt: skip
-    """Write the scores of each sequence, what made them, and a row per quantizer if asked for.
+         sequences: str, provenance: str, training: str | None = None) -> None:  # fmt: skip
+    """Write the scores of each sequence, and what made them.
 
     ``folders`` maps steps to checkpoint folders; no more than one model is in memory. A
     checkpoint that has diverged is named and left out; the others go on, but for a fork's.
-    ``training`` says what made the checkpoints, where that is a file.
+    ``training`` says what made the checkpoints, where they are those of a fork or the like.
     """
     prober, scores = Prober(validation, probe, threads), []
     for step, folder in progress(folders.items(), "probing", total=len(folders)):
         scores += prober.checkpoint(folder, step)
-    if table is None:  # a fork, whose end counts
-        for reason in prober.made_by.get("left_out", {}).values():
-            raise Diverged(reason)
-        write_rows(scores, sequences)
-    else:
-        write_probes(scores, resamples=probe["resamples"], table=table, sequences=sequences)
     trained = {} if training is None else {"training": read_json(training)}
+    for reason in prober.made_by.get("left_out", {}).values() if trained else ():
+        raise Diverged(reason)
+    write_rows(scores, sequences)
     write_json(provenance, {**prober.made_by, **trained, "code": code})
 
 

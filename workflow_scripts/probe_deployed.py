@@ -8,13 +8,14 @@ from flatminima.scoring import Prober
 from flatminima.tools.deployed import probe_deployed
 
 
-def main(folders: dict, validation: str, probe: dict, threads: int, suite: str, table: str) -> None:
+def main(folders: dict, validation: str, probe: dict, resamples: int, threads: int, suite: str,
+         table: str) -> None:  # fmt: skip
     """Write a row per step and format; ``folders`` maps steps to checkpoint folders."""
     prober, tables = Prober(validation, probe, threads), []
     for step, folder in progress(folders.items(), "probing", total=len(folders)):
         model = load_model(folder, prober.device)
         simulated = prober(model, step)
-        tables.append(probe_deployed(model, prober, step, simulated, resamples=probe["resamples"]))
+        tables.append(probe_deployed(model, prober, step, simulated, resamples=resamples))
     found = pd.concat(tables, ignore_index=True)
     found.insert(0, "suite", suite)
     found.to_csv(table, index=False)

@@ -14,7 +14,7 @@ from flatminima.revisions import (
     fingerprint_checkpoint,
     revision_table,
 )
-from flatminima.scoring import Prober, write_probes
+from flatminima.scoring import Prober
 
 
 def main(*, repo: str, branches: dict, validation: str, probe: dict, layers: str,
@@ -46,8 +46,7 @@ def main(*, repo: str, branches: dict, validation: str, probe: dict, layers: str
     write_rows([revision_table(rows)], outputs["revisions"])
     write_rows(prints, outputs["fingerprints"])
     write_rows(kurtosis, outputs["kurtosis"])
-    write_probes(scores, resamples=probe["resamples"], table=outputs["table"],
-                 sequences=outputs["sequences"])  # fmt: skip
+    write_rows(scores, outputs["sequences"])
     write_json(outputs["provenance"], {**prober.made_by, "code": code})
     log(f"{len(scores)} of {len(branches)} revisions probed")
 

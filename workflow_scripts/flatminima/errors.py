@@ -22,7 +22,7 @@ class NotMeasured(UserError):
 
 
 class Diverged(NotMeasured, FloatingPointError):
-    """A checkpoint whose numbers are not finite; those of the same run may be whole."""
+    """Training or a checkpoint whose numbers are not finite; others of the run may be whole."""
 
 
 class ConfigError(UserError):

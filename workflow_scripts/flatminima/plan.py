@@ -209,7 +209,6 @@ def probe(suite: Suite) -> dict:
         "quantizers": {name: dict(suite.quantizers[name]) for name in roles},
         "roles": roles,
         "batch_size": section["batch_size"],
-        "resamples": section["resamples"],
         "device": suite.key("device"),
     }
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from flatminima.errors import ConfigError, suggest
 from flatminima.files import CHECKPOINT_FILES
-from flatminima.plan import checkpoint_files, frozen_names, probe, training, weights
+from flatminima.plan import checkpoint_files, frozen_names, training, weights
 from flatminima.schedules import AverageKind, Condition, ScheduleKind, read_kind
 from flatminima.suites import Suite
 
@@ -325,11 +325,6 @@ def calibration_settings(suite: Suite) -> dict:
         "bump": bumps[0],
         "training": {key: own[key] for key in ("beta1", "beta2", "eps")},
     }
-
-
-def fork_probe(suite: Suite) -> dict:
-    """How a fork is probed; what is done with the scores is not part of it."""
-    return {key: value for key, value in probe(suite).items() if key != "resamples"}
 
 
 def fork_measurements(suite: Suite) -> dict[str, str]:

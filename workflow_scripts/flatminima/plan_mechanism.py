@@ -205,7 +205,6 @@ def replica_probe(suite: Suite) -> dict:
         "batch_size": suite.key("probe.batch_size"),
         "device": "cpu",
         "sequences": entry["sequences"],
-        "resamples": suite.key("probe.resamples"),
     }
 
 

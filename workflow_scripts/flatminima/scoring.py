@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -21,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from flatminima.errors import Diverged, NotMeasured, one_line
-from flatminima.files import describe_run, file_sha256, write_rows
-from flatminima.intervals import summarise
+from flatminima.files import describe_run, file_sha256
 from flatminima.jobs import log, own_gpu, slots_folder
 from flatminima.model import (
     LOGITS_AT_ONCE,
@@ -355,18 +353,6 @@ class Prober:
                 log(f"{name}: {coverage_line(found)}")
             for line in self.made_by["peculiarities"]:
                 log(line)
-
-
-def write_probes(
-    scores: Sequence[pd.DataFrame], *, resamples: int, table: str | Path, sequences: str | Path
-) -> None:
-    """Write the scores of each sequence, and a row per step and quantizer.
-
-    ``scores`` has a table of ``Prober`` for each revision that could be had.
-    """
-    write_rows(scores, sequences)
-    found = [summarise(pd.concat(scores), ["step"], resamples=resamples, seed=0)] if scores else []
-    write_rows(found, table)
 
 
 def gather_audit(

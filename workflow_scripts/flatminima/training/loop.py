@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from flatminima.errors import UserError
+from flatminima.errors import Diverged
 from flatminima.files import CHECKPOINT_FILES, DIGESTS_FILE
 from flatminima.jobs import progress
 from flatminima.model import count_not_finite, save_model
@@ -35,10 +35,6 @@ from flatminima.training.workspace import Workspace, load_state, save_state
 
 # Where torch has AdamW as one kernel; elsewhere it falls back on the slower one.
 _FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
-
-
-class Diverged(UserError):
-    """Training that a learning rate, or another number of its settings, has driven to infinity."""
 
 
 @dataclass(frozen=True)
