@@ -113,7 +113,7 @@ def test_a_run_is_audited_whole(run, audited, tmp_path):
     stored = sequences[sequences.step == 40].reset_index(drop=True)
     pd.testing.assert_frame_equal(own, stored)
     assert "mine" in (out / "audit.svg").read_text()
-    assert printed.splitlines()[-1].startswith("INT4 gap: ")
+    assert "\nINT4 gap: " in printed and "to ship at INT4: step " in printed.splitlines()[-1]
 
 
 def test_the_same_audit_has_the_same_bytes(run, audited, tmp_path):

@@ -119,7 +119,7 @@ BROKEN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "content", "line"), BROKEN)
+@pytest.mark.parametrize(("name", "content", "line"), BROKEN, ids=map(str, range(len(BROKEN))))
 def test_a_broken_file_is_one_line_with_its_name(name, content, line, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(TextError) as error:

@@ -142,7 +142,7 @@ def _draw_paper(panels: list[Axes], points: pd.DataFrame) -> None:
 
 
 def _mark_events(panels: list[Axes], audit: pd.DataFrame, phases: dict) -> None:
-    events = [(phases["convergence"], 1, "fp32", "ppl", "lowest FP32 perplexity")]
+    events = [(phases["convergence"], 1, "fp32", "ppl", "FP32 convergence")]
     if phases["onset"]["step"] is not None:
         events.append((phases["onset"], 0, "low_bit", "gap_pct", "onset"))
     for event, _, role, _, _ in events:

@@ -41,6 +41,7 @@ from flatminima.model import (
 )
 from flatminima.phases import SPARE, describe_phases
 from flatminima.quantizer_specs import FP32, HIGH_BIT, LOW_BIT, printed_names
+from flatminima.scaling_law import excess_sentence, suite_excess
 from flatminima.scoring import Prober, gather_audit
 from flatminima.text.batches import encode_stream, read_tokenizer
 from flatminima.text.corpus import deduplicate, package_documents, package_versions, split
@@ -122,7 +123,8 @@ class _Audit:
         self._claim_folder()
         audited, sequences = self._measure_all()
         verdict = self._judge(audited, sequences)
-        self.record |= {"left_plateau": verdict.left, "verdict": verdict.words,
+        told = answers(audited, verdict.phases)
+        self.record |= {"left_plateau": verdict.left, "verdict": verdict.words, "answers": told,
                         "phases": verdict.phases, **self.prober.made_by}  # fmt: skip
         self._compare_weights()
         write_json(self.folder / RECORD, self.record)
@@ -133,6 +135,8 @@ class _Audit:
         self.say(f"{self.folder}: {', '.join(written)}")
         self._refuse_one_model_under_many_steps()
         self.say(f"INT4 gap: {verdict.words}")
+        for line in told:
+            self.say(line)
         rows = audited.astype(object).where(audited.notna(), None).to_dict("records")
         return verdict, {**self.record, "folder": str(self.folder), "rows": rows}
 
@@ -550,6 +554,34 @@ def judge(audited: pd.DataFrame, sequences: pd.DataFrame, *, resamples: int) -> 
         f"[{last['gap_low_pct']:.2f}, {last['gap_high_pct']:.2f}], highest before {highest:.2f} %"
     )
     return Verdict(left, words, phases)
+
+
+def answers(audited: pd.DataFrame, phases: dict) -> list[str]:
+    """What a trainer asks: the cost at the end, FP32's convergence, the trend, what to ship."""
+    low = audited[audited["role"] == LOW_BIT].set_index("step").sort_index()
+    end, best = low.iloc[-1], low.loc[low["ppl"].idxmin()]
+    found = phases["convergence"]
+    fp32 = f"FP32 perplexity was best at step {found['step']:,}"
+    if found["step"] == low.index[-1]:
+        fp32 = "FP32 perplexity is still improving at the last checkpoint"
+    elif "rise_pct" in found:
+        fp32 += f" and has risen by {found['rise_pct']:.1f} % since"
+    try:
+        trend = suite_excess(audited, phases, spacing=even_spacing(low.index.to_numpy()))
+        trend = excess_sentence(trend)
+    except (UserError, KeyError) as error:
+        trend = f"no trend to hold the end against: {error}"
+        if isinstance(error, KeyError):
+            trend = "no trend to hold the end against: too few checkpoints for phases"
+    return [
+        f"at step {low.index[-1]:,} INT4 costs {end['gap_pct']:.2f} % of perplexity "
+        f"[{end['gap_low_pct']:.2f}, {end['gap_high_pct']:.2f}], "
+        f"{end['delta_nll_nats_per_token']:.4f} nats per token",
+        fp32,
+        trend,
+        f"to ship at INT4: step {best.name:,}, whose INT4 perplexity of {best['ppl']:.2f} is the "
+        "lowest measured",
+    ]
 
 
 def _without_phases(audited: pd.DataFrame) -> dict:
