@@ -108,11 +108,21 @@ FIGURES = {
     "plot_bit_widths": 1,
 }
 LAST = {"test_hypotheses": 1, "judge_claims": 1, "draw_index": 1, "render_notebook": 4}
-AFTER_PROBES = {"summarise_probes": 2, "gather_audit": 1, "detect_phases": 1, "warn_early": 1}
+AFTER_PHASES = {"fit_scaling_law": 1, "warn_early": 1}
+AFTER_PROBES = {"summarise_probes": 2, "gather_audit": 1, "detect_phases": 1} | AFTER_PHASES
 AUDIT = {"probe_checkpoints": 2} | AFTER_PROBES
-SUMMARIES = {"summarise_fork": 6, "gather_forks": 1}
-PROBED_FORKS = {"probe_fork": 6} | SUMMARIES
-FORKS = {"train_fork": 6} | PROBED_FORKS
+# Of a fork and of the common cool-down that leaves from its end.
+SUMMARIES = {"summarise_fork": 12, "gather_forks": 2}
+PROBED_FORKS = {"probe_fork": 12} | SUMMARIES
+FORKS = {"train_fork": 6, "cool_fork": 6} | PROBED_FORKS
+
+
+def some_forks(count: int) -> dict[str, int]:
+    """Jobs of so many forks and of their cool-downs."""
+    both = dict.fromkeys(("probe_fork", "summarise_fork"), 2 * count)
+    return both | dict.fromkeys(("train_fork", "cool_fork"), count)
+
+
 AFTER_FORKS = {"tabulate_forks": 1, "plot_forks": 1, "render_notebook": 3}
 KURTOSIS = {"measure_kurtosis": 2, "gather_kurtosis": 1}
 TRAINING = {"pretrain_suite": 2, "describe_checkpoints": 2, "gather_suite": 1}
@@ -127,17 +137,17 @@ CHANGES = {
     "code of the fork": (code("train_fork"), FORKS | LAST | AFTER_FORKS),
     "code of the phases": (
         code("flatminima/phases"),
-        LAST | {"detect_phases": 1, "warn_early": 1, "tabulate_audit": 1, "plot_audit": 1,
+        LAST | AFTER_PHASES | {"detect_phases": 1, "tabulate_audit": 1, "plot_audit": 1,
                 "plot_kurtosis": 1, "tabulate_forks": 1, "judge_claims_paper": 1},
     ),
     "code of a figure": (code("plot_forks"), {"plot_forks": 1, "render_notebook": 2}),
     "period of one schedule": (
         setting("period: 16", "period: 20"),
-        FORKS | LAST | AFTER_FORKS | {"train_fork": 2, "probe_fork": 2, "summarise_fork": 2},
+        FORKS | LAST | AFTER_FORKS | some_forks(2),
     ),
     "one more seed": (
         setting("seeds: [0, 1]\n      schedules", "seeds: [0, 1, 2]\n      schedules"),
-        FORKS | LAST | AFTER_FORKS | {"train_fork": 3, "probe_fork": 3, "summarise_fork": 3},
+        FORKS | LAST | AFTER_FORKS | some_forks(3),
     ),
     "intervals of the probe": (
         setting("steps_per_job: 8\n      resamples: 50", "steps_per_job: 8\n      resamples: 60"),
