@@ -79,6 +79,7 @@ def run_fork(folder: Path, inputs: dict, **changes) -> None:
     """The script of ``train_fork``."""
     arguments = {
         "settings": FORK, "threads": 1, "save_every": 5, "code": "abc", "seed": 3, "device": "cpu",
+        "source": str(Path(inputs["weights"]).parent),
         "key": "fork.schedules.oli", "workspace": str(folder / "unfinished"),
         "checkpoints": str(folder / "checkpoints"), "losses": str(folder / "f.csv"),
         "provenance": str(folder / "f.json"),
@@ -308,14 +309,14 @@ def test_an_amplitude_that_drives_a_fork_to_infinity_is_one_line(tmp_path, start
 
 def test_training_knows_nothing_of_how_it_is_measured():
     """What decides a fork's weights holds no quantizer, no score and no statistic."""
-    known = {"model", "schedules", "suite"}
+    known = {"model", "schedules"}
     for script in ("train_fork", "pretrain_suite"):
         files = code_files(ROOT / f"workflow_scripts/{script}.py")
         names = {p.stem for p in files if p.parent.name == "flatminima"} - {"__init__"}
         folders = {p.parent.name for p in files} - {"flatminima", "workflow_scripts"}
         assert known <= names and not names & {"quantizers", "quantizer_specs", "layers",
                                                "scoring", "intervals", "kurtosis"}  # fmt: skip
-        assert folders <= {"training", "text", "revisions"}
+        assert folders <= {"training", "text"}
 
 
 # A real kill
