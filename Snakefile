@@ -35,11 +35,12 @@ localrules:
 # What a reader looks at, by what a suite must have for it; `ledger` is forks and an even grid.
 OUTPUTS = {
     "checkpoints": [
-        *("suite.csv", "audit.csv", "kurtosis.csv", "phases.json"),
+        *("suite.csv", "audit.csv", "kurtosis.csv", "phases.json", "scaling_law.json"),
         *multiext("tables/table1", ".csv", ".md", ".tex"),
         *multiext("figures/fig1_audit", ".pdf", ".svg", ".png"),
         *multiext("figures/fig2_kurtosis", ".pdf", ".svg", ".png"),
         *multiext("figures/fig5_bit_widths", ".pdf", ".svg", ".png"),
+        *multiext("figures/fig14_scaling_law", ".pdf", ".svg", ".png"),
         *("index.html", "notebooks/audit.html"),
     ],
     "forks": [

@@ -10,7 +10,7 @@ from flatminima.__main__ import main
 from tests.conftest import TINY
 from tests.hub.repos import config_bytes
 from tests.hub.server import TinyHub
-from tests.workflow import copy_checkout, planned, snakemake
+from tests.workflow import copy_checkout, dry_run, planned
 
 pytestmark = pytest.mark.workflow
 
@@ -64,7 +64,7 @@ def command(name, *arguments, folder, **environment):
 def test_a_suite_is_frozen_once_and_then_planned_without_the_hub(checkout, hub, tmp_path):
     files = ("--configfile", "own.yaml")
     target = "results/named/suite.csv"
-    before = snakemake(target, "-n", *files, folder=checkout)
+    before = dry_run(target, *files, folder=checkout)
     assert "make freeze SUITE=named lists them from the hub" in before.stdout
 
     environment = hub.environment(tmp_path)

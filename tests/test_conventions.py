@@ -3,11 +3,8 @@
 import importlib
 import pkgutil
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
 import yaml
 
 import flatminima
@@ -44,17 +41,10 @@ def test_the_catalog_file_has_the_keys_of_the_catalog():
     assert usage["report"] is True
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("notebooks/*.ipynb")), ids=lambda path: path.stem)
-def test_notebooks_are_committed_without_outputs(path):
-    command = [sys.executable, "-m", "nbstripout", "--keep-id", "--verify", path]
-    run = subprocess.run(command, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout
-
-
 def test_every_module_imports():
     """A name that a module no longer has is found here and not when its rule runs."""
     names = [module.name for module in pkgutil.walk_packages(flatminima.__path__, "flatminima.")]
-    assert len(names) > 100
+    assert len(names) > 50
     for name in names:
         importlib.import_module(name)
 

@@ -22,7 +22,7 @@ from flatminima.freezing import (
 )
 from flatminima.plan import facts, read_suite
 from flatminima.published import read_digests, restore
-from tests.workflow import ROOT, copy_checkout, planned, snakemake
+from tests.workflow import ROOT, copy_checkout, dry_run, planned, snakemake
 
 pytestmark = pytest.mark.workflow
 MINI = ROOT / "resources/published/mini"
@@ -137,7 +137,7 @@ def test_nothing_is_trained_or_probed(checkout):
 
 @pytest.mark.parametrize("name", ["probes/step1000.csv", "deployed.csv"])
 def test_what_is_not_frozen_is_refused_in_one_line(name, checkout):
-    run = snakemake("--dry-run", f"results/mini-published/{name}", folder=checkout)
+    run = dry_run(f"results/mini-published/{name}", folder=checkout)
     assert run.returncode != 0 and "Traceback" not in run.stdout
     assert run.stdout.splitlines()[-1] == (
         "Error: suite mini-published has no checkpoints, only what is frozen in "

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,23 +36,39 @@ def copy_checkout(folder: Path) -> Path:
     return folder
 
 
+def _environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
+
+
 def snakemake(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess:
     """Run Snakemake in ``folder``; what it prints is in ``stdout``."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
     return subprocess.run(
         [sys.executable, "-m", "snakemake", *arguments],
-        cwd=folder,
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=1800,
-    )
+        cwd=folder, env=_environment(), text=True, timeout=1800,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
 
 
-def planned(*arguments: str, folder: Path = ROOT) -> dict[str, int]:
+@cache
+def _planner() -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.planner"],
+        cwd=ROOT, env=_environment(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def dry_run(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
+    """A dry run in ``folder``, in half the time: see ``tests/planner.py``."""
+    planner = _planner()
+    planner.stdin.write(json.dumps([str(folder), arguments]) + "\n")
+    planner.stdin.flush()
+    status, printed = json.loads(planner.stdout.readline())
+    return subprocess.CompletedProcess(arguments, status, stdout=printed)
+
+
+def planned(*arguments: str, folder: Path) -> dict[str, int]:
     """Jobs that a dry run plans, by rule; empty where there is nothing to be done."""
-    run = snakemake("--quiet", "host", "--dry-run", *arguments, folder=folder)
+    run = dry_run("--quiet", "host", "--dry-run", *arguments, folder=folder)
     assert run.returncode == 0, run.stdout[-3000:]
     if "Nothing to be done" in run.stdout:
         return {}

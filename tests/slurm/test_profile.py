@@ -5,11 +5,12 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.workflow import ROOT, TINY, snakemake
+from tests.workflow import ROOT, TINY, copy_checkout, dry_run
 
 PROFILE = yaml.safe_load((ROOT / "profiles/slurm/config.yaml").read_text())
 RULES = {
@@ -34,63 +35,59 @@ def test_the_profile_names_rules_that_exist():
     assert set(PROFILE["set-resources"]) <= RULES
 
 
-@pytest.mark.parametrize("name", REQUESTS)
-def test_a_job_that_is_started_again_asks_for_more(name):
+def test_requests_grow_and_hold_no_comma():
+    """Snakemake would read what follows a comma as a request of its own."""
     assert PROFILE["retries"] >= 1
-    for resource, request in REQUESTS[name].items():
-        assert resource in ("mem_mb", "runtime")
-        assert request.startswith("attempt * "), request
+    for asked in REQUESTS.values():
+        assert set(asked) <= {"mem_mb", "runtime"}
+        assert all(text.startswith("attempt * ") and "," not in text for text in asked.values())
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory) -> Path:
+    """A checkout without results: what stands there would be planned no more."""
+    return copy_checkout(tmp_path_factory.mktemp("clean"))
 
 
 @pytest.mark.workflow
-@pytest.mark.parametrize("suite", ["mini", "pythia-160m"])
-def test_snakemake_understands_the_profile(suite):
+def test_snakemake_understands_the_profile(clean):
     """Every resource is asked for in a plan; no cluster is needed for that."""
-    run = snakemake(
-        "--dry-run", "--workflow-profile", "profiles/slurm", "--config", f"suite={suite}"
-    )
+    run = dry_run("--workflow-profile", "profiles/slurm", folder=clean)
     assert run.returncode == 0, run.stdout[-3000:]
     assert "test_hypotheses" in run.stdout
-
-
-def test_a_request_holds_no_comma():
-    """Snakemake would read what follows it as a request of its own."""
-    assert [r for asked in REQUESTS.values() for r in asked.values() if "," in str(r)] == []
 
 
 # What every job asks for, as Snakemake works it out
 
 
-def plan(configfile: str, suite: dict, folder, *targets: str, attempt: int = 1) -> dict:
-    """Jobs and groups that would be submitted for a suite on GPUs (see planned_jobs.py)."""
+def plan(configfile: str, folder: Path, *targets: str, attempt: int = 1) -> list[dict]:
+    """Jobs that would be submitted for a suite on GPUs (see planned_jobs.py)."""
     name = "tiny" if configfile == TINY else "pythia-160m"
     changes = folder / "changes.yaml"
-    changes.write_text(yaml.safe_dump({"suites": {name: {"device": "cuda", **suite}}}))
+    changes.write_text(yaml.safe_dump({"suites": {name: {"device": "cuda"}}}))
     run = subprocess.run(
         [
             sys.executable, "-m", "tests.slurm.planned_jobs", folder / "plan.json",
             "--attempt", str(attempt), "--workflow-profile", "profiles/slurm",
             "--configfile", configfile, changes, "--", *targets,
         ],
-        cwd=ROOT, capture_output=True, text=True, timeout=600,
+        cwd=folder, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout[-1000:] + run.stderr[-3000:]
-    return json.loads((folder / "plan.json").read_text())
+    return json.loads((folder / "plan.json").read_text())["jobs"]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> list[dict]:
+def trained(clean) -> list[dict]:
     """Jobs of everything of a suite that is trained here, first attempt."""
-    return plan(
-        TINY, {}, tmp_path_factory.mktemp("first"), "all", "extended",
-        "results/tiny/cycles.csv", "results/tiny/deployed.csv",
-    )["jobs"]  # fmt: skip
+    more = ("results/tiny/cycles.csv", "results/tiny/deployed.csv")
+    return plan(TINY, clean, "all", "extended", *more)
 
 
 @pytest.fixture(scope="module")
-def fetched(tmp_path_factory) -> list[dict]:
-    """Jobs of everything of a hub suite ."""
-    return plan(HUB, {}, tmp_path_factory.mktemp("fetched"), "all", "extended")["jobs"]
+def fetched(clean) -> list[dict]:
+    """Jobs of everything of a hub suite."""
+    return plan(HUB, clean, "all", "extended")
 
 
 @pytest.mark.workflow
@@ -115,19 +112,19 @@ def test_every_rule_asks_for_memory_and_time(trained, fetched):
         assert min(job["runtime"] for job in jobs) >= 15, rule
         if any(job["gpu"] for job in jobs):
             assert min(job["mem_mb"] for job in jobs) >= LEAST_MB, rule
-        if rule.startswith(("train_fork", "pretrain_suite")):
+        if rule.startswith(("train_fork", "cool_fork", "pretrain_suite")):
             assert min(job["runtime"] for job in jobs) >= 24 * 60, rule
 
 
 @pytest.mark.workflow
-def test_every_job_asks_for_more_when_it_is_started_again(trained, tmp_path):
+def test_every_job_asks_for_more_when_it_is_started_again(trained, clean):
     def requests(jobs):
         return {
             (job["rule"], *job["wildcards"].items()): (job["mem_mb"], job["runtime"])
             for job in jobs
         }
 
-    again = plan(TINY, {}, tmp_path, "all", "extended", attempt=2)["jobs"]
+    again = plan(TINY, clean, "all", "extended", attempt=2)
     first, second = requests(trained), requests(again)
     assert set(second) < set(first) and len(second) > 90
     for job, (memory, minutes) in second.items():
