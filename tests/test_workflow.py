@@ -24,7 +24,7 @@ pytestmark = pytest.mark.workflow
 
 # A script that is a command of its own and belongs to no rule.
 COMMANDS = {"publish_measurements"}
-NAMES = {"suite": "mini", "series": "forks", "condition": "cosine", "order": "bump"}
+NAMES = {"suite": "mini", "series": "forks", "condition": "cosine", "steps": "step0"}
 
 
 @pytest.fixture(scope="module")
