@@ -113,7 +113,7 @@ def _draw_relations(
             )  # fmt: skip
         axes.set_xlabel("excess kurtosis")
     panels[0].set_title(title, loc="left", pad=46, color=GREY)
-    name = style.role_labels(audit)["low_bit"]
+    name = style.role_labels(audit, suite)["low_bit"]
     panels[0].set_ylabel(f"{name} gap (% of FP32)" + (f"\n{words}" if words else ""))
 
 
