@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,13 +12,14 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
+from flatminima.model import build_model
 from flatminima.monitor import ConvergenceMonitor, MonitorError
 from flatminima.quantizer_specs import read_specs
 from flatminima.quantizers import quantized_weights
 from flatminima.scoring import score_variants
 from flatminima.tools.callback import DEFAULT_PROBE, ConvergenceCallback, read_rows
 from tests.architectures import build
-from tests.conftest import TINY_VOCABULARY
+from tests.conftest import TINY, TINY_VOCABULARY
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SETTINGS = {"window": 3, "patience": 2}
@@ -328,7 +330,7 @@ def test_two_processes_agree(tmp_path):
     }
     run = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         os.path.join(ROOT, "tests", "two_processes.py"), str(tmp_path)],
+         __file__, str(tmp_path)],
         cwd=ROOT, env=environment, text=True, capture_output=True, timeout=300,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-3000:]
@@ -341,3 +343,27 @@ def test_two_processes_agree(tmp_path):
     assert found[0]["stopped_at"] == found[1]["stopped_at"] == 4
     assert checkpoints(tmp_path / "run") == ["checkpoint-4"]
     assert run.stderr.count("monitor: eval_loss has converged at step 4") == 2  # fed, trained
+
+
+def one_of_two_processes(folder: Path) -> None:
+    """What every rank of ``test_two_processes_agree`` runs."""
+    callback = ConvergenceCallback(
+        ConvergenceMonitor(**SETTINGS), actions=("save", "probe", "stop")
+    )
+    model = build_model(TINY, TINY_VOCABULARY, seed=0)
+    trainer = trainer_of(model, folder / "run", callback, ddp_backend="gloo")
+    rank = torch.distributed.get_rank()
+    fed = ConvergenceCallback(ConvergenceMonitor(**SETTINGS))
+    for step in (1, 2, 3, 4):
+        trainer.state.global_step = step
+        loss = 3.0 if rank == 0 else [9.0, 7.0, float("nan"), 1.0][step - 1]
+        fed.on_evaluate(trainer.args, trainer.state, trainer.control, metrics={"eval_loss": loss})
+    trainer.state.global_step = 0
+    trainer.train()
+    found = {"fed": fed.saved, "trained": callback.saved, "stopped_at": trainer.state.global_step}
+    (folder / f"rank{rank}.json").write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    one_of_two_processes(Path(sys.argv[1]))
