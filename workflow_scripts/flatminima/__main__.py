@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2 if command == "audit" else 1
     except ModuleNotFoundError as error:
-        extra = "pip install 'flatminima[tools]'"
+        extra = "pip install 'flatminima[text,deployed,trainer]'"
         print(f"Error: {command} needs the package {error.name}: {extra}", file=sys.stderr)
         return 2
 
