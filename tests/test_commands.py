@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from flatminima.__main__ import main
 from tests.conftest import TINY
 from tests.hub.repos import config_bytes
 from tests.hub.server import TinyHub
@@ -85,7 +84,6 @@ def test_a_suite_is_frozen_once_and_then_planned_without_the_hub(checkout, hub, 
     ("arguments", "line"),
     [
         (["--suite", "mini"], "Error: suite mini: its source is pretrain, not hub"),
-        (["--suite", "mini", "--configfile", "none.yaml"], "Error: none.yaml: no such file"),
         (["--suite", "pythia-70m"], "EleutherAI/pythia-70m at its list of branches: "),
     ],
 )
@@ -128,15 +126,6 @@ def run_of_ones_own(folder):
         save_model(build_model(TINY, 64, seed=step), folder / f"runs/mine/checkpoint-{step}")
     (folder / "runs/mine/tokenizer.json").write_text("{}")
     (folder / "lacks.yaml").write_text(LACKS)
-
-
-def test_help_fits_a_screen_and_shows_an_example(capsys):
-    for arguments in (["--help"], *([name, "--help"] for name in ("audit", "plan", "freeze"))):
-        with pytest.raises(SystemExit) as end:
-            main(arguments)
-        text = capsys.readouterr().out
-        assert end.value.code == 0 and "example: flatminima" in text
-        assert len(text.splitlines()) <= 50
 
 
 def test_hours_follow_from_a_measurement(checkout):

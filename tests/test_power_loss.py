@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from flatminima.downloads import download_checkpoint
-from flatminima.files import atomic_path, write_digests, write_table
+from flatminima.files import write_digests, write_table
 from flatminima.model import save_model
 from flatminima.text.tokens import write_tokens
 from flatminima.training.loop import save_state
@@ -74,37 +74,12 @@ def disk(monkeypatch) -> Disk:
     return Disk().watch(monkeypatch)
 
 
-def test_a_file_that_is_not_flushed_is_noticed(disk, tmp_path):
-    """The recorder itself: a rename without a flush, and a write after the flush."""
-    (tmp_path / "a").write_text("1")
-    os.replace(tmp_path / "a", tmp_path / "b")
-    with pytest.raises(AssertionError):
-        disk.assert_whole("b")
-    (tmp_path / "c").write_text("1")
-    with open(tmp_path / "c", "r+") as stream:
-        os.fsync(stream.fileno())
-    (tmp_path / "c").write_text("12")
-    os.replace(tmp_path / "c", tmp_path / "d")
-    assert [path.name for path in disk.not_flushed] == ["a", "c"]
-    assert disk.names_not_flushed == {tmp_path}
-
-
-def test_any_output(disk, tmp_path):
-    with atomic_path(tmp_path / "new" / "file.txt") as temporary:
-        temporary.write_text("whole")
-    disk.assert_whole("file.txt")
-
-
-@pytest.mark.parametrize("name", ["table.csv", "table.parquet"])
-def test_a_table(disk, tmp_path, name):
-    write_table(tmp_path / name, pd.DataFrame({"a": [1, 2]}))
-    disk.assert_whole(name)
-
-
-def test_tokens_and_digests(disk, tmp_path):
+def test_tables_tokens_and_digests(disk, tmp_path):
+    for name in ("table.csv", "table.parquet"):
+        write_table(tmp_path / name, pd.DataFrame({"a": [1, 2]}))
     write_tokens(tmp_path / "train.safetensors", np.zeros((2, 4), np.int32))
     write_digests(tmp_path, ["train.safetensors"])
-    disk.assert_whole("train.safetensors", "SHA256SUMS")
+    disk.assert_whole("table.csv", "table.parquet", "train.safetensors", "SHA256SUMS")
 
 
 def test_a_checkpoint_new_and_replaced(disk, tmp_path, tiny_model):
