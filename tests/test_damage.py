@@ -36,14 +36,6 @@ def change_tensor(path: Path, change) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def with_value(value: float):
-    def change(tensor: torch.Tensor) -> torch.Tensor:
-        tensor[1, 1] = value
-        return tensor
-
-    return change
-
-
 def flip_a_bit(path: Path, at: int = -1000) -> None:
     """One bit of one weight: the file stays a valid safetensors file."""
     content = bytearray(path.read_bytes())
@@ -56,7 +48,6 @@ DAMAGE = {
     "empty": (lambda path: path.write_bytes(b""), "cannot be read"),
     "a web page": (lambda path: path.write_text("<html>404 not found</html>"), "cannot be read"),
     "another model": (lambda path: save_file({"x": torch.zeros(2)}, path), "missing weights"),
-    "nan": (lambda path: change_tensor(path, with_value(float("nan"))), "1 of 1024"),
     "transposed": (lambda path: change_tensor(path, lambda w: w.T.contiguous()), "[16, 64]"),
 }  # fmt: skip
 
@@ -252,7 +243,7 @@ def test_a_perplexity_beyond_a_float_is_no_row():
         for q, r, nll in (("fp32", "fp32", 3.0), ("int4", "low_bit", 800.0))
         for s in range(4)
     ]  # fmt: skip
-    with pytest.raises(FloatingPointError, match="'step': 7.*int4.*800.0 nats, no finite perpl"):
+    with pytest.raises(FloatingPointError, match="7 int4 .*no finite perplexity"):
         summarise(pd.DataFrame(rows), ["step"], resamples=20, seed=0)
 
 
@@ -297,8 +288,6 @@ def limited(size: int, folder: Path, code: str) -> subprocess.CompletedProcess:
 
 WRITERS = {
     "table": "files.write_table('t.csv', pandas.DataFrame({'a': range(100000)}))",
-    "parquet": "files.write_table('t.parquet', pandas.DataFrame({'a': range(100000)}))",
-    "tokens": "tokens.write_tokens('t.safetensors', numpy.zeros((100, 1000), dtype='int32'))",
     "checkpoint": "model.save_model(model.build_model("
                   "dict(hidden_size=64, num_layers=2, num_heads=2, max_length=16), 300, 0),"
                   " pathlib.Path('step7'))",
@@ -308,11 +297,9 @@ WRITERS = {
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_quota_leaves_nothing_that_looks_finished(tmp_path, writer):
     code = (
-        "import numpy, pandas, pathlib\n"
-        "from flatminima import files, model\n"
-        "from flatminima import jobs as logs\n"
-        "from flatminima.text import tokens\n"
-        f"with logs.logged('job.log'):\n    {WRITERS[writer]}\n"
+        "import pandas, pathlib\n"
+        "from flatminima import files, jobs, model\n"
+        f"with jobs.logged('job.log'):\n    {WRITERS[writer]}\n"
     )
     run = limited(20_000, tmp_path, code)
     assert run.returncode == 1, run.stderr
