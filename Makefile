@@ -8,6 +8,7 @@
 # make plan       what a suite costs: downloads, disk, operations, hours on this machine
 # make freeze     which revisions a hub suite has, listed once and committed (needs the hub)
 # make bench      the benchmarks beside other tools; ROWS="quantize probe" measures some rows
+# make zoo        every model family of transformers, tiny, through the audit: docs/zoo.md
 # make lint       the checks of style and structure alone
 # make lock       write envs/requirements.lock anew (needs uv)
 #
@@ -25,7 +26,7 @@ CONFIGURED = $(if $(CONFIG),--configfile $(CONFIG)) $(if $(SUITE),--config suite
 NAMED = $(if $(SUITE),--suite $(SUITE)) $(if $(CONFIG),--configfile $(CONFIG))
 READY := .venv/ready
 
-.PHONY: all figures publish test test-slow report plan freeze bench lint lock clean
+.PHONY: all figures publish test test-slow report plan freeze bench zoo lint lock clean
 .DEFAULT_GOAL := all
 
 # The environment is whole when the lock file has been installed to the end.
@@ -78,6 +79,9 @@ freeze: $(READY)
 
 bench: .venv-bench/ready
 	.venv-bench/bin/python benchmarks/bench.py $(if $(ROWS),--rows $(ROWS))
+
+zoo: $(READY)
+	PYTHONPATH=.:workflow_scripts OMP_NUM_THREADS=1 $(BIN)/python -m tests.zoo
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -30,7 +30,7 @@ _SUMS = {
     "mv": ((0, 1),), "addmv": ((1, 1),),
 }  # fmt: skip
 _COPIES = {"clone", "_to_copy", "contiguous", "index", "index_select"}
-_TOKENS = 4  # that a model is run on to see its products
+_TOKENS = 16  # that a model is run on to see its products
 _FOUND = "_products_of_weights"  # where a model keeps what was found
 
 
@@ -158,7 +158,11 @@ def _multiplied(model: nn.Module, name: str, parameter: Tensor) -> LinearWeight 
 
 
 def _products(model: nn.Module) -> dict[str, tuple[int, int, int] | None]:
-    """What ``_Products`` finds in one run over a few tokens; nothing where it cannot run."""
+    """What ``_Products`` finds in one run over a few tokens; nothing where it cannot run.
+
+    A weight that no token reached, of experts say, lies as those of the same name and shape in
+    other layers do.
+    """
     if _FOUND not in model.__dict__:
         products, mode = _Products(model), model.training
         try:
@@ -170,8 +174,16 @@ def _products(model: nn.Module) -> dict[str, tuple[int, int, int] | None]:
             products.found = {}
         finally:
             model.train(mode)
-        model.__dict__[_FOUND] = products.found
+        model.__dict__[_FOUND] = _with_unreached(model, products.found)
     return model.__dict__[_FOUND]
+
+
+def _with_unreached(model: nn.Module, found: dict) -> dict:
+    kinds = {}
+    shapes = {name: (kind_of(name), p.shape) for name, p in model.named_parameters()}
+    for name, note in found.items():
+        kinds[shapes[name]] = note if kinds.get(shapes[name], note) == note else None
+    return {name: kinds[kind] for name, kind in shapes.items() if kind in kinds} | found
 
 
 class _Products(TorchDispatchMode):

@@ -34,6 +34,7 @@ from flatminima.files import (
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 ADAPTER_FILE = "adapter_config.json"
 WIDENED = ("F64", "F32", "F16", "BF16")  # as safetensors calls what float32 can hold
+TABLES = ("I64", "BOOL")  # of indices, such as the experts of each token in deepseek_v4
 INDEX_SUFFIX = ".index.json"
 # Masks and tables that old checkpoints carry beside the weights: GPT-NeoX and GPT-Neo;
 # GPT-2, GPT-J and CodeGen; every family with rotary embeddings.
@@ -175,7 +176,7 @@ def check_kind(folder: Path) -> int:
                     continue
                 part = stored.get_slice(name)
                 numbers += math.prod(part.get_shape())
-                if len(part.get_shape()) > 1 and part.get_dtype() not in WIDENED:
+                if len(part.get_shape()) > 1 and part.get_dtype() not in (*WIDENED, *TABLES):
                     raise DamagedFile(
                         f"{folder}: {name} is stored as {part.get_dtype()}, so its weights are "
                         "already quantized; measure the model that they were made from"
