@@ -78,9 +78,9 @@ def kill_once_some_jobs_are_done(folder: Path, environment: dict) -> None:
 
 
 def weights_asked_for(hub: TinyHub) -> Counter:
-    """How often the weights of each step were asked for, by the hub's own log."""
-    asked = (hub.with_branch(request.path) for request in hub.asked(r"resolve", "GET"))
-    found = (re.search(r"resolve/step(\d+)/model.safetensors", path) for path in asked)
+    """How often the weights of each step were sent, by the log of the hub's storage."""
+    asked = (hub.with_branch(request.path) for request in hub.asked("^/lfs/", "GET"))
+    found = (re.search(r"/step(\d+)/model.safetensors", path) for path in asked)
     return Counter(int(match[1]) for match in found if match)
 
 
