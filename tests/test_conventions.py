@@ -23,7 +23,7 @@ def test_github_runs_what_ci_runs():
 
 def test_ci_runs_the_test_commands_of_the_readme():
     commands = [line for line in (ROOT / ".ci/run").read_text().splitlines() if line[:5] == "make "]
-    assert commands == ["make test", "make test-slow"]
+    assert commands == ["make test"]
     assert all(command in (ROOT / "README.md").read_text() for command in commands)
 
 

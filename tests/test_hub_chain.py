@@ -22,7 +22,7 @@ from tests.hub import pythia
 from tests.hub.server import TinyHub
 from tests.workflow import copy_checkout
 
-pytestmark = pytest.mark.workflow
+pytestmark = [pytest.mark.workflow, pytest.mark.slow]
 OVERRIDE = "tests/config/pythia_tiny.yaml"
 STEPS = revision_steps(powers_of_two=10, spacing=1000, last=143_000)
 LOST = 77_000  # a row of Table 1

@@ -128,7 +128,7 @@ def _relation(table: pd.DataFrame, spacing: int) -> list[str]:
     """What is printed of the ratio and of the slope, both from sums over stretches."""
     rows = {row.test: row for row in bit_width_rows(table, spacing)}
     slope, ratio = _number(rows["log-log regression"], 2), _number(rows["ratio"], 0)
-    return [f"sums over {BLOCKS} stretches of the run: low/high {ratio}", f"slope {slope}"]
+    return [f"sums of {BLOCKS} stretches: low/high {ratio}", f"slope {slope}"]
 
 
 def _number(row: Row, digits: int) -> str:

@@ -569,9 +569,9 @@ def answers(audited: pd.DataFrame, phases: dict) -> list[str]:
     try:
         trend = suite_excess(audited, phases, spacing=even_spacing(low.index.to_numpy()))
         trend = excess_sentence(trend)
-    except (UserError, KeyError) as error:
+    except (UserError, KeyError, IndexError) as error:
         trend = f"no trend to hold the end against: {error}"
-        if isinstance(error, KeyError):
+        if not isinstance(error, UserError):
             trend = "no trend to hold the end against: too few checkpoints for phases"
     return [
         f"at step {low.index[-1]:,} INT4 costs {end['gap_pct']:.2f} % of perplexity "
