@@ -99,6 +99,7 @@ FIGURES = {
     "plot_kurtosis": 1,
     "plot_forks": 1,
     "plot_bit_widths": 1,
+    "plot_scaling_law": 1,
 }
 LAST = {"test_hypotheses": 1, "judge_claims": 1, "draw_index": 1, "render_notebook": 4}
 AFTER_PHASES = {"fit_scaling_law": 1, "warn_early": 1}
@@ -131,7 +132,8 @@ CHANGES = {
     "code of the phases": (
         code("flatminima/phases"),
         LAST | AFTER_PHASES | {"detect_phases": 1, "tabulate_audit": 1, "plot_audit": 1,
-                "plot_kurtosis": 1, "tabulate_forks": 1, "judge_claims_paper": 1},
+                "plot_scaling_law": 1, "plot_kurtosis": 1, "tabulate_forks": 1,
+                "judge_claims_paper": 1},
     ),
     "code of a figure": (code("plot_forks"), {"plot_forks": 1, "render_notebook": 2}),
     "period of one schedule": (
