@@ -260,6 +260,7 @@ OF_A_KIND = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.workflow
 def test_no_row_carries_nan_as_a_number_without_a_reason(tmp_path_factory):
     root = tiny_checkout(tmp_path_factory) / "results"

@@ -15,7 +15,7 @@ import pytest
 
 from tests.workflow import ROOT, TINY, copy_checkout, planned, snakemake, tiny_checkout
 
-pytestmark = pytest.mark.workflow
+pytestmark = [pytest.mark.workflow, pytest.mark.slow]
 SCHEDULES = ("cosine", "sgdr", "oli")
 LABEL = "tiny (test suite, not Pythia)"
 

@@ -9,6 +9,7 @@ import pandas as pd
 import torch
 from snakemake.iocontainers import Namedlist
 
+from flatminima.intervals import summarise
 from flatminima.model import build_model, save_model
 from flatminima.text.tokens import write_tokens
 from tests.workflow import ROOT
@@ -32,7 +33,7 @@ def test_the_probe_of_a_checkpoint_as_large_as_pythia_160m(tmp_path):
     assert 324e6 < (folder / "model.safetensors").stat().st_size < 326e6
     write_tokens(tmp_path / "validation.safetensors",
                  np.random.default_rng(0).integers(0, 50277, (2, 32)).astype(np.int32))  # fmt: skip
-    outputs = {"table": "step0.csv", "sequences": "step0.parquet", "provenance": "step0.json"}
+    outputs = {"sequences": "step0.parquet", "provenance": "step0.json"}
     job = SimpleNamespace(
         input=Namedlist(fromdict={"validation": str(tmp_path / "validation.safetensors")}),
         output=Namedlist(fromdict={key: str(tmp_path / name) for key, name in outputs.items()}),
@@ -51,7 +52,8 @@ def test_the_probe_of_a_checkpoint_as_large_as_pythia_160m(tmp_path):
     assert sum(covered["int4_g128"]["left"].values()) == 162_322_944 - 84_934_656
     assert "84,934,656 of 162,322,944 weights quantized (52.3 %)" in (tmp_path / "log").read_text()
 
-    table = pd.read_csv(tmp_path / "step0.csv").set_index("role")
+    scores = pd.read_parquet(tmp_path / "step0.parquet")
+    table = summarise(scores, ["step"], resamples=20, seed=0).set_index("role")
     assert list(table["n_tokens"]) == [2 * 31] * 3
     # A fresh GPT-NeoX has logits of variance 0.4: ln(50304) + 0.2 nats in the mean.
     nll = table["nll_nats_per_token"]

@@ -16,7 +16,7 @@ import pytest
 
 from tests.workflow import TINY, base_name, planned, snakemake, tiny_checkout
 
-pytestmark = pytest.mark.workflow
+pytestmark = [pytest.mark.workflow, pytest.mark.slow]
 QUANTIZERS = "workflow_scripts/flatminima/quantizers.py"
 
 

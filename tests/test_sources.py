@@ -276,6 +276,7 @@ def peak_mib(code: str, *arguments: object) -> int:
     return int(run.stdout.split()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["some words in a row ", "letters"])
 def test_a_single_line_of_64_mib_takes_little_memory(unit, tmp_path):
     (tmp_path / "a.txt").write_text(unit * ((64 << 20) // len(unit)))
