@@ -1,7 +1,7 @@
 """The zoo: a tiny random model of every causal language model family of transformers, audited.
 
 ``python -m tests.zoo`` (``make zoo``) writes docs/zoo.md. Each model is saved, loaded and
-probed as ``flatminima audit`` does it, and its FP32, INT4 and INT8 losses are held against a
+probed as the audit command does it, and its FP32, INT4 and INT8 losses are held against a
 plain script: which weights are matrices, and which of their axes holds the inputs, is told by
 module types, names and sizes; each is replaced by what the NumPy oracle makes of it; the model
 is called as its own forward. The two share no code but transformers.
@@ -276,7 +276,7 @@ def plain_losses(folder: Path, family: str, tokens: np.ndarray) -> dict[str, lis
 
 
 def audited(folder: Path, tokens: np.ndarray, scratch: Path) -> tuple[dict[str, list], dict]:
-    """The same losses by the loading and the probe of ``flatminima audit``, and the coverage."""
+    """The same losses by the loading and the probe of the audit command, and the coverage."""
     from flatminima.model import load_model
     from flatminima.scoring import Prober
     from flatminima.text.tokens import write_tokens
@@ -439,7 +439,7 @@ def page(results: list[dict]) -> str:
         "# The zoo",
         "",
         "Every causal language model family of transformers as a tiny random model, loaded and "
-        "probed as `flatminima audit` does it. Its FP32, INT4 and INT8 losses are held to "
+        "probed as the audit command does it. Its FP32, INT4 and INT8 losses are held to "
         f"{CLOSE:g} nats per token against a plain script that shares no code with it "
         "([tests/zoo.py](../tests/zoo.py)). Written by `make zoo`; not edited by hand.",
         "",
