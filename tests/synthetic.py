@@ -102,6 +102,8 @@ def _quantized_rows(keys: dict, ppl: float, gaps: dict[str, float], width: float
                 "role": role,
                 "nll_nats_per_token": nll,
                 "ppl": np.exp(nll),
+                "ppl_low": np.exp(nll - 0.3),
+                "ppl_high": np.exp(nll + 0.3),
                 "delta_nll_nats_per_token": nll - np.log(ppl),
                 "gap_pct": gap,
                 "gap_low_pct": gap - half,

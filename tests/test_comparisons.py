@@ -13,7 +13,7 @@ from flatminima.comparisons import (
     fork_rows,
     kurtosis_rows,
     read_fork_sequences,
-    sequence_rows,
+    text_rows,
 )
 from flatminima.hypothesis_tests import COLUMNS
 from flatminima.intervals import summarise
@@ -42,25 +42,22 @@ def test_table_2_means_and_standard_deviations(forks, fork_table):
         "oli cool": oli[oli.update_phase == "cool"],
         "oli all": oli,
     }
-    summaries = fork_table[fork_table.test == "summary"]
-    assert list(summaries.comparison.unique()) == list(expected)
+    summaries = fork_table[fork_table.test == "summary"].set_index(["comparison", "measure"])
+    assert list(summaries.index.unique("comparison")) == list(expected)
     for name, rows in expected.items():
         seeds = rows.pivot(index="step", columns="seed", values="gap_pct")
-        final = select(summaries, comparison=name, measure="final_gap_pct")
-        assert close(final.value, seeds.iloc[-1].mean())
-        assert close(final.sd_a, seeds.iloc[-1].std())
-        mean = select(summaries, comparison=name, measure="mean_gap_pct")
+        final, mean, pooled = (
+            summaries.loc[(name, m)] for m in ("final_gap_pct", "mean_gap_pct", "gap_pct")
+        )
+        assert close(final.value, seeds.iloc[-1].mean()) and close(final.sd_a, seeds.iloc[-1].std())
         assert close(mean.value, seeds.mean().mean()) and close(mean.sd_a, seeds.mean().std())
-        pooled = select(summaries, comparison=name, unit="probe")
         assert close(pooled.sd_a, rows.gap_pct.std())
         assert pooled.n_a == (60 if name == "oli cool" else 90)
         fp32 = forks[(forks.role == "fp32") & (forks.schedule == name.split()[0])]
         last = fp32[fp32.step == rows.step.max()].ppl
-        assert close(
-            select(summaries, comparison=name, measure="final_fp32_ppl").value, last.mean()
-        )
-    assert "bump probe" in select(summaries, comparison="oli all", measure="final_gap_pct").note
-    assert "cool probe" in select(summaries, comparison="oli cool", measure="final_gap_pct").note
+        assert close(summaries.loc[(name, "final_fp32_ppl")].value, last.mean())
+    assert "bump probe" in summaries.loc[("oli all", "final_gap_pct")].note
+    assert "cool probe" in summaries.loc[("oli cool", "final_gap_pct")].note
 
 
 def test_cool_probes_are_compared_with_cosine_at_matching_steps(forks, fork_table):
@@ -81,15 +78,16 @@ def test_cool_probes_are_compared_with_cosine_at_matching_steps(forks, fork_tabl
     assert (row.unit, row.n_a, row.n_b) == ("seed", 3, 3)
 
 
-def test_every_condition_has_every_test_with_the_seed_as_unit(fork_table):
+def test_every_condition_has_every_test_and_every_row_its_unit(fork_table):
     tests = {"pairwise wins", "paired permutation", "paired t", "Welch t"}
-    for name in ("sgdr", "oli cool", "oli all"):
-        for measure in ("final_gap_pct", "mean_gap_pct"):
-            rows = fork_table[
-                (fork_table.comparison == f"{name} v cosine") & (fork_table.measure == measure)
-            ]
-            assert set(rows.test) == tests and len(rows) == len(tests)
-            assert "0.1" in rows[rows.test == "pairwise wins"].note.iloc[0]
+    by_seed = fork_table[(fork_table.unit == "seed") & (fork_table.test != "summary")]
+    found = by_seed.groupby(["comparison", "measure"]).test.agg(list)
+    names = [f"{name} v cosine" for name in ("sgdr", "oli cool", "oli all")]
+    measures = ["final_gap_pct", "mean_gap_pct"]
+    assert sorted(found.index) == sorted((n, m) for n in names for m in measures)
+    assert all(len(each) == 4 and set(each) == tests for each in found)
+    compared = fork_table[fork_table.comparison.str.contains(" v ")]
+    assert compared.note.str.startswith("unit: ").all()
 
 
 @pytest.mark.parametrize(
@@ -99,13 +97,11 @@ def test_every_condition_has_every_test_with_the_seed_as_unit(fork_table):
         lambda f: f.assign(gap_pct=1.0, ppl=1.0),
         lambda f: f[f.update_phase != "cool"],
         lambda f: f[f.schedule != "cosine"],
-        lambda f: f[f.schedule == "cosine"],
         lambda f: f[f.step == f.step.max()],
         lambda f: f.iloc[:0],
     ],
-    ids=["one seed", "constant", "no cool probe", "no baseline", "baseline only", "one probe",
-         "nothing"],
-)  # fmt: skip
+    ids=["one seed", "constant", "no cool probe", "no baseline", "one probe", "nothing"],
+)
 def test_a_thin_fork_experiment_gives_rows_and_no_crash(forks, spoil):
     table = rows_of(fork_rows(spoil(forks), "cosine"))
     if len(table):
@@ -129,11 +125,8 @@ def test_probes_of_every_condition_are_compared_in_all_ways(forks, fork_table, n
     differences = paired(forks, name.split()[0], phases).to_numpy()
     rows = fork_table[fork_table.comparison == f"{name} v cosine (matching steps)"]
     probe = rows[rows.unit == "probe"]
-    assert set(probe.test) == {
-        "Student t", "Welch t", "pairwise wins", "block bootstrap"
-    }  # fmt: skip
+    assert set(probe.test) == {"Student t", "Welch t", "pairwise wins", "block bootstrap"}
     assert np.allclose(probe.difference, differences.mean(), rtol=1e-12)
-    assert probe.cohens_d.nunique() == probe.cliffs_delta.nunique() == 1
     block = select(probe, test="block bootstrap")
     length = int(block.note.split("stretch of ")[1].split()[0])
     bootstrap = StationaryBootstrap(length, differences, seed=np.random.default_rng(0))
@@ -148,11 +141,6 @@ def test_probes_of_every_condition_are_compared_in_all_ways(forks, fork_table, n
     assert close(row.interval_high, theirs.confidence_interval().high)
 
 
-def test_every_row_says_what_its_unit_is(fork_table):
-    compared = fork_table[fork_table.comparison.str.contains(" v ")]
-    assert compared.note.str.startswith("unit: ").all()
-
-
 def test_blocks_need_enough_steps_that_both_sides_have(forks):
     steps = sorted(forks.step.unique())
     few = rows_of(fork_rows(forks[forks.step.isin(steps[:11])], "cosine"))
@@ -161,14 +149,12 @@ def test_blocks_need_enough_steps_that_both_sides_have(forks):
         assert np.isnan(row.p_value)
         assert row.note == "takes 12 or more steps that both sides have, not 11"
     alone = forks[(forks.schedule != "cosine") | (forks.seed == 0)]
-    row = select(
-        rows_of(fork_rows(alone, "cosine")),
-        comparison="sgdr v cosine (matching steps)", test="segment t",
-    )  # fmt: skip
+    table = rows_of(fork_rows(alone, "cosine"))
+    row = select(table, comparison="sgdr v cosine (matching steps)", test="segment t")
     assert close(row.difference, paired(alone, "sgdr")[0].mean())
 
 
-# The sequence as the unit
+# The text as the unit
 
 SCHEDULES = {"cosine": 0.08, "sgdr": 0.05, "oli": 0.03}
 SCORED = np.array([63, 63, 40, 63, 20, 63, 63, 51])
@@ -192,7 +178,7 @@ def scores(schedule, seed, steps=(10, 20, 30)):
 
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory):
-    """Files of scores, their table and the forks.csv that belongs to them."""
+    """Scores read from their files, forks.csv that belongs to them, and the rows of both."""
     folder, paths, forks = tmp_path_factory.mktemp("forks"), [], []
     for schedule in SCHEDULES:
         for seed in (0, 1):
@@ -204,23 +190,18 @@ def experiment(tmp_path_factory):
     forks = pd.concat(forks, ignore_index=True)
     cool = forks.step.map({10: "cool", 20: "bump", 30: "cool"})
     forks["update_phase"] = cool.where(forks.schedule == "oli", None)
-    return paths, read_fork_sequences(paths), forks
+    sequences = read_fork_sequences(paths)
+    assert set(sequences.role) == {"fp32", "low_bit"}
+    return sequences, forks, rows_of(text_rows(sequences, forks, "cosine", resamples=400, seed=7))
 
 
-@pytest.fixture(scope="module")
-def sequence_table(experiment):
-    _, sequences, forks = experiment
-    return rows_of(sequence_rows(sequences, forks, "cosine", resamples=400, seed=7))
-
-
-def gap_of(sequences, schedule, steps, drawn):
+def gap_of(sequences, schedule, steps, times):
     """Mean gap over seeds and ``steps`` on each draw of sequences, straight from the definition."""
     part = sequences[(sequences.schedule == schedule) & sequences.step.isin(steps)]
     gaps = []
     for _, probe in part.groupby(["seed", "step"]):
         nll = {
-            role: table.sort_values("sequence").nll_nats.to_numpy()[drawn].sum(axis=-1)
-            / SCORED[drawn].sum(axis=-1)
+            role: times @ table.sort_values("sequence").nll_nats.to_numpy() / (times @ SCORED)
             for role, table in probe.groupby("role")
         }
         gaps.append(100 * (np.exp(nll["low_bit"] - nll["fp32"]) - 1))
@@ -232,53 +213,36 @@ CASES = [("sgdr", "final_gap_pct", [30]), ("sgdr", "mean_gap_pct", [10, 20, 30])
 
 
 @pytest.mark.parametrize(("name", "measure", "steps"), CASES)
-def test_interval_and_difference_are_those_of_scipy(
-    experiment, sequence_table, name, measure, steps
-):
-    _, sequences, _ = experiment
+def test_other_text_is_drawn_once_for_all_runs(experiment, name, measure, steps):
+    sequences, forks, table = experiment
     schedule = name.split()[0]
 
-    def difference(drawn):
-        return gap_of(sequences, schedule, steps, drawn) - gap_of(sequences, "cosine", steps, drawn)
+    def difference(times):
+        return gap_of(sequences, schedule, steps, times) - gap_of(sequences, "cosine", steps, times)
 
-    row = select(sequence_table, comparison=f"{name} v cosine", measure=measure)
-    assert close(row.value, difference(np.arange(8))) and close(row.difference, row.value)
-    # scipy's own draws with the seed of the rule.
-    drawn = np.random.default_rng(7).integers(0, 8, (400, 8))
-    values = difference(drawn)
+    row = select(table, comparison=f"{name} v cosine", measure=measure)
+    assert close(row.value, difference(np.ones(8))) and close(row.difference, row.value)
+    # Eight sequences are eight stretches, of which a draw takes five.
+    values = difference(np.random.default_rng(7).multinomial(5, [1 / 8] * 8, 400))
     assert close(row.interval_low, np.percentile(values, 2.5))
     assert close(row.interval_high, np.percentile(values, 97.5))
     below, above = (values <= 0).sum(), (values >= 0).sum()
     assert close(row.p_value, min(1, 2 * (min(below, above) + 1) / 401))
-    assert (row.unit, row.n_a, row.n_b) == ("sequence", 8, 8)
-    alone = select(sequence_table, comparison=name, measure=measure)
+    assert (row.unit, row.n_a, row.n_b) == ("text", 8, 8)
+    alone = select(table, comparison=name, measure=measure)
     assert close(alone.value, row.mean_a) and alone.interval_low < alone.value
     assert np.isnan(alone.p_value)
+    own = forks[(forks.role == "low_bit") & (forks.schedule == schedule) & forks.step.isin(steps)]
+    assert close(alone.value, own.gap_pct.mean())
 
 
-def test_values_are_those_of_forks_csv(experiment, sequence_table):
-    _, _, forks = experiment
-    low_bit = forks[(forks.role == "low_bit") & (forks.schedule == "sgdr")]
-    row = select(sequence_table, comparison="sgdr", measure="final_gap_pct")
-    assert close(row.value, low_bit[low_bit.step == 30].gap_pct.mean())
-    row = select(sequence_table, comparison="sgdr v cosine", measure="mean_gap_pct")
-    assert close(row.mean_a, low_bit.gap_pct.mean())
-
-
-def test_a_probe_without_scores_is_named(experiment):
-    _, sequences, forks = experiment
+def test_a_probe_without_scores_and_a_file_of_another_name_are_named(experiment, tmp_path):
+    sequences, forks, _ = experiment
     lost = sequences[(sequences.schedule != "oli") | (sequences.step != 20)]
     with pytest.raises(ValueError, match="fork oli, seed 0, step 20: no scores of sequences"):
-        list(sequence_rows(lost, forks, "cosine", resamples=9, seed=0))
-
-
-def test_files_are_read_by_their_names(experiment, tmp_path):
-    paths, sequences, _ = experiment
-    assert set(sequences.schedule) == set(SCHEDULES) and set(sequences.seed) == {0, 1}
-    assert set(sequences.role) == {"fp32", "low_bit"}
-    dashed = tmp_path / "oli-long-seed12.parquet"
-    dashed.write_bytes(paths[0].read_bytes())
-    table = read_fork_sequences([dashed])
+        list(text_rows(lost, forks, "cosine", resamples=9, seed=0))
+    scores("oli", 12).to_parquet(tmp_path / "oli-long-seed12.parquet")
+    table = read_fork_sequences([tmp_path / "oli-long-seed12.parquet"])
     assert set(table.schedule) == {"oli-long"} and set(table.seed) == {12}
     for name in ("cosine.parquet", "cosine-seedx.parquet", "-seed1.parquet"):
         with pytest.raises(ValueError, match=rf"{name}: a fork's scores are named"):
@@ -296,13 +260,12 @@ def test_kurtosis_is_correlated_over_phase_3_or_after_convergence(onset):
     gap = audit[(audit.role == "low_bit") & (audit.step >= start)].set_index("step").gap_pct
     for statistic in ("mean_over_tensors", "pooled"):
         values = kurtosis[kurtosis.statistic == statistic].set_index("step").excess_kurtosis
-        name = f"kurtosis {statistic} v low_bit gap ({label})"
-        row = select(rows, comparison=name, test="Pearson r, levels")
+        name = f"kurtosis {statistic} v low_bit gap"
+        row = select(rows, comparison=f"{name} ({label})", test="Pearson r, levels")
         assert close(row.value, stats.pearsonr(values.loc[gap.index], gap).statistic)
         assert row.n_a == len(gap) == (64 if onset else 67)
         assert ("no onset" in row.note) == (not onset)
-        few = select(rows, comparison=f"kurtosis {statistic} v low_bit gap (16 checkpoints)",
-                     test="Pearson r, detrended")  # fmt: skip
+        few = select(rows, comparison=f"{name} (16 checkpoints)", test="Pearson r, detrended")
         assert few.n_a == 16
 
 
@@ -321,26 +284,23 @@ def test_bit_widths_are_compared_by_sums_that_keep_every_checkpoint():
     slope = select(rows, test="log-log regression")
     assert close(slope.value, stats.linregress(*np.log(sums)).slope)
     assert slope.interval_low < slope.value < slope.interval_high
-    short = rows_of(bit_width_rows(audit[audit.step <= 200], 40))
-    assert np.isnan(select(short, test="log-log regression").value)
 
 
-def test_a_tiny_suite_that_converges_at_its_end_gives_rows():
+def test_a_tiny_suite_that_converges_at_its_end_gives_rows_without_values():
     audit, kurtosis = synthetic.audit(short=True), synthetic.kurtosis(short=True)
     phases = {"onset": {"step": None}, "convergence": {"step": int(audit.step.max())}}
     rows = rows_of(kurtosis_rows(kurtosis, audit, phases, 13 * 40))
     late = rows[rows.comparison.str.endswith("(after convergence)")]
     assert len(late) == 6 and late.p_value.isna().all()
-
-
-# The file
+    few = synthetic.audit()[lambda table: table.step <= 200]
+    assert np.isnan(select(rows_of(bit_width_rows(few, 40)), test="log-log regression").value)
 
 
 def test_every_p_belongs_to_a_family_and_one_row_is_primary():
     primary = {"test": "paired t", "comparison": "sgdr v cosine", "unit": "seed",
                "measure": "final_gap_pct"}  # fmt: skip
     table = synthetic.statistics(primary=primary)
-    assert list(table.columns) == COLUMNS and "sequence" not in set(table.unit)
+    assert list(table.columns) == COLUMNS and "text" not in set(table.unit)
     assert (table.family != "").equals(table.p_value.notna())
     assert (table.family == "primary").sum() == 1
     rest = table[table.family == "exploratory"]

@@ -1,4 +1,4 @@
-"""Means, gaps and paired bootstrap intervals against independent computations."""
+"""Means, gaps and intervals over text and along a run against independent computations."""
 
 import numpy as np
 import pandas as pd
@@ -8,12 +8,11 @@ from scipy import stats
 
 from flatminima.intervals import (
     fit_line,
-    gap_intervals,
     paired_scores,
     percentile_interval,
     resampled_curves,
     resampled_means,
-    segment_t_test,
+    segment_means,
     stationary_bootstrap,
     summarise,
     two_sided_p,
@@ -22,7 +21,7 @@ from flatminima.intervals import (
 ROLES = {"fp32": "fp32", "rtn_int4": "low_bit", "rtn_int8": "high_bit"}
 
 
-def table(steps=(40, 80, 120), sequences=12, seed=0, ragged=True):
+def table(steps=(40, 80, 120), sequences=24, seed=0, ragged=True):
     rng = np.random.default_rng(seed)
     scored = rng.integers(3, 60, sequences) if ragged else np.full(sequences, 63)
     rows = []
@@ -31,15 +30,23 @@ def table(steps=(40, 80, 120), sequences=12, seed=0, ragged=True):
         for name, role in ROLES.items():
             shift = {"fp32": 0.0, "low_bit": 0.1, "high_bit": 0.001}[role]
             extra = shift * rng.gamma(4.0, 0.25, sequences)
-            for i in range(sequences):
-                rows.append({
-                    "step": step, "quantizer": name, "role": role, "sequence": i,
-                    "nll_nats": (base[i] + extra[i]) * scored[i],
-                    "kl_nats": extra[i] * scored[i],
-                    "top1_changed": float(round(min(extra[i], 1.0) * scored[i])),
-                    "scored": int(scored[i]),
-                })  # fmt: skip
-    return pd.DataFrame(rows)
+            rows.append(pd.DataFrame({
+                "step": step, "quantizer": name, "role": role, "sequence": range(sequences),
+                "nll_nats": (base + extra) * scored, "kl_nats": extra * scored,
+                "top1_changed": np.round(np.minimum(extra, 1.0) * scored), "scored": scored,
+            }))  # fmt: skip
+    return pd.concat(rows, ignore_index=True)
+
+
+def series(rng, count, lag_one):
+    """A stationary series with this lag-1 autocorrelation and variance 1."""
+    noise = rng.normal(size=count)
+    for i in range(1, count):
+        noise[i] = lag_one * noise[i - 1] + np.sqrt(1 - lag_one**2) * noise[i]
+    return noise
+
+
+# Text
 
 
 def test_means_weigh_every_token_alike_where_sequences_are_ragged():
@@ -62,110 +69,85 @@ def test_means_weigh_every_token_alike_where_sequences_are_ragged():
         assert row.kl_nats_per_token == pytest.approx(flat[name].mean() / 10, rel=1e-13)
         assert row.top1_changed_pct == pytest.approx(100 * (flat[name] > 3).mean(), rel=1e-13)
         assert (row.n_sequences, row.n_tokens) == (4, 120)
-    unweighted = np.mean([part.mean() for part in tokens["fp32"]])
-    assert abs(summary.loc["fp32"].nll_nats_per_token - unweighted) > 1e-3
+    zero = ["delta_nll_nats_per_token", "gap_pct", "gap_low_pct", "gap_high_pct"]
+    assert (summary.loc["fp32", zero] == 0).all()
 
 
-def test_interval_equals_scipys_paired_bootstrap_on_the_scores_themselves():
-    data = table()
-    ours = gap_intervals(data, ["step"], resamples=400, seed=11)
-
-    def gap(nll, nll_fp32, scored, axis):
-        total = scored.sum(axis=axis)
-        ratio = np.exp(nll.sum(axis=axis) / total) / np.exp(nll_fp32.sum(axis=axis) / total)
-        return 100 * (ratio - 1)
-
-    for (step, name), rows in data.groupby(["step", "quantizer"]):
-        fp32 = data[(data.step == step) & (data.role == "fp32")]
-        samples = [part.to_numpy(float) for part in (rows.nll_nats, fp32.nll_nats, rows.scored)]
-        scipys = stats.bootstrap(
-            samples, gap, paired=True, vectorized=True, n_resamples=400, batch=90,
-            method="percentile", rng=np.random.default_rng(11),
-        ).confidence_interval  # fmt: skip
-        row = ours[(ours.step == step) & (ours.quantizer == name)].iloc[0]
-        assert row.gap_low_pct == pytest.approx(scipys.low, rel=1e-9, abs=1e-10)
-        assert row.gap_high_pct == pytest.approx(scipys.high, rel=1e-9, abs=1e-10)
+def test_intervals_are_the_percentiles_of_whole_stretches_drawn_anew():
+    data = table(steps=(40,))
+    summary = summarise(data, ["step"], resamples=400, seed=11).set_index("role")
+    # 7 draws of 10 are as wide as Student's t.
+    assert round(9 * (1.959964 / stats.t.ppf(0.975, 9)) ** 2) == 7
+    stretch = np.repeat(range(10), [2, 2, 3, 2, 3, 2, 2, 3, 2, 3])
+    draws = np.random.default_rng(11).multinomial(7, [0.1] * 10, 400)[:, stretch]
+    nll = data.pivot(index="sequence", columns="role", values="nll_nats").to_numpy()
+    means = draws @ nll / (draws @ data[data.role == "fp32"].scored.to_numpy())[:, None]
+    low, high = np.exp(np.quantile(means, [0.025, 0.975], axis=0))
+    for place, role in enumerate(("fp32", "high_bit", "low_bit")):
+        row = summary.loc[role]
+        assert (row.ppl_low, row.ppl_high) == pytest.approx((low[place], high[place]), rel=1e-9)
+        gap = np.quantile(100 * np.expm1(means[:, place] - means[:, 0]), [0.025, 0.975])
+        assert (row.gap_low_pct, row.gap_high_pct) == pytest.approx(tuple(gap), rel=1e-9, abs=1e-9)
 
 
-def test_pairing_removes_the_difference_between_sequences():
-    data = table(steps=(40,), sequences=60)
-    low_bit = gap_intervals(data, ["step"], resamples=500, seed=0).set_index("role").loc["low_bit"]
-    nll = data.pivot(index="sequence", columns="role", values="nll_nats")
-    scored = data[data.role == "fp32"].set_index("sequence").scored
-    unpaired = stats.bootstrap(
-        (nll.low_bit / scored, nll.fp32 / scored),
-        lambda a, b, axis: 100 * np.expm1(a.mean(axis=axis) - b.mean(axis=axis)),
-        method="percentile", n_resamples=500, rng=np.random.default_rng(0),
-    ).confidence_interval  # fmt: skip
-    assert low_bit.gap_high_pct - low_bit.gap_low_pct < 0.2 * (unpaired.high - unpaired.low)
+@pytest.mark.parametrize(("rho", "rho_added"), [(0.0, 0.0), (0.55, 0.2)])
+def test_95_percent_over_correlated_text_hold_more_than_92(rho, rho_added):
+    """The rho of neighbouring sequences measured on mini; single ones would hold 70 and 88."""
+    count, steps, added = 256, range(400), 0.08
+    rng = np.random.default_rng(5)
+    base = 2.7 + 0.7 * np.array([series(rng, count, rho) for _ in steps])
+    low_bit = base + added + 0.09 * np.array([series(rng, count, rho_added) for _ in steps])
+    sequences = pd.concat([
+        pd.DataFrame({"step": np.repeat(steps, count), "quantizer": role, "role": role,
+                      "sequence": np.tile(range(count), len(steps)), "nll_nats": nll.ravel() * 63,
+                      "scored": 63, "kl_nats": 0.0, "top1_changed": 0.0})
+        for role, nll in (("fp32", base), ("low_bit", low_bit))
+    ])  # fmt: skip
+    rows = summarise(sequences, ["step"], resamples=400, seed=1)
+    gap = rows[rows.role == "low_bit"]
+    held = {
+        "fp32": rows[rows.role == "fp32"].eval("ppl_low <= @np.exp(2.7) <= ppl_high").mean(),
+        "low_bit": gap.eval("ppl_low <= @np.exp(2.7 + @added) <= ppl_high").mean(),
+        "gap": gap.eval("gap_low_pct <= 100 * @np.expm1(@added) <= gap_high_pct").mean(),
+    }
+    assert min(held.values()) > 0.92 and max(held.values()) < 0.985, held
+    if rho:
+        errors = stats.sem(base, axis=1), stats.sem(low_bit - base, axis=1)
+        singly = [
+            (np.abs(x.mean(axis=1) - wanted) < 1.96 * error).mean()
+            for x, wanted, error in zip((base, low_bit - base), (2.7, added), errors, strict=True)
+        ]
+        assert singly == pytest.approx([0.70, 0.88], abs=0.05)
 
 
-def test_interval_covers_the_true_gap_in_about_95_of_100_experiments():
-    true_delta, covered = 0.1, 0
-    for trial in range(200):
-        rng = np.random.default_rng(1000 + trial)
-        base = rng.normal(3, 0.5, 80)
-        low_bit = base + rng.normal(true_delta, 0.05, 80)
-        rows = pd.concat([
-            pd.DataFrame({"step": 1, "quantizer": role, "role": role, "sequence": range(80),
-                          "nll_nats": nll * 63, "scored": 63})
-            for role, nll in (("fp32", base), ("low_bit", low_bit))
-        ])  # fmt: skip
-        row = gap_intervals(rows, ["step"], resamples=200, seed=trial).iloc[1]
-        covered += row.gap_low_pct <= 100 * np.expm1(true_delta) <= row.gap_high_pct
-    assert 176 <= covered <= 199  # binomial(200, 0.93) within about three standard deviations
-
-
-def test_full_precision_rows_have_no_gap_and_no_width():
-    fp32 = summarise(table(), ["step"], resamples=50, seed=0).query("role == 'fp32'")
-    assert (fp32[["delta_nll_nats_per_token", "gap_pct", "gap_low_pct", "gap_high_pct",
-                  "kl_nats_per_token", "top1_changed_pct"]] == 0).all(axis=None)  # fmt: skip
-
-
-def test_columns_order_and_independence_from_row_order():
+def test_columns_order_and_independence_from_row_order_and_from_other_keys():
     data = table()
     shuffled = data.sample(frac=1, random_state=1).sort_values("quantizer", kind="stable")
     summary = summarise(data, ["step"], resamples=50, seed=5)
     pd.testing.assert_frame_equal(summary, summarise(shuffled, ["step"], resamples=50, seed=5))
     assert list(summary.columns) == [
-        "step", "quantizer", "role", "nll_nats_per_token", "ppl", "delta_nll_nats_per_token",
-        "gap_pct", "gap_low_pct", "gap_high_pct", "kl_nats_per_token", "top1_changed_pct",
-        "n_sequences", "n_tokens",
+        "step", "quantizer", "role", "nll_nats_per_token", "ppl", "ppl_low", "ppl_high",
+        "delta_nll_nats_per_token", "gap_pct", "gap_low_pct", "gap_high_pct", "kl_nats_per_token",
+        "top1_changed_pct", "n_sequences", "n_tokens",
     ]  # fmt: skip
     assert list(summary.role) == ["fp32", "low_bit", "high_bit"] * 3
     assert list(summary.step) == [40] * 3 + [80] * 3 + [120] * 3
+    other = table(seed=1).assign(schedule="cosine", scored=data.scored)
+    forks = pd.concat([other, data.assign(schedule="oli")])
+    both = summarise(forks, ["schedule", "step"], resamples=50, seed=5)
+    own = both[both.schedule == "oli"].drop(columns="schedule").reset_index(drop=True)
+    pd.testing.assert_frame_equal(own, summary, rtol=1e-12)
 
 
-def test_several_key_columns_each_find_their_own_full_precision_row():
-    names = enumerate(("oli", "cosine"))
-    forks = pd.concat([table(seed=i, ragged=False).assign(schedule=name) for i, name in names])
-    summary = summarise(forks, ["schedule", "step"], resamples=10, seed=0)
-    alone = summarise(table(seed=0, ragged=False), ["step"], resamples=10, seed=0)
-    pd.testing.assert_frame_equal(
-        summary[summary.schedule == "oli"].drop(columns="schedule").reset_index(drop=True), alone
-    )
-
-
-def test_curves_are_the_resampled_means_of_each_role():
+def test_curves_are_the_resampled_means_of_each_role_at_the_steps_asked_for():
     data = table()
-    means, _ = resampled_means(paired_scores(data, ["step"]), resamples=6, seed=2)
+    means = resampled_means(paired_scores(data, ["step"]), resamples=6, seed=2)
     curves = list(resampled_curves(data, [40, 80, 120], resamples=6, seed=2))
     assert len(curves) == 6
     for b, curve in enumerate(curves):
-        assert list(curve) == ["fp32", "low_bit", "high_bit"]
-        for offset, role in enumerate(curve):
+        for offset, role in enumerate(("fp32", "low_bit", "high_bit")):
             np.testing.assert_array_equal(curve[role], means[offset::3, b])
-    drawn = np.random.default_rng(2).integers(0, 12, (6, 12))
-    rows = data[(data.step == 80) & (data.role == "low_bit")].sort_values("sequence")
-    for b, curve in enumerate(curves):
-        nll, scored = rows.nll_nats.to_numpy()[drawn[b]], rows.scored.to_numpy()[drawn[b]]
-        assert curve["low_bit"][1] == pytest.approx(nll.sum() / scored.sum(), rel=1e-13)
-
-
-def test_curves_leave_out_other_steps_and_name_a_missing_one():
-    data = table()
-    curve = next(resampled_curves(data, [40, 120], resamples=2, seed=0))
-    assert curve["fp32"].shape == (2,)
+    assert next(resampled_curves(data, [40, 120], resamples=2, seed=0))["fp32"].shape == (2,)
     with pytest.raises(ValueError, match="role fp32: one row at each of the 2 steps is needed"):
         next(resampled_curves(data, [40, 160], resamples=2, seed=0))
 
@@ -173,29 +155,28 @@ def test_curves_leave_out_other_steps_and_name_a_missing_one():
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda d: d.drop(index=13), "step 40, quantizer rtn_int4, role low_bit: nll_nats is "
-                                     "missing for sequence 1;"),
-        (lambda d: pd.concat([d, d.iloc[[5]]]), "sequence 5: scored twice"),
-        (lambda d: d.assign(scored=d.scored.where(d.index != 20, 1)), "sequence 8: models differ"),
+        (lambda d: d.drop(index=25), "40, .*rtn_int4, low_bit: every model must be scored on"),
+        (lambda d: pd.concat([d, d.iloc[[5]]]), "duplicate"),
+        (lambda d: d.assign(scored=d.scored.where(d.index != 20, 1)), "models differ"),
         (lambda d: d[(d.role != "fp32") | (d.step != 80)], "exactly one row with role fp32"),
         (lambda d: d[d.sequence == 0], "1 sequences, 10 resamples"),
     ],
-)  # fmt: skip
+)
 def test_a_table_that_cannot_be_paired_is_refused_in_one_line(spoil, message):
     with pytest.raises(ValueError, match=message) as error:
         summarise(spoil(table()), ["step"], resamples=10, seed=0)
     assert "\n" not in str(error.value)
 
 
+def test_p_and_interval_of_draws_go_together():
+    draws = np.arange(-49.0, 951.0)  # 50 of 1,000 at or below zero
+    assert two_sided_p(draws) == two_sided_p(-draws) == pytest.approx(2 * 51 / 1_001)
+    assert percentile_interval(draws) == pytest.approx((-24.025, 925.025))
+    assert two_sided_p(np.zeros(9)) == 1.0
+    assert two_sided_p(np.ones(999)) == pytest.approx(2 / 1_000)
+
+
 # Series along a run
-
-
-def series(rng, count, lag_one):
-    """A stationary series with this lag-1 autocorrelation and variance 1."""
-    noise = rng.normal(size=count)
-    for i in range(1, count):
-        noise[i] = lag_one * noise[i - 1] + np.sqrt(1 - lag_one**2) * noise[i]
-    return noise
 
 
 def test_independent_differences_have_the_interval_of_the_central_limit_theorem():
@@ -237,39 +218,14 @@ def test_how_often_intervals_of_30_dependent_probes_hold_the_true_mean():
     for seed in range(repeats):
         rng = np.random.default_rng(seed)
         three = np.column_stack([series(rng, 30, 0.5) for _ in range(3)])
-        block, segments = stationary_bootstrap(three, resamples=499), segment_t_test(three)
+        block = stationary_bootstrap(three, resamples=499)
         held["bootstrap"] += block.low <= 0 <= block.high
-        held["segments"] += segments.low <= 0 <= segments.high
+        held["segments"] += stats.ttest_1samp(segment_means(three), 0).pvalue > 0.05
         held["pooled"] += stats.ttest_1samp(three.ravel(), 0).pvalue > 0.05
     shares = {name: count / repeats for name, count in held.items()}
     assert shares["bootstrap"] == pytest.approx(0.78, abs=0.08)
     assert shares["segments"] == pytest.approx(0.92, abs=0.05)
     assert shares["pooled"] == pytest.approx(0.72, abs=0.08)
-
-
-def test_segment_t_is_a_t_test_of_five_means():
-    differences = np.random.default_rng(4).normal(0.3, 1.0, (23, 3))
-    mean = differences.mean(axis=1)
-    parts = [mean[a:b].mean() for a, b in ((0, 5), (5, 10), (10, 15), (15, 19), (19, 23))]
-    theirs = stats.ttest_1samp(parts, 0)
-    found = segment_t_test(differences)
-    assert (found.t, found.p_value, found.dof) == pytest.approx(
-        (theirs.statistic, theirs.pvalue, 4), rel=1e-12
-    )
-
-
-def test_p_and_interval_of_draws_go_together():
-    draws = np.arange(-49.0, 951.0)  # 50 of 1,000 at or below zero
-    assert two_sided_p(draws) == pytest.approx(2 * 51 / 1_001)
-    assert percentile_interval(draws) == pytest.approx((-24.025, 925.025))
-    assert two_sided_p(-draws) == two_sided_p(draws)
-    assert two_sided_p(np.zeros(9)) == 1.0
-    assert two_sided_p(np.ones(999)) == pytest.approx(2 / 1_000)
-
-
-def test_too_few_probes_are_refused():
-    with pytest.raises(ValueError, match="11 probes: blocks need 12 or more"):
-        stationary_bootstrap(np.zeros((11, 3)))
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.5, 0.7])

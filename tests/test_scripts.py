@@ -34,8 +34,9 @@ PROBE = {
 SCHEDULE = {"schedule": "cosine_neox_v1", "lr_max": 0.01, "lr_min": 0.001, "warmup_steps": 2}
 AUDIT_COLUMNS = [
     "suite", "step", "tokens_seen", "lr", "lr_fraction", "quantizer", "role",
-    "nll_nats_per_token", "ppl", "delta_nll_nats_per_token", "gap_pct", "gap_low_pct",
-    "gap_high_pct", "kl_nats_per_token", "top1_changed_pct", "n_sequences", "n_tokens",
+    "nll_nats_per_token", "ppl", "ppl_low", "ppl_high", "delta_nll_nats_per_token", "gap_pct",
+    "gap_low_pct", "gap_high_pct", "kl_nats_per_token", "top1_changed_pct", "n_sequences",
+    "n_tokens",
 ]  # fmt: skip
 
 

@@ -1,12 +1,11 @@
 """What ``statistics.csv`` compares: forks (section 5), kurtosis (4.5) and bit widths (4.4).
 
-The same comparison stands with the run, the probe and the validation sequence as the unit.
+The same comparison stands with the run, the probe and a stretch of the text as the unit.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -28,17 +27,19 @@ from flatminima.hypothesis_tests import (
     mean,
     paired_tests,
     standard_deviation,
+    t_row,
     t_tests,
 )
 from flatminima.intervals import (
     CONFIDENCE,
     FEWEST_PROBES,
     SEGMENTS,
+    STRETCHES,
     gap_pct,
     paired_scores,
     percentile_interval,
     resampled_means,
-    segment_t_test,
+    segment_means,
     stationary_bootstrap,
     two_sided_p,
 )
@@ -88,6 +89,13 @@ def seed_rows(comparison: str, probes: pd.DataFrame, baseline: pd.DataFrame) -> 
         yield from _seed_tests(a, b, where, note)
 
 
+def _seed_tests(a: pd.Series, b: pd.Series, where: dict, note: str) -> Iterator[Row]:
+    """Seeds as pairs and unpaired; ``a`` and ``b`` hold one value by seed."""
+    yield from paired_tests((a - b).dropna().to_numpy(), where, note)
+    yield from exact_tests(a.to_numpy(), b.to_numpy(), where, note)
+    yield from t_tests(a.to_numpy(), b.to_numpy(), where, note)
+
+
 def probe_rows(comparison: str, probes: pd.DataFrame, baseline: pd.DataFrame) -> Iterator[Row]:
     """The same with the probe as the unit, all seeds pooled, as in section 5.2.
 
@@ -99,54 +107,47 @@ def probe_rows(comparison: str, probes: pd.DataFrame, baseline: pd.DataFrame) ->
     a, b = probes["gap_pct"].to_numpy(), matching["gap_pct"].to_numpy()
     yield from t_tests(a, b, where, PROBES_DEPEND)
     yield from exact_tests(a, b, where, PROBES_DEPEND)
-    yield from block_rows(_differences(probes, matching), where, describe(a, b))
+    by_step = (
+        rows.pivot(index="step", columns="seed", values="gap_pct") for rows in (probes, matching)
+    )
+    differences = (next(by_step) - next(by_step)).dropna(axis="columns", how="all").dropna()
+    yield from block_rows(differences.to_numpy(float), where, describe(a, b))
     if len(matching) < len(baseline):
         where = where | {"comparison": f"{comparison} (all probes)"}
         yield from t_tests(a, baseline["gap_pct"].to_numpy(), where, PROBES_DEPEND)
 
 
-def _differences(probes: pd.DataFrame, baseline: pd.DataFrame) -> np.ndarray:
-    """Gap minus the baseline's at the same step and seed, ``[steps, seeds]``."""
-    a, b = (
-        rows.pivot(index="step", columns="seed", values="gap_pct") for rows in (probes, baseline)
-    )
-    return (a - b).dropna(axis="columns", how="all").dropna().to_numpy(float)
-
-
 def block_rows(differences: np.ndarray, where: dict, described: dict) -> Iterator[Row]:
     """Two tests that allow for dependence along a run, on ``differences`` ``[steps, seeds]``."""
-    count = len(differences) if differences.shape[1] else 0
+    count, seeds = differences.shape
     kept = "a difference that grows along the run counts as scatter"
-    why = ""
-    if count < FEWEST_PROBES:
-        why = f"takes {FEWEST_PROBES} or more steps that both sides have, not {count}"
+    blocks, segments, notes = {}, {"difference": described["difference"]}, ("", "")
+    if not seeds or count < FEWEST_PROBES:
+        why = f"takes {FEWEST_PROBES} or more steps that both sides have, not {count * bool(seeds)}"
     elif is_constant(differences.mean(axis=1)):
         why = "the difference does not vary"
-    found, note = {}, why
-    if not why:
-        result = stationary_bootstrap(differences)
-        found = {"interval_low": result.low, "interval_high": result.high,
-                 "p_value": result.p_value}  # fmt: skip
-        note = (
-            f"unit: a stretch of {result.length:g} probes on average, of all "
-            f"{differences.shape[1]} seeds together, less the baseline; of {count} probes, which "
-            f"is few: the interval is still too narrow; {kept}"
+    else:
+        why = ""
+        found = stationary_bootstrap(differences)
+        blocks = {"interval_low": found.low, "interval_high": found.high, "p_value": found.p_value}
+        means = segment_means(differences)
+        segments = t_row(stats.ttest_1samp(means, 0.0)) | {
+            "n_a": SEGMENTS, "n_b": SEGMENTS, "difference": float(means.mean()),
+        }  # fmt: skip
+        notes = (
+            f"unit: a stretch of {found.length:g} probes on average, of all {seeds} seeds "
+            f"together, less the baseline; of {count} probes, which is few: the interval is still "
+            f"too narrow; {kept}",
+            f"unit: the mean difference over a {SEGMENTS}th of the run, all {seeds} seeds "
+            f"together; {kept}; these very seeds, not others",
         )
     yield Row(
         "block bootstrap", **where, statistic="difference of means",
-        value=described["difference"], **found, **described, note=note,
+        value=described["difference"], **blocks, **described, note=why or notes[0],
     )  # fmt: skip
-    found, note = {"difference": described["difference"]}, why
-    if not why:
-        result = segment_t_test(differences)
-        found = {"value": result.t, "dof": result.dof, "p_value": result.p_value,
-                 "interval_low": result.low, "interval_high": result.high, "n_a": SEGMENTS,
-                 "n_b": SEGMENTS, "difference": result.mean}  # fmt: skip
-        note = (
-            f"unit: the mean difference over a {SEGMENTS}th of the run, all "
-            f"{differences.shape[1]} seeds together; {kept}; these very seeds, not others"
-        )
-    yield Row("segment t", **where | {"unit": "segment"}, statistic="t", **found, note=note)
+    yield Row(
+        "segment t", **where | {"unit": "segment"}, statistic="t", **segments, note=why or notes[1]
+    )
 
 
 def fork_rows(forks: pd.DataFrame, baseline: str) -> Iterator[Row]:
@@ -172,13 +173,6 @@ def cooled_rows(cooled: pd.DataFrame, baseline: str) -> Iterator[Row]:
     for name, gap in gaps.items():
         where = {"comparison": f"{name} v {baseline}", "unit": "seed", "measure": COOLED}
         yield from _seed_tests(gap, control, where, note)
-
-
-def _seed_tests(a: pd.Series, b: pd.Series, where: dict, note: str) -> Iterator[Row]:
-    """Seeds as pairs and unpaired; ``a`` and ``b`` hold one value by seed."""
-    yield from paired_tests((a - b).dropna().to_numpy(), where, note)
-    yield from exact_tests(a.to_numpy(), b.to_numpy(), where, note)
-    yield from t_tests(a.to_numpy(), b.to_numpy(), where, note)
 
 
 def summary_rows(condition: str, probes: pd.DataFrame) -> Iterator[Row]:
@@ -299,8 +293,6 @@ def bit_width_rows(audit: pd.DataFrame, spacing: int) -> Iterator[Row]:
     )  # fmt: skip
 
 
-TEST = "paired bootstrap"
-NOTE = "unit: one validation sequence; other text for these very runs, not other runs"
 _KEYS = ["schedule", "seed", "step"]
 _COLUMNS = ["step", "quantizer", "role", "sequence", "nll_nats", "scored"]
 
@@ -322,75 +314,59 @@ def read_fork_sequences(paths: Sequence[str | Path]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def sequence_rows(
+def text_rows(
     sequences: pd.DataFrame, forks: pd.DataFrame, baseline: str, *, resamples: int, seed: int
 ) -> Iterator[Row]:
-    """Interval of each condition's gap, and of its difference from ``baseline``.
+    """Interval of each condition's gap, and of its difference from ``baseline``, over the text.
 
     ``sequences`` is as ``read_fork_sequences`` makes it, ``forks`` is forks.csv. The gap is
     the mean over seeds of the last probe (final) or of all probes of the condition (mean);
-    the baseline is taken at the same steps. One draw of sequences serves all runs. Raises
+    the baseline is taken at the same steps. One draw of text serves all runs. Raises
     ``ValueError`` where a probe of ``forks`` has no scores.
     """
-    gaps = _ResampledGaps(sequences, resamples=resamples, seed=seed)
-    groups = conditions(probe_table(forks))
-    control = groups.get(baseline)
-    for name, probes in groups.items():
-        for measure, chosen in _measures(probes).items():
-            where = {"unit": "sequence", "measure": measure}
-            value, draws = gaps.mean(chosen)
-            low, high = percentile_interval(draws)
-            yield Row(
-                TEST, name, **where, statistic="mean over seeds", value=value, interval_low=low,
-                interval_high=high, n_a=gaps.count, mean_a=value, note=NOTE,
-            )  # fmt: skip
-            if control is None or name == baseline:
-                continue
-            matching = control[control["step"].isin(chosen["step"])]
-            if matching.empty:
-                continue
-            other, other_draws = gaps.mean(matching)
-            low, high = percentile_interval(draws - other_draws)
-            yield Row(
-                TEST, f"{name} v {baseline}", **where, statistic="difference of means",
-                value=value - other, interval_low=low, interval_high=high,
-                p_value=two_sided_p(draws - other_draws), n_a=gaps.count, n_b=gaps.count,
-                mean_a=value, mean_b=other, difference=value - other, note=NOTE,
-            )  # fmt: skip
+    scores = paired_scores(sequences, _KEYS)
+    means = resampled_means(scores, resamples=resamples, seed=seed)
+    # The measured value is the first column, its resamples the others.
+    means = np.column_stack([scores.mean_nll(), means])
+    gaps = pd.DataFrame(gap_pct(means, means[scores.reference])).set_index(
+        pd.MultiIndex.from_frame(scores.rows[_KEYS])
+    )[(scores.rows["role"] == LOW_BIT).to_numpy()]
+    stretches = min(STRETCHES, len(scores.scored))
+    note = f"unit: one of {stretches} stretches of the text; other text for these very runs"
 
-
-def _measures(probes: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Probes behind each measure of a condition; none where it has no probe."""
-    if probes.empty:
-        return {}
-    last = probes.groupby("seed")["step"].transform("max") == probes["step"]
-    return {"final_gap_pct": probes[last], "mean_gap_pct": probes}
-
-
-class _ResampledGaps:
-    """Gap of every probe, as measured and on resampled sequences."""
-
-    def __init__(self, sequences: pd.DataFrame, *, resamples: int, seed: int):
-        scores = paired_scores(sequences, _KEYS)
-        means, _ = resampled_means(scores, resamples=resamples, seed=seed)
-        nll, reference = scores.mean_nll(), scores.reference
-        self.count = len(scores.scored)
-        self._values = gap_pct(nll, nll[reference])
-        self._draws = gap_pct(means, means[reference])
-        low_bit = scores.rows[scores.rows["role"] == LOW_BIT]
-        self._at = pd.Series(low_bit.index, index=pd.MultiIndex.from_frame(low_bit[_KEYS]))
-
-    def mean(self, probes: pd.DataFrame) -> tuple[float, np.ndarray]:
-        """Mean gap of ``probes``, each seed weighing alike, and the same of each resample."""
+    def over_seeds(probes: pd.DataFrame) -> np.ndarray:
         keys = pd.MultiIndex.from_frame(probes[_KEYS])
-        missing = keys.difference(self._at.index)
-        if len(missing):
-            schedule, seed, step = missing[0]
-            raise ValueError(f"fork {schedule}, seed {seed}, step {step}: no scores of sequences")
-        at = self._at.loc[keys].to_numpy()
+        if len(missing := keys.difference(gaps.index)):
+            name, number, step = missing[0]
+            raise ValueError(f"fork {name}, seed {number}, step {step}: no scores of sequences")
         share = 1.0 / probes.groupby("seed")["step"].transform("size").to_numpy()
-        weights = share / share.sum()
-        return float(weights @ self._values[at]), np.einsum("p,pr->r", weights, self._draws[at])
+        return np.einsum("p,pr->r", share / share.sum(), gaps.loc[keys].to_numpy())
+
+    groups = conditions(probe_table(forks))
+    for name, probes in groups.items():
+        last = probes[probes.groupby("seed")["step"].transform("max") == probes["step"]]
+        for measure, chosen in (("final_gap_pct", last), ("mean_gap_pct", probes)):
+            if chosen.empty:
+                continue
+            where = {"unit": "text", "measure": measure, "n_a": stretches, "note": note}
+            own = over_seeds(chosen)
+            low, high = percentile_interval(own[1:])
+            yield Row(
+                "paired bootstrap", name, **where, statistic="mean over seeds", value=own[0],
+                interval_low=low, interval_high=high, mean_a=own[0],
+            )  # fmt: skip
+            control = groups.get(baseline, probes.iloc[:0])
+            control = control[control["step"].isin(chosen["step"])]
+            if name == baseline or control.empty:
+                continue
+            other = over_seeds(control)
+            low, high = percentile_interval(own[1:] - other[1:])
+            yield Row(
+                "paired bootstrap", f"{name} v {baseline}", **where,
+                statistic="difference of means", value=own[0] - other[0], interval_low=low,
+                interval_high=high, p_value=two_sided_p(own[1:] - other[1:]), n_b=stretches,
+                mean_a=own[0], mean_b=other[0], difference=own[0] - other[0],
+            )  # fmt: skip
 
 
 def all_statistics(
@@ -401,7 +377,7 @@ def all_statistics(
     *,
     spacing: int,
     baseline: str,
-    primary: Mapping[str, str] = MappingProxyType({}),
+    primary: Mapping[str, str] | None = None,
     cooled: pd.DataFrame | None = None,
     sequences: pd.DataFrame | None = None,
     resamples: int = 1000,
@@ -412,14 +388,14 @@ def all_statistics(
     ``cooled`` is cooled.csv: the forks after a common cool-down, compared at equal rates.
     ``primary`` names the one test that was chosen beforehand (``in_families``).
     ``sequences`` holds the forks' scores (``read_fork_sequences``); without them the rows
-    whose unit is the sequence are left out. ``resamples`` and ``seed`` are those of the
-    bootstrap over sequences.
+    whose unit is the text are left out. ``resamples`` and ``seed`` are those of the
+    bootstrap over text.
     """
     rows = [*fork_rows(forks, baseline)]
     if cooled is not None:
         rows += cooled_rows(cooled, baseline)
     if sequences is not None:
-        rows += sequence_rows(sequences, forks, baseline, resamples=resamples, seed=seed)
+        rows += text_rows(sequences, forks, baseline, resamples=resamples, seed=seed)
     rows += [*kurtosis_rows(kurtosis, audit, phases, spacing), *bit_width_rows(audit, spacing)]
     table = pd.DataFrame([asdict(row) for row in in_families(rows, primary)], columns=COLUMNS)
     return adjust(table.astype({"n_b": "Int64"}))

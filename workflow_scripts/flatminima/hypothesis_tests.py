@@ -6,7 +6,6 @@ the ``primary`` family by itself; every other test with a p is ``exploratory``, 
 correction is over all of them together.
 """
 
-import gc
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from math import comb
@@ -122,7 +121,7 @@ def t_tests(a: np.ndarray, b: np.ndarray, where: dict, note: str = "") -> Iterat
     for test, equal in (("Welch t", False), ("Student t", True)):
         if equal and where["unit"] != "probe":
             continue
-        found = {} if why else _t_row(stats.ttest_ind(a, b, equal_var=equal))
+        found = {} if why else t_row(stats.ttest_ind(a, b, equal_var=equal))
         yield Row(
             test, **where, statistic="t", **found, **describe(a, b), note=join_notes(note, why)
         )
@@ -140,7 +139,7 @@ def paired_tests(differences: np.ndarray, where: dict, note: str = "") -> Iterat
         why = f"takes two or more pairs, not {pairs}"
     elif is_constant(differences):
         why = "the difference does not vary"
-    found = {} if why else _t_row(stats.ttest_1samp(differences, 0.0))
+    found = {} if why else t_row(stats.ttest_1samp(differences, 0.0))
     yield Row("paired t", **where, statistic="t", **found, **described, note=join_notes(note, why))
     floor = f"smallest two-sided p of {pairs} pairs: {min(1.0, 2.0 ** (1 - pairs)):.3g}"
     p = NAN
@@ -155,7 +154,8 @@ def paired_tests(differences: np.ndarray, where: dict, note: str = "") -> Iterat
     )  # fmt: skip
 
 
-def _t_row(result: object) -> dict[str, float]:
+def t_row(result: object) -> dict[str, float]:
+    """Columns of a row from a t-test of scipy."""
     low, high = result.confidence_interval(CONFIDENCE)
     return {
         "value": float(result.statistic), "dof": float(result.df),
@@ -249,11 +249,11 @@ def correlate(x: np.ndarray, y: np.ndarray) -> dict[str, float]:
 PRIMARY, EXPLORATORY = "primary", "exploratory"
 
 
-def in_families(rows: Iterable[Row], primary: Mapping[str, str]) -> Iterator[Row]:
+def in_families(rows: Iterable[Row], primary: Mapping[str, str] | None) -> Iterator[Row]:
     """Name the family of every row that has a p.
 
     ``primary`` holds the test, comparison, unit and measure of the one that was named
-    beforehand; nothing is primary where it is empty.
+    beforehand; nothing is primary without it.
     """
     for row in rows:
         if np.isnan(row.p_value):
@@ -270,13 +270,7 @@ def adjust(table: pd.DataFrame) -> pd.DataFrame:
     dependence between its tests.
     """
     tested = table[table["family"] != ""]
-    # multipletests collects garbage in every call, which takes a tenth of a second while
-    # it looks at everything that is loaded.
-    gc.freeze()
-    try:
-        adjusted = tested.groupby("family")["p_value"].transform(
-            lambda p: multipletests(p.to_numpy(), method="holm")[1]
-        )
-    finally:
-        gc.unfreeze()
+    adjusted = tested.groupby("family")["p_value"].transform(
+        lambda p: multipletests(p.to_numpy(), method="holm")[1]
+    )
     return table.assign(p_adjusted=adjusted.reindex(table.index))

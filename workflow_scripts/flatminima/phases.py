@@ -66,6 +66,11 @@ def _best_breaks(
     return tuple(int(candidates[index[best]]) for index in pairs)
 
 
+def _unit(x: np.ndarray) -> np.ndarray:
+    """``x`` from 0 to 1: steps of 1e5 beside a column of ones would be badly conditioned."""
+    return (x - x[0]) / (x[-1] - x[0]) if len(x) > 1 else np.zeros(len(x))
+
+
 def fit_broken_line(
     x: np.ndarray, y: np.ndarray, breaks: int, *, shortest: int = 2, rising: bool = False
 ) -> BrokenLine | None:
@@ -75,8 +80,7 @@ def fit_broken_line(
     ``shortest`` intervals between points. ``rising`` admits a single break only
     where the slope increases. ``None`` where no break is possible.
     """
-    # Scaled to [0, 1]: steps of 1e5 beside a column of ones would be badly conditioned.
-    unit = (x - x[0]) / (x[-1] - x[0]) if len(x) > 1 else np.zeros(1)
+    unit = _unit(x)
     found = _best_breaks(unit, y, breaks, shortest, rising) if breaks else ()
     if found is None:
         return None
@@ -94,47 +98,22 @@ _SHORTEST = 3
 def separate_lines(
     x: np.ndarray, y: np.ndarray, breaks: int, *, shortest: int = _SHORTEST
 ) -> list[float] | None:
-    """Breaks of the least-squares straight lines, each given as the first x of the new line.
+    """Breaks of the least-squares straight lines that need not meet, by the package ruptures.
 
-    ``x`` and ``y`` are ``[points]``, ``x`` increasing; every line takes at least
-    ``shortest`` points, three or more. ``None`` where so many lines do not fit in.
+    Each is the first ``x`` of the new line. ``x`` and ``y`` are ``[points]``, ``x`` increasing;
+    every line takes at least ``shortest`` points, three or more. ``None`` where so many lines
+    do not fit in.
     """
     if not breaks:
         return []
-    # Scaled to [0, 1]: steps of 1e5 beside a column of ones would be badly conditioned.
-    unit = (x - x[0]) / (x[-1] - x[0]) if len(x) > 1 else np.zeros(len(x))
+    unit = _unit(x)
     signal = np.column_stack([y, unit, np.ones_like(unit)])
     search = ruptures.Dynp(model="linear", min_size=max(shortest, _SHORTEST), jump=1)
     try:
         # The last of what ruptures returns is the number of points.
-        found = search.fit(signal).predict(breaks)[:-1]
+        return [x[at].item() for at in search.fit(signal).predict(breaks)[:-1]]
     except BadSegmentationParameters:
         return None
-    return [x[at].item() for at in found]
-
-
-def library_check(
-    learning: tuple[np.ndarray, np.ndarray],
-    growth: tuple[np.ndarray, np.ndarray],
-    *,
-    breaks: int,
-    shortest: int,
-) -> dict:
-    """The entry ``library_check`` of ``phases.json``.
-
-    ``learning`` is FP32 NLL up to convergence and ``growth`` ln(delta NLL) after rapid
-    learning, each as steps and values; ``breaks`` is the number that the rule's own best
-    fit of ``growth`` has. Breaks are steps at which a new line begins; ``None`` where the
-    series is too short.
-    """
-    first = separate_lines(*learning, 1)
-    return {
-        "package": "ruptures",
-        "version": version("ruptures"),
-        "cost": "linear: straight lines that need not meet (Dynp)",
-        "breaks_onset": separate_lines(*growth, breaks, shortest=shortest),
-        "break_rapid_learning": first and first[0],
-    }
 
 
 SPARE = 2  # checkpoints beyond the number of parameters that a fit needs
@@ -248,11 +227,12 @@ RULE = (
     "is positive and steeper than before, that one is the onset (of two the one with the larger "
     "increase); otherwise there is none and two segments remain. An onset says that "
     "relative growth sped up, not that it did so abruptly. Intervals (95 %, percentile) repeat "
-    "the whole rule on resampled validation sequences; for convergence and the rise they also "
-    "put the wobble of the checkpoints around the smooth curve together anew in blocks as long "
-    "as the smoothing. They hold the uncertainty of the validation text and the wobble of this "
-    "run, not another training run. Segments share their boundary steps. The "
-    "package ruptures, asked for as many straight lines that need not meet, is the check beside "
+    "the whole rule on the validation text, resampled in stretches of neighbouring sequences; "
+    "for convergence and the rise they also put the wobble of the checkpoints around the smooth "
+    "curve together anew in blocks as long as the smoothing. They hold the uncertainty of the "
+    "validation text and the wobble of this run, not another training run. Segments share their "
+    "boundary steps. The package ruptures, asked for as many straight lines that need not meet, "
+    "is the check beside "
     "it (library_check); the continuous fit decides, because the course sought has a kink and no "
     "jump, and lines that must meet place a kink with about half the error."
 )
@@ -337,13 +317,14 @@ def _rise_pct(curve: np.ndarray) -> float:
     return float(100.0 * np.expm1(curve[-1] - curve.min()))
 
 
-def _interval(values: Sequence[int]) -> tuple[int | None, int | None]:
+def _interval(name: str, values: Sequence[int]) -> dict[str, int | None]:
     """95 % percentile interval of steps that stays on the grid (widened to members)."""
-    if not len(values):
-        return None, None
-    tail = (1.0 - CONFIDENCE) / 2.0
-    low = np.quantile(values, tail, method="lower")
-    return int(low), int(np.quantile(values, 1.0 - tail, method="higher"))
+    ends: tuple = (None, None)
+    if len(values):
+        tail = (1.0 - CONFIDENCE) / 2.0
+        low = np.quantile(values, tail, method="lower")
+        ends = int(low), int(np.quantile(values, 1.0 - tail, method="higher"))
+    return {f"{name}_low": ends[0], f"{name}_high": ends[1]}
 
 
 def _curve(audit: pd.DataFrame, role: str, steps: np.ndarray) -> pd.DataFrame:
@@ -374,13 +355,19 @@ def _segments(phases: Phases, steps: np.ndarray, ppl: np.ndarray, gap: np.ndarra
     return segments
 
 
-def _check(phases: Phases, steps: np.ndarray, nll: np.ndarray, delta: np.ndarray) -> dict:
+def _library_check(phases: Phases, steps: np.ndarray, nll: np.ndarray, delta: np.ndarray) -> dict:
+    """As many breaks as the rule's own best fit has, found by another package."""
     until = steps <= phases.convergence
     x, y, _ = growth(steps, delta, phases.rapid_learning_end)
-    return library_check(
-        (steps[until], nll[until]), (x, y),
-        breaks=len(phases.onset.breaks), shortest=shortest_piece(len(x)),
-    )  # fmt: skip
+    breaks, shortest = len(phases.onset.breaks), shortest_piece(len(x))
+    learned = separate_lines(steps[until], nll[until], 1)
+    return {
+        "package": "ruptures",
+        "version": version("ruptures"),
+        "cost": "linear: straight lines that need not meet (Dynp)",
+        "breaks_onset": separate_lines(x, y, breaks, shortest=shortest),
+        "break_rapid_learning": learned and learned[0],
+    }
 
 
 def describe_phases(
@@ -406,27 +393,22 @@ def describe_phases(
     phases = find_phases(steps, nll, delta)
     curve = smoothed(steps, nll)
     rng = np.random.default_rng(seed)
-    repeats, best_steps, rises = [], [], []
+    best_steps, rises, learned, onsets, lags = [], [], [], [], []
     for sample in resampled_curves(sequences, steps, resamples=resamples, seed=seed):
-        repeats.append(find_phases(steps, sample[FP32], sample["low_bit"] - sample[FP32]))
-        again = _with_new_wobble(steps, sample[FP32], nll - curve, phases.rapid_learning_end, rng)
-        again = smoothed(steps, again)
-        best_steps.append(int(steps[np.argmin(again)]))
-        rises.append(_rise_pct(again))
+        again = find_phases(steps, sample[FP32], sample["low_bit"] - sample[FP32])
+        renewed = _with_new_wobble(steps, sample[FP32], nll - curve, phases.rapid_learning_end, rng)
+        renewed = smoothed(steps, renewed)
+        best_steps.append(int(steps[np.argmin(renewed)]))
+        rises.append(_rise_pct(renewed))
+        learned.append(again.rapid_learning_end)
+        if again.onset.step is not None:
+            onsets.append(again.onset.step)
+            lags.append(again.onset.step - best_steps[-1])
     onset = asdict(phases.onset)
-    with_onset = [r for r in repeats if r.onset.step is not None]
     lag = None if onset["step"] is None else onset["step"] - phases.convergence
-    counted = with_onset if lag is not None else []
-    convergence = _interval(best_steps)
-    learned = _interval([r.rapid_learning_end for r in repeats])
-    onset_range = _interval([r.onset.step for r in counted])
-    lag_range = _interval(
-        [
-            r.onset.step - b
-            for r, b in zip(repeats, best_steps, strict=True)
-            if r.onset.step is not None and lag is not None
-        ]
-    )
+    found_share = len(onsets) / len(learned)
+    if lag is None:
+        onsets, lags = [], []
     rise_low, rise_high = percentile_interval(np.array(rises))
     return {
         "suite": str(audit["suite"].iloc[0]),
@@ -434,21 +416,19 @@ def describe_phases(
         **({"missing": list(missing)} if len(missing) else {}),
         "resamples": resamples,
         "convergence": {
-            "step": phases.convergence, "step_low": convergence[0], "step_high": convergence[1],
+            "step": phases.convergence, **_interval("step", best_steps),
             "ppl": float(np.exp(curve.min())), "final_ppl": float(np.exp(curve[-1])),
             "rise_pct": _rise_pct(curve), "rise_low_pct": rise_low, "rise_high_pct": rise_high,
             "lowest_single_step": int(steps[np.argmin(nll)]),
             "still_improving": bool(phases.convergence == steps[-1]),
         },
-        "rapid_learning_end": {
-            "step": phases.rapid_learning_end, "step_low": learned[0], "step_high": learned[1],
-        },
+        "rapid_learning_end": {"step": phases.rapid_learning_end, **_interval("step", learned)},
         "onset": {
-            "step": onset.pop("step"), "step_low": onset_range[0], "step_high": onset_range[1],
-            "detected": lag is not None, "detected_share": len(with_onset) / len(repeats), **onset,
+            "step": onset.pop("step"), **_interval("step", onsets),
+            "detected": lag is not None, "detected_share": found_share, **onset,
             "false_alarms_pct": FALSE_ALARMS_PCT,
         },
-        "lag_steps": lag, "lag_low": lag_range[0], "lag_high": lag_range[1],
+        "lag_steps": lag, **_interval("lag", lags),
         "segments": _segments(phases, steps, ppl, low_bit["gap_pct"].to_numpy()),
-        "library_check": _check(phases, steps, nll, delta),
+        "library_check": _library_check(phases, steps, nll, delta),
     }  # fmt: skip

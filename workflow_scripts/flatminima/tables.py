@@ -107,7 +107,7 @@ def audit_table(audit: pd.DataFrame, phases: dict, paper: pd.DataFrame, *, suite
     text = (
         f"FP32 perplexity (PPL) and the relative perplexity gap of {low} and {high} at "
         f"{'ten' if len(steps) == 10 else len(steps)} steps ({said}). Intervals: 95 %, paired "
-        "bootstrap over validation sequences. Phases are the suite's own."
+        "bootstrap over stretches of the validation text. Phases are the suite's own."
     )
     if lost:
         text += f" NA: the revision could not be had ({missing_words(phases)})."

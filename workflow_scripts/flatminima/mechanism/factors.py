@@ -51,7 +51,7 @@ def responses(
     ``column`` of ``sequences`` is taken as its difference to full precision.
     """
     scores = paired_scores(sequences.assign(nll_nats=sequences[column]), ["step"])
-    means, _ = resampled_means(scores, resamples=resamples, seed=seed)
+    means = resampled_means(scores, resamples=resamples, seed=seed)
     mean = scores.mean_nll()
     rows = scores.rows.assign(value=mean - mean[scores.reference])
     kept = (rows["role"] != FP32).to_numpy()
