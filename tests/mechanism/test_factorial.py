@@ -137,7 +137,8 @@ def test_the_analysis_finds_the_sensitivity_and_the_factors_between_two_probes()
 def test_cells_that_are_lost_in_noise_are_left_out_and_the_rest_stays_balanced():
     cells, scores = measurements(noise_sd=0.0)
     lost = scores["quantizer"].eq("int5-True-g8-blocks")
-    wave = np.where(scores["sequence"] % 2 == 0, 1.0, -1.0)
+    # Plus in one half of the text, minus in the other: neighbours are resampled together.
+    wave = np.where(scores["sequence"] < scores["sequence"].nunique() / 2, 1.0, -1.0)
     scores.loc[lost, "nll_nats"] += 5 * wave[lost]
     low = {"bits": 2, "symmetric": False, "granularity": "g8"}
     high = {"bits": 5, "symmetric": True, "granularity": "g8"}

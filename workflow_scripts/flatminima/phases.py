@@ -247,14 +247,14 @@ NAMES_WITHOUT_ONSET = ("rapid learning", "after rapid learning")
 
 
 FEWEST_SMOOTHED = 14  # below, the smoothing would take half the run
-# How often the rule finds an onset where there is none, in percent of simulated runs of 143
-# checkpoints; a test measures it.
+# How often the rule finds an onset where there is none, in percent of 1,000 simulated runs of
+# 143 checkpoints; a test measures it.
 FALSE_ALARMS_PCT = {
-    "steady growth, wobble with autocorrelation 0 to 0.5": 0.5,
-    "steady growth, wobble with autocorrelation 0.8": 6.0,
-    "steady growth, wobble with autocorrelation 0.9": 19.5,
-    "linear growth, additive wobble": 5.5,
-    "linear growth, additive wobble with autocorrelation 0.8": 24.0,
+    "steady growth, wobble with autocorrelation 0 to 0.5": 1.0,
+    "steady growth, wobble with autocorrelation 0.8": 5.0,
+    "steady growth, wobble with autocorrelation 0.9": 17.0,
+    "linear growth, additive wobble": 9.0,
+    "linear growth, additive wobble with autocorrelation 0.8": 23.0,
 }
 
 

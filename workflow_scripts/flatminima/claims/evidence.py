@@ -201,6 +201,18 @@ def welch(a: tuple[float, float, int], b: tuple[float, float, int]) -> tuple[Int
     )
 
 
+def student(mean: float, sd: float, n: int) -> Interval:
+    """Student's 95 % interval of a mean."""
+    half = stats.t.ppf(0.5 + CONFIDENCE / 2, n - 1) * sd / math.sqrt(n)
+    return Interval(mean, mean - half, mean + half)
+
+
+def interval_of_mean(values: pd.Series) -> Interval:
+    """Mean of one value a run with Student's 95 % interval; no range for a single run."""
+    mean, n = float(values.mean()), len(values)
+    return interval(mean) if n < 2 else student(mean, float(values.std(ddof=1)), n)
+
+
 # ---- the common accessors --------------------------------------------------------------------
 
 
@@ -209,7 +221,12 @@ class Evidence:
 
     A ``place`` is a step of the paper (a suite of another length takes its own step that lies
     as far along), or ``best`` (the best FP32 perplexity), or ``end``. Gaps are percent,
-    losses nats per token, learning rates percent of the maximum.
+    losses nats per token, learning rates percent of the maximum. Both kinds below have
+    ``at(role, column, place)`` and ``curve(role, column)`` of the audit, the latter by their own
+    evenly spaced steps; the steps ``best()``, ``onset()`` by the rule of ``flatminima.phases``
+    and ``lag()``; ``excess()`` over the scaling law; and of forks of a kind
+    ``final(kind, probes, column)`` and ``difference(kind, probes, measure)`` from cosine, means
+    over runs with their 95 % interval.
     """
 
     name = label = ""
@@ -217,38 +234,6 @@ class Evidence:
 
     def __init__(self, pythia: Mapping) -> None:
         self.pythia, self.used = pythia, set()
-
-    # What a table gives; the two kinds of evidence below fill these in.
-
-    def at(self, role: str, column: str, place: int | str) -> Interval:
-        """One value of the audit."""
-        raise NotImplementedError
-
-    def curve(self, role: str, column: str) -> dict[int, Interval]:
-        """A column of the audit by the evidence's own steps, evenly spaced ones only."""
-        raise NotImplementedError
-
-    def best(self) -> Interval:
-        """Step of the best FP32 perplexity."""
-        raise NotImplementedError
-
-    def onset(self) -> Interval:
-        """Step from which the INT4 loss grows faster, by the rule of ``flatminima.phases``."""
-        raise NotImplementedError
-
-    def lag(self) -> Interval:
-        """Steps from the best FP32 perplexity to the onset."""
-        raise NotImplementedError
-
-    def difference(self, kind: str, probes: str = "all", measure: str = "final") -> Interval:
-        """Gap of a kind of fork minus that of the cosine forks, runs as units, in points."""
-        raise NotImplementedError
-
-    def final(self, kind: str, probes: str = "all", column: str = "gap_pct") -> Interval:
-        """Mean over runs at the forks' last probe, with the 95 % interval of the runs."""
-        raise NotImplementedError
-
-    # Statistics, the same on both.
 
     def ppl(self, place: int | str) -> Interval:
         """FP32 perplexity."""
@@ -368,10 +353,6 @@ class Evidence:
             total_steps=p["last"],
         )  # fmt: skip
 
-    def _step(self, place: int | str) -> int:
-        """Own step of a place."""
-        raise NotImplementedError
-
     def _distance(self, first: int | str, last: int | str) -> float:
         """Distance of two places in the paper's steps."""
         own = self._step(last) - self._step(first)
@@ -456,28 +437,25 @@ class Printed(Evidence):
         k = steps.index(step)
         return Interval(step, steps[max(k - 1, 0)], steps[min(k + 1, len(steps) - 1)])
 
-    def _arm(self, kind: str, probes: str) -> pd.Series:
-        self.used.add("table2")
-        t = self._table2
-        return t[(t["schedule"] == kind) & (t["probes"] == probes)].iloc[0]
-
     def arm(self, kind: str, probes: str = "all") -> tuple[float, float, int]:
         """Mean, deviation and number of runs of a row of Table 2."""
         row = self._arm(kind, probes)
         return float(row["mean_gap_pct"]), float(row["sd_gap_pct"]), self.pythia["fork"]["seeds"]
 
+    def _arm(self, kind: str, probes: str) -> pd.Series:
+        self.used.add("table2")
+        t = self._table2
+        return t[(t["schedule"] == kind) & (t["probes"] == probes)].iloc[0]
+
     def final(self, kind: str, probes: str = "all", column: str = "gap_pct") -> Interval:
         if column != "gap_pct":
             return printed(self._arm(kind, probes)[column.replace("ppl", "fp32_ppl")])
-        mean, sd, n = self.arm(kind, probes)
-        half = stats.t.ppf(0.5 + CONFIDENCE / 2, n - 1) * sd / math.sqrt(n)
-        return Interval(mean, mean - half, mean + half)
+        return student(*self.arm(kind, probes))
 
     def prediction(self, kind: str, probes: str = "all") -> Interval:
         """Where the mean of as many new runs would fall with probability 0.95."""
         mean, sd, n = self.arm(kind, probes)
-        half = stats.t.ppf(0.5 + CONFIDENCE / 2, n - 1) * sd * math.sqrt(2 / n)
-        return Interval(mean, mean - half, mean + half)
+        return student(mean, sd * math.sqrt(2), n)
 
     def difference(self, kind: str, probes: str = "all", measure: str = "final") -> Interval:
         if measure != "final":
@@ -487,11 +465,6 @@ class Printed(Evidence):
     def p_of_difference(self, kind: str, probes: str = "all") -> float:
         """Welch's p from the means and deviations of Table 2."""
         return welch(self.arm(kind, probes), self.arm("cosine"))[1]
-
-
-# Rows of statistics.csv by the columns that tell them apart.
-TESTS = {"difference": {"test": "Welch t", "unit": "seed"}}
-MEASURES = {"final": "final_gap_pct", "mean": "mean_gap_pct"}
 
 
 class Measured(Evidence):
@@ -569,10 +542,9 @@ class Measured(Evidence):
 
     def lag(self) -> Interval:
         self.onset()
+        found = self.file("phases")
         scale = self.pythia["last"] / self.settings["last"]
-        return scale * self._place(
-            {**self.file("phases"), "lag": self.file("phases")["lag_steps"]}, "lag"
-        )
+        return scale * self._place({**found, "lag": found["lag_steps"]}, "lag")
 
     @staticmethod
     def _place(found: Mapping, name: str) -> Interval:
@@ -622,23 +594,16 @@ class Measured(Evidence):
         return interval_of_mean(self.by_run(kind, probes, column))
 
     def difference(self, kind: str, probes: str = "all", measure: str = "final") -> Interval:
-        challenger = self.definition(kind)["name"]
-        if kind == "oli":
-            challenger += f" {probes}"
-        row = self._test(
-            "difference", f"{challenger} v {self.definition('cosine')['name']}", measure
+        challenger = self.definition(kind)["name"] + (f" {probes}" if kind == "oli" else "")
+        comparison = f"{challenger} v {self.definition('cosine')['name']}"
+        rows = self.file("statistics").query(
+            "test == 'Welch t' and unit == 'seed' and comparison == @comparison "
+            "and measure == @measure + '_gap_pct'"
         )
-        return Interval(row["difference"], row["interval_low"], row["interval_high"])
-
-    def _test(self, name: str, comparison: str, measure: str) -> pd.Series:
-        table = self.file("statistics")
-        wanted = {**TESTS[name], "comparison": comparison, "measure": MEASURES[measure]}
-        rows = table
-        for column, value in wanted.items():
-            rows = rows[rows[column] == value]
         if rows.empty:
-            raise NotMeasured(f"{', '.join(map(str, wanted.values()))} in statistics.csv")
-        return rows.iloc[0]
+            raise NotMeasured(f"Welch t, {comparison}, {measure}_gap_pct in statistics.csv")
+        row = rows.iloc[0]
+        return Interval(row["difference"], row["interval_low"], row["interval_high"])
 
     def wins(self, kind: str, probes: str = "all") -> int:
         """Pairs of runs in which a kind of fork ends with the smaller gap."""
@@ -788,15 +753,6 @@ class Measured(Evidence):
         lost = int((table["status"] == "missing").sum())
         text = f"{len(table) - lost} revisions, {table['weights_sha256'].nunique()} distinct models"
         return text + (f", {lost} could not be had" if lost else "")
-
-
-def interval_of_mean(values: pd.Series) -> Interval:
-    """Mean of one value a run with Student's 95 % interval; no range for a single run."""
-    mean, n = float(values.mean()), len(values)
-    if n < 2:
-        return interval(mean)
-    half = stats.t.ppf(0.5 + CONFIDENCE / 2, n - 1) * float(values.std(ddof=1)) / math.sqrt(n)
-    return Interval(mean, mean - half, mean + half)
 
 
 FUNCTIONS = {

@@ -9,7 +9,7 @@ so with its reason.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -201,10 +201,8 @@ def read_ledger(path: str | Path, excerpts: str | Path) -> Ledger:
 def _row(entry: dict, passages: list[Quotation], lines: Mapping, themes: Mapping) -> Row:
     name = entry["id"]
     for key in entry:
-        if key not in Row.__dataclass_fields__:
-            raise ConfigError(f"claims.yaml, {name}: {suggest(key, Row.__dataclass_fields__)}")
-    if entry["theme"] not in themes:
-        raise ConfigError(f"claims.yaml, {name}: {suggest(entry['theme'], themes)}")
+        _known(key, Row.__dataclass_fields__, name)
+    _known(entry["theme"], themes, name)
     quotes = [_quotation(quote, passages, name) for quote in entry.get("quotes", ())]
     numbers = {key: str(value) for key, value in entry.get("numbers", {}).items()}
     for key, value in numbers.items():
@@ -215,10 +213,8 @@ def _row(entry: dict, passages: list[Quotation], lines: Mapping, themes: Mapping
     for question in QUESTIONS:
         given = entry.get(question, {})
         answer = given.get("judgement", given.get("otherwise"))
-        if answer is not None and answer not in ANSWERS[question]:
-            raise ConfigError(
-                f"claims.yaml, {name}, {question}: {suggest(answer, ANSWERS[question])}"
-            )
+        if answer is not None:
+            _known(answer, ANSWERS[question], f"{name}, {question}")
         if "judgement" in given and not given.get("because"):
             raise ConfigError(f"claims.yaml, {name}, {question}: a judgement needs a reason")
     made = {
@@ -226,6 +222,11 @@ def _row(entry: dict, passages: list[Quotation], lines: Mapping, themes: Mapping
         "numbers": {key: printed(value) for key, value in numbers.items()},
     }  # fmt: skip
     return Row(**{**entry, **made})
+
+
+def _known(word: str, words: Iterable[str], where: str) -> None:
+    if word not in words:
+        raise ConfigError(f"claims.yaml, {where}: {suggest(word, words)}")
 
 
 def _quotation(quote: str, passages: list[Quotation], name: str) -> Quotation:
@@ -271,11 +272,10 @@ def judge(ledger: Ledger, paper: Printed, suite: Measured | None = None) -> list
 
 def judge_row(row: Row, paper: Printed, suite: Measured | None = None) -> Judged:
     """Ask the four questions of one row, and compute what is shown beside them."""
-    paper.used.clear()
     own, scope = Scope(row, suite) if suite else None, Scope(row, paper)
-    if suite:
-        suite.used.clear()
-    texts = {name: scope.text(getattr(row, name)) for name in ("arithmetic", "found")}
+    for evidence in filter(None, (paper, suite)):
+        evidence.used.clear()
+    arithmetic, found = scope.text(row.arithmetic), scope.text(row.found)
     answers = {q: _answer(q, getattr(row, q), scope) for q in ("self", "sources", "design")}
     answers["measured"] = _measured(row, scope, own if suite and suite.is_paper_model else None)
     effect = _drawn(row, scope, "paper")
@@ -283,7 +283,7 @@ def judge_row(row: Row, paper: Printed, suite: Measured | None = None) -> Judged
     analogue = "" if suite is None or suite.is_paper_model else _analogue(row, scope, own)
     read = [*sorted(suite.used if suite else ()), *sorted(paper.used)]
     return Judged(
-        row, {q: answers[q] for q in QUESTIONS}, texts["arithmetic"], texts["found"],
+        row, {q: answers[q] for q in QUESTIONS}, arithmetic, found,
         _criterion(row, scope), analogue, _drawn_bound(row, scope),
         effect, value, tuple(read),
     )  # fmt: skip
