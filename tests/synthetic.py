@@ -63,20 +63,10 @@ def fork_schedules(suite: dict) -> dict[str, dict]:
 def facts(suite: dict) -> dict:
     """``suite`` with what its plan says of training and forks; fits ``audit`` and ``forks``."""
     k, lr = suite["spacing"], schedule(suite)
-    training = {
-        "schedule": "cosine_neox_v1",
-        "lr_max": lr.lr_max,
-        "lr_min": lr.lr_min,
-        "warmup_steps": lr.warmup_steps,
-    }
-    fork = {
-        "start": 70 * k,
-        "steps": 30 * k,
-        "probe_every": k,
-        "batch_size": 16,
-        "seeds": [0, 1, 2],
-        "schedules": fork_schedules(suite),
-    }
+    training = {"schedule": "cosine_neox_v1", "lr_max": lr.lr_max, "lr_min": lr.lr_min,
+                "warmup_steps": lr.warmup_steps}  # fmt: skip
+    fork = {"start": 70 * k, "steps": 30 * k, "probe_every": k, "batch_size": 16,
+            "seeds": [0, 1, 2], "schedules": fork_schedules(suite)}  # fmt: skip
     more = {"tokens_per_step": 16 * LENGTH, "powers_of_two": 10, "last": 143 * k}
     return {**suite, **more, "training": training, "fork": fork}
 
@@ -95,25 +85,15 @@ def _quantized_rows(keys: dict, ppl: float, gaps: dict[str, float], width: float
         gap = gaps.get(role, 0.0)
         nll = np.log(ppl) + np.log1p(gap / 100.0)
         half = 0.0 if role == "fp32" else 0.02 + width * abs(gap)
-        rows.append(
-            keys
-            | {
-                "quantizer": name,
-                "role": role,
-                "nll_nats_per_token": nll,
-                "ppl": np.exp(nll),
-                "ppl_low": np.exp(nll - 0.3),
-                "ppl_high": np.exp(nll + 0.3),
-                "delta_nll_nats_per_token": nll - np.log(ppl),
-                "gap_pct": gap,
-                "gap_low_pct": gap - half,
-                "gap_high_pct": gap + half,
-                "kl_nats_per_token": abs(gap) / 150.0,
-                "top1_changed_pct": min(60.0, 2.0 * abs(gap) ** 0.7),
-                "n_sequences": SEQUENCES,
-                "n_tokens": SEQUENCES * (LENGTH - 1),
-            }
-        )
+        rows.append(keys | {
+            "quantizer": name, "role": role, "nll_nats_per_token": nll, "ppl": np.exp(nll),
+            "ppl_low": np.exp(nll - 0.3), "ppl_high": np.exp(nll + 0.3),
+            "delta_nll_nats_per_token": nll - np.log(ppl), "gap_pct": gap,
+            "gap_low_pct": gap - half, "gap_high_pct": gap + half,
+            "kl_nats_per_token": abs(gap) / 150.0,
+            "top1_changed_pct": min(60.0, 2.0 * abs(gap) ** 0.7),
+            "n_sequences": SEQUENCES, "n_tokens": SEQUENCES * (LENGTH - 1),
+        })  # fmt: skip
     return rows
 
 
@@ -129,13 +109,8 @@ def audit(suite: dict = MINI, *, short: bool = False, negative_int8: bool = Fals
     lr = schedule(suite)
     rows = []
     for step, p, g4, g8 in zip(steps, ppl, low, high, strict=True):
-        keys = {
-            "suite": suite["name"],
-            "step": step,
-            "tokens_seen": step * 16 * LENGTH,
-            "lr": lr(step),
-            "lr_fraction": lr(step) / lr.lr_max,
-        }
+        keys = {"suite": suite["name"], "step": step, "tokens_seen": step * 16 * LENGTH,
+                "lr": lr(step), "lr_fraction": lr(step) / lr.lr_max}  # fmt: skip
         rows += _quantized_rows(keys, p, {"low_bit": g4, "high_bit": g8}, 0.08)
     return pd.DataFrame(rows)
 
@@ -153,61 +128,37 @@ def phases(suite: dict = MINI, *, onset: bool = True) -> dict:
         part = table[table["step"].between(first, last)]
         gap = part.loc[part["role"] == "low_bit", "gap_pct"].to_list()
         ppl = part.loc[part["role"] == "fp32", "ppl"].to_list()
-        segments.append(
-            {
-                "phase": phase,
-                "name": name,
-                "first_step": first,
-                "last_step": last,
-                "gap_first_pct": gap[0],
-                "gap_last_pct": gap[-1],
-                "gap_min_pct": min(gap),
-                "gap_max_pct": max(gap),
-                "ppl_first": ppl[0],
-                "ppl_last": ppl[-1],
-                "n": len(gap),
-            }
-        )
+        segments.append({
+            "phase": phase, "name": name, "first_step": first, "last_step": last,
+            "gap_first_pct": gap[0], "gap_last_pct": gap[-1], "gap_min_pct": min(gap),
+            "gap_max_pct": max(gap), "ppl_first": ppl[0], "ppl_last": ppl[-1], "n": len(gap),
+        })  # fmt: skip
     fp32 = table[(table["role"] == "fp32") & (table["step"] > 0)].set_index("step")["ppl"]
     none = dict.fromkeys(("step", "step_low", "step_high"))
     found = {"step": 80 * k, "step_low": 78 * k, "step_high": 84 * k}
     return {
-        "suite": suite["name"],
-        "rule": "Invented for tests.",
+        "suite": suite["name"], "rule": "Invented for tests.",
         "convergence": {
-            "step": 77 * k,
-            "step_low": 70 * k,
-            "step_high": 98 * k,
-            "ppl": fp32[77 * k],
-            "final_ppl": fp32.iloc[-1],
-            "rise_pct": 100 * (fp32.iloc[-1] / fp32[77 * k] - 1),
+            "step": 77 * k, "step_low": 70 * k, "step_high": 98 * k, "ppl": fp32[77 * k],
+            "final_ppl": fp32.iloc[-1], "rise_pct": 100 * (fp32.iloc[-1] / fp32[77 * k] - 1),
         },
         "rapid_learning_end": {"step": 7 * k, "step_low": 6 * k, "step_high": 9 * k},
-        "onset": (found if onset else none)
-        | {
-            "detected": onset,
-            "delta_bic": 120.0 if onset else -3.0,
+        "onset": (found if onset else none) | {
+            "detected": onset, "delta_bic": 120.0 if onset else -3.0,
             "slope_before_per_1000_steps": 0.01,
             "slope_after_per_1000_steps": 0.5 if onset else None,
             "reason": "" if onset else "the broken line is no better than the straight one",
         },
-        "lag_steps": 3 * k if onset else None,
-        "lag_low": -18 * k if onset else None,
-        "lag_high": 10 * k if onset else None,
-        "segments": segments,
-    }
+        "lag_steps": 3 * k if onset else None, "lag_low": -18 * k if onset else None,
+        "lag_high": 10 * k if onset else None, "segments": segments,
+    }  # fmt: skip
 
 
 def suite_table(suite: dict = MINI, *, short: bool = False, missing: tuple = ()) -> pd.DataFrame:
     """The columns of suite.csv that are read beside the audit."""
     steps = grid(suite, short=short)
-    return pd.DataFrame(
-        {
-            "suite": suite["name"],
-            "step": steps,
-            "status": ["missing" if step in missing else "present" for step in steps],
-        }
-    )
+    status = ["missing" if step in missing else "present" for step in steps]
+    return pd.DataFrame({"suite": suite["name"], "step": steps, "status": status})
 
 
 def kurtosis(suite: dict = MINI, *, short: bool = False) -> pd.DataFrame:
@@ -215,12 +166,8 @@ def kurtosis(suite: dict = MINI, *, short: bool = False) -> pd.DataFrame:
     steps = grid(suite, short=short)
     known = np.array([0, 30, 70, 87, 100, 120, 143]) * suite["spacing"]
     mean = np.interp(steps, known, [0.0, 8.0, 22.0, 27.9, 15.0, 8.0, 3.3])
-    layers = [
-        "attention.query_key_value",
-        "attention.dense",
-        "mlp.dense_h_to_4h",
-        "mlp.dense_4h_to_h",
-    ]
+    layers = ["attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h",
+              "mlp.dense_4h_to_h"]  # fmt: skip
     names = [f"gpt_neox.layers.{i}.{layer}.weight" for i in (0, 1) for layer in layers]
     rng = np.random.default_rng(2)
     factors = np.linspace(0.3, 1.7, len(names))
@@ -255,17 +202,11 @@ def forks(suite: dict = MINI, *, seeds: tuple[int, ...] = (0, 1, 2)) -> pd.DataF
                     name, (48 + 28 * done) * (1.1 if phase == "bump" else 1.0)
                 )
                 keys = {
-                    "suite": suite["name"],
-                    "schedule": name,
-                    "seed": seed,
-                    "fork_step": start,
-                    "step": step,
-                    "tokens_since_fork": probe * k * 16 * LENGTH,
-                    "lr_last_update": lr(step - 1),
-                    "lr_fraction_last_update": fraction,
-                    "update_phase": phase,
-                    "train_loss_nats_per_token": np.log(ppl) - 0.3,
-                }
+                    "suite": suite["name"], "schedule": name, "seed": seed, "fork_step": start,
+                    "step": step, "tokens_since_fork": probe * k * 16 * LENGTH,
+                    "lr_last_update": lr(step - 1), "lr_fraction_last_update": fraction,
+                    "update_phase": phase, "train_loss_nats_per_token": np.log(ppl) - 0.3,
+                }  # fmt: skip
                 gaps = {
                     "low_bit": gap * np.exp(rng.normal(0, 0.08)) + 0.4 * seed,
                     "high_bit": 0.01 * gap,
@@ -279,14 +220,10 @@ def statistics(
 ) -> pd.DataFrame:
     """statistics.csv of the tables above, by the project's own tests."""
     return all_statistics(
-        forks(suite),
-        audit(suite, short=short),
-        kurtosis(suite, short=short),
-        phases(suite, onset=onset),
-        spacing=suite["spacing"],
-        baseline="cosine",
+        forks(suite), audit(suite, short=short), kurtosis(suite, short=short),
+        phases(suite, onset=onset), spacing=suite["spacing"], baseline="cosine",
         primary=primary or {},
-    )
+    )  # fmt: skip
 
 
 def write(

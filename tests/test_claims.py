@@ -1,6 +1,5 @@
 """The ledger: its quotations, its arithmetic, and that other numbers give other answers."""
 
-import ast
 import json
 import math
 import os
@@ -12,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -204,16 +202,11 @@ def answer(name: str, question: str, on: Printed | None = None, suite: Measured 
 # ---- quotations, numbers, rows ----
 
 
-def test_every_id_that_was_ever_used_leads_to_a_row():
+def test_every_id_that_was_ever_used_leads_to_a_row_and_is_in_the_change_log():
     assert set(OLD) <= LEDGER.successors.keys()
     assert set(LEDGER.successors.values()) == set(ROWS)
-
-
-def test_every_old_id_is_in_the_change_log():
-    named = {
-        name for change in LEDGER.changes for entry in change["entries"] for name in entry["ids"]
-    }
-    assert named == set(OLD)
+    entries = [entry for change in LEDGER.changes for entry in change["entries"]]
+    assert {name for entry in entries for name in entry["ids"]} == set(OLD)
 
 
 def test_the_whole_text_has_every_excerpt():
@@ -226,10 +219,12 @@ def test_the_whole_text_has_every_excerpt():
     assert not lost
 
 
-def test_excerpts_are_only_what_is_quoted():
+def test_excerpts_are_what_is_quoted_and_within_fair_quotation():
     quoted = [quote for row in LEDGER.rows for quote in row.quotes]
-    for passage in ledger.read_excerpts(PATHS["excerpts"]):
+    passages = ledger.read_excerpts(PATHS["excerpts"])
+    for passage in passages:
         assert any(q.section == passage.section and q.text in passage.text for q in quoted)
+    assert sum(len(passage.text.split()) for passage in passages) < 1800
 
 
 EDITS = {
@@ -253,51 +248,29 @@ def test_a_row_that_is_not_valid_is_named(tmp_path, edit):
         read_ledger(tmp_path / "claims.yaml", PATHS["excerpts"])
 
 
-def expressions() -> list[tuple[str, str, str]]:
-    asked = [(r.id, q, getattr(r, q)) for r in LEDGER.rows for q in ("self", "sources", "design")]
-    found = [(name, q, a["holds"]) for name, q, a in asked if "holds" in a]
-    return found + [
-        (r.id, "measured", r.measured["value"]) for r in LEDGER.rows if "value" in r.measured
-    ]
-
-
-def test_no_two_rows_ask_the_same():
-    asked = [(q, re.sub(r"\s", "", text)) for _, q, text in expressions()]
+def test_every_computed_answer_looks_at_evidence_and_no_two_rows_ask_the_same():
+    asked = [(r, q, getattr(r, q).get("holds")) for r in LEDGER.rows for q in ANSWERS]
+    asked += [(r, "measured", r.measured.get("value")) for r in LEDGER.rows]
+    asked = [(row, question, text) for row, question, text in asked if text]
+    bare = [(question, re.sub(r"\s", "", text)) for _, question, text in asked]
     # The same formula of row C29 and its neighbours decides two questions, not two rows.
-    assert len(asked) == len(set(asked))
-
-
-def test_no_rule_compares_the_ledger_with_itself():
-    """Every computed answer looks at a table, at a public fact or at two quoted numbers."""
+    assert len(bare) == len(set(bare))
     accessors = {name for name in dir(Printed) + dir(Measured) if not name.startswith("_")}
     accessors |= {"pythia", "p_of_r", "fewest_df"}
-    for name, _, text in expressions():
-        names = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
-        numbers = names & ROWS[name].numbers.keys()
-        assert names & accessors or len(numbers) >= 2, name
+    for row, _, text in asked:
+        names = set(re.findall(r"[A-Za-z_]\w*", text))
+        assert names & accessors or len(names & row.numbers.keys()) >= 2, row.id
 
 
-def test_accusations_quote_compute_and_read_charitably(judged):
-    for j in judged.values():
-        against = j.answers["self"].text in ("inconsistent", "expectation not met", "slip")
-        if (
-            against
-            or j.answers["self"].text == "loose wording"
-            or j.answers["sources"].text == "differs"
-        ):
-            assert j.row.quotes and j.row.charitable or j.answers["self"].rule == "judgement", (
-                j.row.id
-            )
-            assert j.row.charitable, j.row.id
-        if against:
-            assert j.arithmetic, j.row.id
-        for a in j.answers.values():
-            assert a.rule != "judgement" or a.because, j.row.id
-        if j.answers["sources"].text:
-            assert j.row.source or j.answers["sources"].text == "not found", j.row.id
-
-
-def test_primary_claims_say_all_that_is_asked_of_them(judged):
+def test_accusations_compute_and_read_charitably_and_judgements_have_reasons(judged):
+    for name, j in judged.items():
+        own, sources = j.answers["self"].text, j.answers["sources"].text
+        against = own in ("inconsistent", "expectation not met", "slip")
+        if against or own == "loose wording" or sources == "differs":
+            assert j.row.charitable and (j.row.quotes or j.answers["self"].rule == "judgement")
+        assert j.arithmetic or not against, name
+        assert all(a.rule != "judgement" or a.because for a in j.answers.values()), name
+        assert not sources or sources == "not found" or j.row.source, name
     primary = [j for j in judged.values() if j.row.primary]
     assert len(primary) == 12
     for j in primary:
@@ -314,16 +287,12 @@ ENDS = st.tuples(*[st.floats(-50, 50, allow_subnormal=False)] * 3).map(sorted)
 def test_interval_arithmetic_holds_what_can_come_out(a, b, operator):
     x, y = Interval(a[1], a[0], a[2]), Interval(b[1], b[0], b[2])
     found = {"+": x + y, "-": x - y, "*": x * y, "/": x / y}[operator]
-    for p in a:
-        for q in b:
-            if operator == "/" and q == 0:
-                continue
-            value = {"+": p + q, "-": p - q, "*": p * q, "/": p / (q or 1)}[operator]
-            assert (
-                found.low - 1e-6 * abs(value) - 1e-9
-                <= value
-                <= found.high + 1e-6 * abs(value) + 1e-9
-            )
+    for p, q in product(a, b):
+        if operator == "/" and q == 0:
+            continue
+        value = {"+": p + q, "-": p - q, "*": p * q, "/": p / (q or 1)}[operator]
+        margin = 1e-6 * abs(value) + 1e-9
+        assert found.low - margin <= value <= found.high + margin
 
 
 @pytest.mark.parametrize(
@@ -425,13 +394,6 @@ TABLE_CHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", TABLE_CHANGES)
-def test_other_printed_cells_give_other_answers(name):
-    change, question, expected = TABLE_CHANGES[name]
-    assert answer(name, question) != expected
-    assert answer(name, question, cell(*change)) == expected
-
-
 NUMBER_CHANGES = {
     "X03": ({"peak": "80,000"}, "self", "consistent"),
     "X04": ({"fork": "79,000"}, "self", "consistent"),
@@ -452,22 +414,30 @@ NUMBER_CHANGES = {
 }
 
 
+@pytest.mark.parametrize("name", TABLE_CHANGES)
+def test_other_printed_cells_give_other_answers(name):
+    change, question, expected = TABLE_CHANGES[name]
+    assert answer(name, question) != expected
+    assert answer(name, question, cell(*change)) == expected
+
+
+def with_numbers(name: str, **numbers: str) -> ledger.Row:
+    changed = {key: printed(value) for key, value in numbers.items()}
+    return replace(ROWS[name], numbers={**ROWS[name].numbers, **changed})
+
+
 @pytest.mark.parametrize("name", NUMBER_CHANGES)
 def test_other_quoted_numbers_give_other_answers(name):
     change, question, expected = NUMBER_CHANGES[name]
-    numbers = dict(ROWS[name].numbers) | {key: printed(value) for key, value in change.items()}
-    row = replace(ROWS[name], numbers=numbers)
     assert answer(name, question) != expected
+    row = with_numbers(name, **change)
     assert judge_row(row, paper()).answers[question].text == expected
 
 
 def test_rounding_is_in_the_papers_favour():
     """Where ranges touch the favourable answer is given."""
-    numbers = dict(ROWS["C64"].numbers) | {"stated": printed("2.3")}
-    assert (
-        judge_row(replace(ROWS["C64"], numbers=numbers), paper()).answers["self"].text
-        == "consistent"
-    )
+    row = with_numbers("C64", stated="2.3")
+    assert judge_row(row, paper()).answers["self"].text == "consistent"
 
 
 # ---- measured on the paper's model ----
@@ -478,25 +448,24 @@ def pythia() -> Measured:
     return measure()
 
 
-def scaled(role: str, column: str, factor: float, suite: dict = PYTHIA) -> pd.DataFrame:
+GAP = ["gap_pct", "gap_low_pct", "gap_high_pct"]
+
+
+def scaled(role: str, column: str, factor: float, suite: dict = PYTHIA, first: int = 0):
+    """The audit with one column of a role changed from a step on."""
     table = audit(suite)
-    names = [column] + (["gap_low_pct", "gap_high_pct"] if column == "gap_pct" else [])
-    table.loc[table["role"] == role, names] *= factor
+    changed = (table["role"] == role) & (table["step"] >= first)
+    table.loc[changed, GAP if column == "gap_pct" else [column]] *= factor
     return table
 
 
 def late(role: str, column: str, factor: float) -> pd.DataFrame:
-    """The audit with one column changed at its last step."""
-    table = audit(PYTHIA)
-    names = [column] + (["gap_low_pct", "gap_high_pct"] if column == "gap_pct" else [])
-    table.loc[(table["role"] == role) & (table["step"] == 143000), names] *= factor
-    return table
+    return scaled(role, column, factor, first=143000)
 
 
 def at_zero(gap: float) -> pd.DataFrame:
     table = audit(PYTHIA)
-    first = (table["role"] == "low_bit") & (table["step"] == 0)
-    table.loc[first, ["gap_pct", "gap_low_pct", "gap_high_pct"]] = gap
+    table.loc[(table["role"] == "low_bit") & (table["step"] == 0), GAP] = gap
     return table
 
 
@@ -566,25 +535,19 @@ def test_a_run_like_the_papers_is_replicated_and_another_is_not(pythia, name):
 def test_every_row_with_a_bound_is_tried(pythia):
     bound = {row.id for row in LEDGER.rows if "bound" in row.measured}
     assert bound - MEASURED_CHANGES.keys() == {"C30", "C51", "C67", "C68"}
-    assert answer("C30", "measured", suite=pythia) == "replicated"
-    assert answer("C67", "measured", suite=pythia) == "not replicated"
-    assert answer("C68", "measured", suite=pythia) == "replicated"
+    expected = {"C30": "replicated", "C67": "not replicated", "C68": "replicated"}
+    assert {name: answer(name, "measured", suite=pythia) for name in expected} == expected
 
 
-def test_a_wide_interval_is_inconclusive_and_no_replication(pythia):
+def test_a_wide_interval_is_inconclusive_and_no_onset_no_replication():
     wide = measure(phases=with_phases(lag_steps=0, lag_low=-20000, lag_high=20000))
     assert answer("C39", "measured", suite=wide) == "inconclusive"
     noisy = measure(statistics=statistics(**{"sgdr|final": (4.4, -1.7, 10.5)}))
     assert answer("C62", "measured", suite=noisy) == "inconclusive"
-
-
-def test_no_onset_is_no_replication():
-    none = with_phases("onset", step=None, reason="a straight line fits as well") | {
-        "lag_steps": None
-    }
-    j = judge_row(ROWS["C39"], paper(), measure(phases=none))
-    assert j.answers["measured"].text == "not replicated"
-    assert "a straight line fits as well" in j.answers["measured"].because
+    none = with_phases("onset", step=None, reason="a straight line fits as well")
+    found = judge_row(ROWS["C39"], paper(), measure(phases=none | {"lag_steps": None}))
+    found = found.answers["measured"]
+    assert found.text == "not replicated" and "a straight line fits as well" in found.because
 
 
 def test_one_definition_of_kurtosis_has_to_fit_all_numbers():
@@ -597,20 +560,15 @@ def test_one_definition_of_kurtosis_has_to_fit_all_numbers():
     assert answer("C52", "measured", suite=measure(kurtosis=table)) == "not replicated"
 
 
-def test_a_missing_file_or_step_is_named(pythia):
-    j = judge_row(ROWS["C62"], paper(), measure(statistics=None))
-    assert j.answers["measured"].text == "not measured"
-    assert "statistics is missing" in j.answers["measured"].because
-    holed = audit(PYTHIA)
+def test_a_missing_file_or_step_is_named():
+    found = judge_row(ROWS["C62"], paper(), measure(statistics=None)).answers["measured"]
+    assert found.text == "not measured" and "statistics is missing" in found.because
     lost = suite_table().assign(step=[*range(0, 144000, 1000), *range(1, 11)])
     lost.loc[lost["step"] == 143000, "status"] = "missing"
-    j = judge_row(
-        ROWS["C25"], paper(), measure(audit=holed[holed["step"] != 143000], suite_table=lost)
-    )
-    assert (
-        "step 143,000 in audit.csv, whose revision could not be had"
-        in j.answers["measured"].because
-    )
+    holed = audit(PYTHIA).query("step != 143000")
+    found = judge_row(ROWS["C25"], paper(), measure(audit=holed, suite_table=lost))
+    said = "step 143,000 in audit.csv, whose revision could not be had"
+    assert said in found.answers["measured"].because
 
 
 def test_forks_are_found_by_kind_not_by_name():
@@ -637,20 +595,17 @@ def test_another_suite_is_never_a_measurement_of_pythia(judged):
 
 
 def test_the_analogue_follows_the_data():
-    quiet = judge_row(ROWS["C27"], paper(), measure(MINI)).analogue
-    assert quiet.startswith("at most 0.790") and quiet.endswith("as claimed")
-    loud = judge_row(
-        ROWS["C27"], paper(), measure(MINI, audit=scaled("high_bit", "gap_pct", 2, MINI))
+    quiet, loud = (
+        judge_row(ROWS["C27"], paper(), measure(MINI, audit=table)).analogue
+        for table in (audit(MINI), scaled("high_bit", "gap_pct", 2, MINI))
     )
-    assert loud.analogue.startswith("at most 1.580") and loud.analogue.endswith("not as claimed")
+    assert quiet.startswith("at most 0.790") and quiet.endswith("; by the same bound as claimed")
+    assert loud.startswith("at most 1.580") and loud.endswith("not as claimed")
     assert judge_row(ROWS["C39"], paper(), measure(MINI)).analogue.startswith("lag 1,000")
-
-
-def test_steps_of_a_suite_lie_as_far_along():
-    m = measure(MINI)
-    assert float(m.ppl(70000)) == pytest.approx(33.7)
+    # Steps of a suite lie as far along as the paper's.
+    assert float(measure(MINI).ppl(70000)) == pytest.approx(33.7)
     with pytest.raises(NotMeasured, match=r"step 40 in audit\.csv"):
-        measure(MINI, audit=audit(MINI)[lambda t: t["step"] != 40]).ppl(1000)
+        measure(MINI, audit=audit(MINI).query("step != 40")).ppl(1000)
 
 
 def test_both_kinds_of_evidence_agree_on_the_same_numbers(pythia):
@@ -701,43 +656,30 @@ def built(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("suite", ["paper", "mini"])
-def test_links_of_all_files_resolve(built, suite):
+def test_pages_hold_every_row_and_their_links_resolve(built, suite):
     folder = built[suite]
-    links = LINK.findall((folder / "claims.md").read_text(encoding="utf-8"))
-    links += re.findall(r'href="([^"#]+)', (folder / "claims.html").read_text(encoding="utf-8"))
+    text = (folder / "claims.md").read_text(encoding="utf-8")
+    page = (folder / "claims.html").read_text(encoding="utf-8")
     table = pd.read_csv(folder / "claims.csv", keep_default_na=False)
     assert list(table["id"]) == [row.id for row in LEDGER.rows]
-    links += [link.split("#")[0] for cell in table["evidence"] for link in cell.split()]
-    assert len(links) > 3 * len(ROWS)
-    for link in set(links) - {""}:
+    evidence = list(zip(table["id"], table["evidence"].str.split(), strict=True))
+    links = {*LINK.findall(text), *re.findall(r'href="([^"#]+)', page)}
+    links |= {link.split("#")[0] for _, cell in evidence for link in cell}
+    assert len(links) > 5
+    for link in links - {""}:
         assert (folder / link).is_file(), link
-
-
-@pytest.mark.parametrize("suite", ["paper", "mini"])
-def test_every_id_is_an_anchor_and_the_page_needs_nothing_else(built, suite):
-    page = (built[suite] / "claims.html").read_text(encoding="utf-8")
-    for name in OLD:
-        assert f'id="{name}"' in page, name
+    for name, cell in evidence:
+        for link in filter(lambda link: "#L" in link, cell):
+            file, line = link.split("#L")
+            lines = (folder / file).read_text(encoding="utf-8").splitlines()
+            assert re.match(rf"- (section|id: {name}\b)", lines[int(line) - 1]), link
+    # Every id is an anchor, and the page needs nothing from elsewhere.
+    assert all(f'id="{name}"' in page for name in OLD)
     assert not re.search(r'(src|href)="(https?:)?//|@import|url\(', page)
     assert page.count("<details") >= len(ROWS)
-
-
-def test_pages_say_what_was_measured(built):
-    for suite in ("paper", "mini"):
-        page = (built[suite] / "claims.md").read_text(encoding="utf-8")
-        assert "Nothing has been measured on Pythia-160m" in page
-        assert "accused the paper wrongly" in page and "has not been contacted" in page
-    assert "nothing measured on it is a result about Pythia" in page
-
-
-def test_linked_lines_hold_the_quotation_and_the_row(built):
-    table = pd.read_csv(built["paper"] / "claims.csv", keep_default_na=False)
-    for row in table.itertuples():
-        for link in row.evidence.split():
-            if "#L" in link:
-                file, line = link.split("#L")
-                lines = (built["paper"] / file).read_text(encoding="utf-8").splitlines()
-                assert re.match(rf"- (section|id: {row.id}\b)", lines[int(line) - 1]), link
+    assert "Nothing has been measured on Pythia-160m" in text
+    assert "accused the paper wrongly" in text and "has not been contacted" in text
+    assert ("nothing measured on it is a result about Pythia" in text) == (suite == "mini")
 
 
 def test_an_old_id_is_a_target_that_names_its_successor(built):
@@ -751,11 +693,3 @@ def test_an_old_id_is_a_target_that_names_its_successor(built):
 def test_outputs_that_do_not_exist(tmp_path, name):
     with pytest.raises(UserError, match="C99|written as"):
         build(tmp_path / "x", None, [name])
-
-
-def test_the_excerpts_stay_within_fair_quotation():
-    words = sum(
-        len(p["text"].split())
-        for p in yaml.safe_load(Path(PATHS["excerpts"]).read_text())["passages"]
-    )
-    assert words < 1800

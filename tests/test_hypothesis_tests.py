@@ -45,13 +45,23 @@ def test_section_5_2_t_is_that_of_60_pooled_probes_on_each_side():
     assert welch.p_value > 0.2
 
 
-def test_no_wins_in_nine_pairs_cannot_be_below_a_tenth():
-    wins = next(exact_tests(np.array([4.0, 5, 6]), np.array([1.0, 2, 3]), WHERE))
+def test_wins_are_counted_and_have_scipys_exact_p():
+    (wins,) = exact_tests(np.array([4.0, 5, 6]), np.array([1.0, 2, 3]), WHERE)
     assert (wins.value, wins.p_value) == (0, pytest.approx(0.1))
     assert "of 9 pairs" in wins.note and wins.note.endswith("3 v 3 units: 0.1")
-    assert smallest_p(3, 3) == pytest.approx(0.1)
-    six = next(exact_tests(np.array([1.0, 2, 9]), np.array([3.0, 4, 5]), WHERE))
+    (six,) = exact_tests(np.array([1.0, 2, 9]), np.array([3.0, 4, 5]), WHERE)
     assert (six.value, six.p_value) == (6, pytest.approx(0.7))
+    a, b = np.array([1.0, 2.5, 4.2, 0.3]), np.array([3.1, 5.0, 6.5])
+    (wins,) = exact_tests(a, b, WHERE)
+    assert wins.value == 11
+    assert close(wins.p_value, stats.mannwhitneyu(a, b, method="exact").pvalue)
+    assert smallest_p(3, 3) == pytest.approx(0.1) and smallest_p(4, 3) == pytest.approx(2 / 35)
+    assert smallest_p(900, 900) == 0.0  # 2 in more ways than a float can count
+    assert smallest_p(1, 1) == smallest_p(1, 0) == 1.0
+    (tied,) = exact_tests(np.array([1.0, 2.0]), np.array([2.0, 3.0]), WHERE)
+    assert tied.value == 3 and np.isnan(tied.p_value) and "ties" in tied.note
+    (none,) = exact_tests(np.array([]), np.array([2.0]), WHERE)
+    assert np.isnan(none.value) and "no pairs" in none.note
 
 
 def test_t_tests_agree_with_statsmodels():
@@ -70,14 +80,6 @@ def test_t_tests_agree_with_statsmodels():
     assert close(row.difference, a.mean() - b.mean())
 
 
-def test_wins_are_counted_and_have_scipys_exact_p():
-    a, b = np.array([1.0, 2.5, 4.2, 0.3]), np.array([3.1, 5.0, 6.5])
-    (wins,) = exact_tests(a, b, WHERE)
-    assert wins.value == sum(x < y for x in a for y in b) == 11
-    assert close(wins.p_value, stats.mannwhitneyu(a, b, method="exact").pvalue)
-    assert smallest_p(4, 3) == pytest.approx(2 / 35)
-
-
 def test_pairs_have_students_t_and_all_sign_flips():
     differences = np.array([-0.5, -1.2, 0.1, -0.9])
     t, flips = paired_tests(differences, WHERE)
@@ -93,7 +95,7 @@ def test_pairs_have_students_t_and_all_sign_flips():
         assert np.isnan(row.p_value) and row.note
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.7, 9.0])
+@pytest.mark.parametrize("shift", [0.0, 9.0])
 def test_cliffs_delta_is_what_mann_and_whitney_count(shift):
     rng = np.random.default_rng(6)
     a, b = rng.integers(0, 5, 12) + shift, rng.integers(0, 5, 15).astype(float)
@@ -103,17 +105,10 @@ def test_cliffs_delta_is_what_mann_and_whitney_count(shift):
     assert (row.cliffs_delta == 1) == (shift == 9.0)
 
 
-def test_many_units_have_a_smallest_p_too():
-    assert smallest_p(900, 900) == 0.0  # 2 in more ways than a float can count
-    assert smallest_p(1, 1) == smallest_p(1, 0) == 1.0
-
-
 @pytest.mark.parametrize(
     ("a", "b", "note"),
     [
         ([1.0], [2.0, 3.0], "two or more units on each side, not 1 and 2"),
-        ([], [2.0, 3.0], "two or more units on each side, not 0 and 2"),
-        ([2.0, 2.0], [2.0, 2.0], "no variance on either side"),
         ([2.0, 2.0 + 4e-16], [3.0, 3.0], "no variance on either side"),
     ],
 )
@@ -121,13 +116,6 @@ def test_t_tests_without_an_answer_say_why(a, b, note):
     for row in t_tests(np.array(a), np.array(b), WHERE):
         assert np.isnan(row.p_value) and np.isnan(row.value)
         assert note in row.note and (row.n_a, row.n_b) == (len(a), len(b))
-
-
-def test_exact_tests_without_an_answer_say_why():
-    (tied,) = exact_tests(np.array([1.0, 2.0]), np.array([2.0, 3.0]), WHERE)
-    assert tied.value == 3 and np.isnan(tied.p_value) and "ties" in tied.note
-    (none,) = exact_tests(np.array([]), np.array([2.0]), WHERE)
-    assert np.isnan(none.value) and "no pairs" in none.note
 
 
 # Series along a run

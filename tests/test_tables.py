@@ -1,19 +1,16 @@
 """Tables 1 and 2: the numbers of their sources, and a heading that says what may be compared."""
 
 from io import StringIO
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from flatminima import tables
-from flatminima.jobs import run
 from tests import synthetic
-from workflow_scripts import tabulate_audit, tabulate_forks
 
 NOT_COMPARABLE = "paper (Pythia-160m; not comparable)"
-SCRIPTS = {"audit": (tabulate_audit, "table1"), "forks": (tabulate_forks, "table2")}
+NAMES = ("audit", "forks")
 
 
 def table(name, suite=synthetic.MINI, *, audit=None, phases=None, statistics=None):
@@ -61,9 +58,7 @@ def test_table1_holds_the_audit_at_the_scaled_steps(tmp_path):
         assert row["INT4 PPL"] == low["ppl"]
         assert row["INT4 delta NLL (nats/token)"] == low["delta_nll_nats_per_token"]
         assert row["LR (% of max)"] == 100 * fp32["lr_fraction"]
-
-
-def test_table1_phases_are_the_suites_own(tmp_path):
+    # Phases are the suite's own.
     frame = numbers(table("audit", phases=synthetic.phases(onset=False)), tmp_path)
     assert list(frame["phase"]) == [1, 1, 2, 2, 2, 2, 2, 2, 2, 2]
     assert list(frame[f"{NOT_COMPARABLE}: phase"]) == list(synthetic.PAPER_TABLE1["phase"])
@@ -121,7 +116,7 @@ def test_table2_is_the_forks_with_the_seed_as_the_unit(tmp_path):
             assert pd.isna(shown) if schedule == "cosine" else shown == wins
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_markdown_and_latex_print_the_same_cells(name, tmp_path):
     files = written(table(name), tmp_path)
     columns = markdown_columns(files["md"])
@@ -152,7 +147,7 @@ def test_printed_numbers_are_rounded_from_the_frame(tmp_path):
 
 
 @pytest.mark.parametrize("suite", [synthetic.MINI, synthetic.PYTHIA], ids=lambda s: s["name"])
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_not_comparable_is_said_exactly_where_it_is_so(name, suite, tmp_path):
     files, own = written(table(name, suite), tmp_path), suite["is_paper_model"]
     for suffix, text in files.items():
@@ -189,21 +184,3 @@ def test_table1_of_a_run_without_an_even_grid_has_the_nearest_shares(tmp_path):
     assert list(frame["step"]) == [100, 500, 700, 1000]
     assert list(frame[f"{NOT_COMPARABLE}: step"]) == [10_000, 70_000, 100_000, 143_000]
     assert frame["LR (% of max)"].isna().all()
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_scripts_write_the_same_bytes_twice(name, tmp_path):
-    results, (script, paper) = synthetic.write(tmp_path / "mini"), SCRIPTS[name]
-    files = {key: str(results / f"{key}.csv") for key in ("audit", "forks", "statistics")}
-    files["phases"] = str(results / "phases.json")
-    files["paper_table"] = str(synthetic.ROOT / f"resources/paper/{paper}.csv")
-    written = []
-    for folder in ("first", "second"):
-        outputs = [tmp_path / folder / f"table.{suffix}" for suffix in ("csv", "md", "tex")]
-        job = SimpleNamespace(
-            input=SimpleNamespace(**files), output=list(map(str, outputs)),
-            params=SimpleNamespace(suite=synthetic.MINI), log=[tmp_path / "log.txt"],
-        )  # fmt: skip
-        run(script.main, job)
-        written.append([path.read_bytes() for path in outputs])
-    assert written[0] == written[1] and all(len(content) > 300 for content in written[0])
