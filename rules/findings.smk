@@ -175,6 +175,29 @@ rule plot_replication:
         "../workflow_scripts/plot_replication.py"
 
 
+rule plot_tokens:
+    """Figure 15: added loss against the tokens that a weight has seen."""
+    input:
+        runs="results/{suite}/mechanism/replication_runs.csv",
+        paper_table="resources/paper/table1.csv",
+    output:
+        figure("results/{suite}/figures/fig15_tokens", "Beyond the paper", "15"),
+    log:
+        "logs/{suite}/plot_tokens.log",
+    benchmark:
+        "benchmarks/{suite}/plot_tokens.tsv"
+    localrule: True
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        suite=planned(plan.facts),
+        code=code_hash("workflow_scripts/plot_tokens.py"),
+    message:
+        "Figure 15 of {wildcards.suite}"
+    script:
+        "../workflow_scripts/plot_tokens.py"
+
+
 rule summarise_mechanism:
     """The answers of all measurements beyond the paper, with intervals."""
     input:

@@ -5,8 +5,8 @@ REQUIRED INPUTS  results/{suite}/checkpoints/step{step}/
 OUTPUTS          results/{suite}/mechanism/{measure}/{steps}.csv
                  results/{suite}/mechanism/{measure}.csv
                  results/{suite}/mechanism/factors.csv, drift.csv, displacement.csv, phase_flips.csv
-                 results/{suite}/mechanism/replication/width{width}-seed{seed}.csv, .parquet, .json
-                 results/{suite}/mechanism/replication/losses/width{width}-seed{seed}.csv, .json
+                 results/{suite}/mechanism/replication/{run}.csv, .parquet, .json
+                 results/{suite}/mechanism/replication/losses/{run}.csv, .json
                  results/{suite}/mechanism/replication.csv, replication_runs.csv
 """
 
@@ -156,22 +156,20 @@ rule trace_phase_flips:
 
 # A small run is a series of checkpoints like any other; they go once they have been probed.
 rule train_replica:
-    """One run of another width or seed: checkpoints at the steps that are probed, and losses."""
+    """One run of another width, seed or weight decay: checkpoints to be probed, and losses."""
     input:
         train="results/{suite}/data/train.safetensors",
     output:
-        checkpoints=temp(
-            directory("results/{suite}/mechanism/replication/checkpoints/width{width}-seed{seed}")
-        ),
-        losses="results/{suite}/mechanism/replication/losses/width{width}-seed{seed}.csv",
-        provenance="results/{suite}/mechanism/replication/losses/width{width}-seed{seed}.json",
+        checkpoints=temp(directory("results/{suite}/mechanism/replication/checkpoints/{run}")),
+        losses="results/{suite}/mechanism/replication/losses/{run}.csv",
+        provenance="results/{suite}/mechanism/replication/losses/{run}.json",
     log:
-        "logs/{suite}/train_replica/width{width}-seed{seed}.log",
+        "logs/{suite}/train_replica/{run}.log",
     benchmark:
-        "benchmarks/{suite}/train_replica/width{width}-seed{seed}.tsv"
+        "benchmarks/{suite}/train_replica/{run}.tsv"
     wildcard_constraints:
         suite=suites_where(lambda suite: suite.source == "pretrain"),
-        width=r"\d+",
+        run=r"width\d+-seed\d+(-decay[\d.e-]+)?",
     priority: 15
     conda:
         "../envs/torch.yaml"
@@ -180,52 +178,49 @@ rule train_replica:
     resources:
         save_every=setting("training.save_every"),
     params:
-        workspace="results/{suite}/unfinished/train_replica/width{width}-seed{seed}",
-        settings=planned(plan_mechanism.replica_settings, "width"),
+        workspace="results/{suite}/unfinished/train_replica/{run}",
+        settings=planned(plan_mechanism.replica_settings, "run"),
         code=code_hash("workflow_scripts/train_replica.py"),
     message:
-        "Training a run of {wildcards.suite} with width {wildcards.width}, seed {wildcards.seed}"
+        "Training the small run {wildcards.run} of {wildcards.suite}"
     script:
         "../workflow_scripts/train_replica.py"
 
 
 use rule probe_checkpoints as probe_replica with:
     input:
-        checkpoints=ancient(
-            "results/{suite}/mechanism/replication/checkpoints/width{width}-seed{seed}"
-        ),
-        training="results/{suite}/mechanism/replication/losses/width{width}-seed{seed}.json",
+        checkpoints=ancient("results/{suite}/mechanism/replication/checkpoints/{run}"),
+        training="results/{suite}/mechanism/replication/losses/{run}.json",
         validation="results/{suite}/data/validation.safetensors",
     output:
-        sequences="results/{suite}/mechanism/replication/width{width}-seed{seed}.parquet",
-        provenance="results/{suite}/mechanism/replication/width{width}-seed{seed}.json",
+        sequences="results/{suite}/mechanism/replication/{run}.parquet",
+        provenance="results/{suite}/mechanism/replication/{run}.json",
     log:
-        "logs/{suite}/probe_checkpoints/replication/width{width}-seed{seed}.log",
+        "logs/{suite}/probe_checkpoints/replication/{run}.log",
     benchmark:
-        "benchmarks/{suite}/probe_checkpoints/replication/width{width}-seed{seed}.tsv"
+        "benchmarks/{suite}/probe_checkpoints/replication/{run}.tsv"
     priority: 18
     resources:
         gpu=0,
     params:
-        folders=planned(plan_mechanism.replica_folders, "width", "seed"),
+        folders=planned(plan_mechanism.replica_folders, "run"),
         probe=planned(plan_mechanism.replica_probe),
         code=code_hash("workflow_scripts/probe_checkpoints.py"),
     message:
-        "Probing the run of {wildcards.suite} with width {wildcards.width}, seed {wildcards.seed}"
+        "Probing the small run {wildcards.run} of {wildcards.suite}"
 
 
 use rule summarise_probes as summarise_replica with:
     input:
-        sequences="results/{suite}/mechanism/replication/width{width}-seed{seed}.parquet",
+        sequences="results/{suite}/mechanism/replication/{run}.parquet",
     output:
-        table="results/{suite}/mechanism/replication/width{width}-seed{seed}.csv",
+        table="results/{suite}/mechanism/replication/{run}.csv",
     log:
-        "logs/{suite}/summarise_probes/replication/width{width}-seed{seed}.log",
+        "logs/{suite}/summarise_probes/replication/{run}.log",
     benchmark:
-        "benchmarks/{suite}/summarise_probes/replication/width{width}-seed{seed}.tsv"
+        "benchmarks/{suite}/summarise_probes/replication/{run}.tsv"
     message:
-        "Summarising the run of {wildcards.suite} with width {wildcards.width}, "
-        "seed {wildcards.seed}"
+        "Summarising the small run {wildcards.run} of {wildcards.suite}"
 
 
 rule compare_replicas:
@@ -233,12 +228,12 @@ rule compare_replicas:
     input:
         tables=collect(
             "results/{suite}/mechanism/replication/{run}.csv",
-            run=planned(plan_mechanism.replica_names),
+            run=planned(lambda suite: list(plan_mechanism.replicas(suite))),
             allow_missing=True,
         ),
         sequences=collect(
             "results/{suite}/mechanism/replication/{run}.parquet",
-            run=planned(plan_mechanism.replica_names),
+            run=planned(lambda suite: list(plan_mechanism.replicas(suite))),
             allow_missing=True,
         ),
     output:
@@ -251,7 +246,7 @@ rule compare_replicas:
     conda:
         "../envs/analysis.yaml"
     params:
-        names=planned(plan_mechanism.replicas),
+        names=planned(lambda suite: list(plan_mechanism.replicas(suite).values())),
         spacing=setting("mechanism.replication.spacing"),
         resamples=setting("phases.resamples"),
         code=code_hash("workflow_scripts/compare_replicas.py"),

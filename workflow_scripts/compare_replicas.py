@@ -11,12 +11,13 @@ def main(tables: list, sequences: list, names: list, spacing: int, resamples: in
          comparison: str) -> None:  # fmt: skip
     """Write all probes of all runs, and a row per run with its minimum and its onset.
 
-    ``names`` has suite, width and seed of each run.
+    ``names`` has suite, width, seed, weight_decay, weights and tokens_per_step of each run.
     """
-    found = [
-        pd.concat([pd.DataFrame(name, index=table.index), table], axis=1)
-        for name, table in zip(names, map(pd.read_csv, tables), strict=True)
-    ]
+    found = []
+    for name, table in zip(names, map(pd.read_csv, tables), strict=True):
+        seen = table["step"] * name["tokens_per_step"] / name["weights"]
+        about = pd.DataFrame(name, index=table.index).drop(columns="tokens_per_step")
+        found.append(pd.concat([about.assign(tokens_per_weight=seen), table], axis=1))
     write_table(runs, pd.concat(found, ignore_index=True))
     rows = [
         run_phases(table, pd.read_parquet(path), spacing=spacing, resamples=resamples)

@@ -10,11 +10,9 @@ from matplotlib.figure import Figure
 from flatminima import style
 from flatminima.files import read_json
 from flatminima.jobs import run
-from flatminima.scaling_law import printed_excess
+from flatminima.scaling_law import PAPER_TOKENS_PER_STEP, PAPER_WEIGHTS, printed_excess
 from flatminima.style import PAPER_MODEL
 
-PAPER_WEIGHTS = 84_934_656  # of Pythia-160m's linear layers in its blocks
-PAPER_TOKENS_PER_STEP = 2_097_152
 BLUE = "#0173b2"
 
 

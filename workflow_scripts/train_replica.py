@@ -1,4 +1,4 @@
-"""Train one small run of another width or seed and write the checkpoints that are probed."""
+"""Train one small run of another width, seed or weight decay and write its checkpoints."""
 
 import torch
 
@@ -11,17 +11,18 @@ from flatminima.training.loop import read_recipe, train_series
 from flatminima.training.workspace import Workspace, fingerprint
 
 
-def main(train: str, checkpoints: str, losses: str, provenance: str, seed: int, settings: dict,
+def main(train: str, checkpoints: str, losses: str, provenance: str, settings: dict,
          threads: int, workspace: str, save_every: int, code: str) -> None:  # fmt: skip
     """Write ``checkpoints``/step{step}, the loss of each update, and what made them.
 
-    ``settings`` has architecture, vocab_size, training, steps (of the checkpoints) and
-    train_sequences; ``seed`` decides initialisation and data order.
+    ``settings`` has architecture, vocab_size, training (its ``seed`` decides initialisation and
+    data order), steps (of the checkpoints) and train_sequences (``None``: all).
     """
     torch.set_num_threads(threads)
     prepare_backend()
     training, last = settings["training"], settings["steps"][-1]
-    made_by = {**describe_run(threads=threads), **settings, "seed": seed,
+    seed = training["seed"]
+    made_by = {**describe_run(threads=threads), **settings,
                "train_sha256": file_sha256(train), "code": code}  # fmt: skip
     folders = {step: f"{checkpoints}/step{step}" for step in settings["steps"]}
     with Workspace(workspace, fingerprint(**made_by), save_every) as unfinished:

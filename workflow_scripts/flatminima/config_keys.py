@@ -253,14 +253,17 @@ class FoundArchitecture(Architecture):
 
 
 class PackageText(Section):
-    """Docstrings of installed packages, split by document."""
+    """Text of installed packages, split by document."""
 
-    source: Literal["packages"] = key("Docstrings of installed packages.")
+    source: Literal["packages"] = key("Text of installed packages.")
+    documents: Literal["docstrings", "modules"] = key(
+        "What a document is: a docstring, or the whole source of a module.", "docstrings"
+    )
     packages: Annotated[
         list[Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$"), AfterValidator(_installed)]],
         AfterValidator(_unique),
     ] = key("Import names of installed packages, in order.", min_length=1)
-    min_characters: PositiveInt = key("Shorter docstrings are left out.")
+    min_characters: PositiveInt = key("Shorter documents are left out.")
     validation_fraction: float = key(
         "Fraction of the documents held out for validation.", gt=0, lt=1
     )
@@ -659,14 +662,23 @@ class Replication(Section):
         "Hidden sizes.", min_length=1
     )
     seeds: _Seeds = key("Each is one initialisation and data order.")
+    weight_decays: Annotated[list[Annotated[float, Field(ge=0)]], AfterValidator(_unique)] = key(
+        "Each makes runs of its own; the suite's own where left out.", None,
+        min_length=1,
+    )  # fmt: skip
     spacing: PositiveInt = key("Updates between two probes.")
-    last: PositiveInt = key("Updates of a run; a multiple of spacing.")
-    train_sequences: PositiveInt = key("The part of the text it sees.")
+    last: PositiveInt = key("Updates of a run; a multiple of spacing.", None)
+    tokens_per_weight: PositiveInt = key(
+        "Length of a run in tokens per weight of its blocks, instead of last.", None
+    )
+    train_sequences: PositiveInt = key("The part of the text it sees; all of it by default.", None)
     sequences: int = key("Validation sequences that are used.", ge=2)
     low_bit: str = key("Quantizer that the runs are probed with.")
 
     def _mistakes(self) -> Mistakes:
-        if self.last % self.spacing:
+        if (self.last is None) == (self.tokens_per_weight is None):
+            yield "", "takes last or tokens_per_weight; one of them"
+        elif self.last and self.last % self.spacing:
             yield "last", f"{self.last} is no multiple of spacing"
 
 
@@ -682,6 +694,7 @@ class Mechanism(Section):
     drift: Measured = key("Positions in the grid, codes that flip, distances.", None)
     phase_flips: PhaseFlips = None
     replication: Replication = None
+    second_arm: str = key("Suite whose replication the target extended makes as well.", None)
 
     def _mistakes(self) -> Mistakes:
         for measure in ("sensitivity", "curvature"):
@@ -881,7 +894,7 @@ class PretrainSuite(Suite):
         for width in entry.widths:
             if width % heads:
                 yield "mechanism.replication.widths", f"num_heads {heads} does not divide {width}"
-        if entry.train_sequences > held:
+        if (entry.train_sequences or 0) > held:
             yield (
                 "mechanism.replication.train_sequences",
                 f"{entry.train_sequences}; the suite has {held}",
@@ -965,3 +978,11 @@ class Config(Section):
         for name, suite in self.suites.items():
             for place, text in suite.mistaken_quantizers(self.quantizers):
                 yield f"suites.{name}.{place}", text
+            if arm := suite.mechanism and suite.mechanism.second_arm:
+                trained = [
+                    n for n, s in self.suites.items() if s.mechanism and s.mechanism.replication
+                ]
+                if arm not in trained:
+                    hint = suggest(arm, trained)
+                    place = f"suites.{name}.mechanism.second_arm"
+                    yield place, f"{arm!r} is no suite with a replication; {hint}"

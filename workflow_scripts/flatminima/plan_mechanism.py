@@ -1,8 +1,10 @@
 """What rules ask of the measurements beyond the paper: which checkpoints, with which settings."""
 
+import math
 from collections.abc import Mapping
+from itertools import product
 
-from flatminima.errors import ConfigError
+from flatminima.errors import ConfigError, suggest
 from flatminima.plan import checkpoint_files, training, weights
 from flatminima.plan_forks import fork_measurements
 from flatminima.suites import Suite, chunk_names, range_name
@@ -26,6 +28,7 @@ MECHANISM_FIGURES = {
     "fig11_drift": ["drift", "phase_flips"],
     "fig12_activations": ["activations"],
     "fig13_replication": ["replication"],
+    "fig15_tokens": ["replication"],
 }
 
 
@@ -51,7 +54,7 @@ def measurement(suite: Suite, measure: str) -> Mapping:
     """One measurement's entry; one line if the suite has none."""
     section = mechanism(suite)
     if measure not in section:
-        has = ", ".join(m for m in section if m != "batch_size") or "none"
+        has = ", ".join(m for m in section if m in FINDING_TABLES) or "none"
         raise ConfigError(
             f"suite {suite.name} has no mechanism.{measure} in the configuration; it has {has}"
         )
@@ -155,43 +158,65 @@ def phase_flip_settings(suite: Suite) -> dict:
     }
 
 
-def replicas(suite: Suite) -> list[dict]:
-    """Suite, width and seed of all runs of the replication."""
-    entry = measurement(suite, "replication")
-    return [
-        {"suite": suite.name, "width": width, "seed": seed}
-        for width in entry["widths"]
-        for seed in entry["seeds"]
-    ]
+def replicas(suite: Suite) -> dict[str, dict]:
+    """All runs of the replication by name: ``width64-seed0``, with ``-decay0.1`` where asked for.
+
+    Each with suite, width, seed, weight_decay, weights (of the linear layers of its blocks)
+    and tokens_per_step.
+    """
+    entry, own = measurement(suite, "replication"), training(suite)
+    of_all = {"tokens_per_step": own["batch_size"] * suite.key("batches.train.length")}
+    decays = entry.get("weight_decays")
+    found = {}
+    for width, seed, decay in product(entry["widths"], entry["seeds"], decays or [None]):
+        name = f"width{width}-seed{seed}" + ("" if decay is None else f"-decay{decay:g}")
+        found[name] = {
+            "suite": suite.name,
+            "width": width,
+            "seed": seed,
+            "weight_decay": own["weight_decay"] if decay is None else decay,
+            "weights": 12 * width**2 * suite.key("architecture.num_layers"),
+        } | of_all
+    return found
 
 
-def replica_names(suite: Suite) -> list[str]:
-    """Names of their files: ``width64-seed0``."""
-    return ["width{width}-seed{seed}".format(**replica) for replica in replicas(suite)]
+def _replica(suite: Suite, run: str) -> dict:
+    """One of them; one line where there is none of that name."""
+    known = replicas(suite)
+    if run not in known:
+        raise ConfigError(f"suite {suite.name} has no small run {run}; {suggest(run, list(known))}")
+    return known[run]
 
 
-def _replica_steps(suite: Suite) -> list[int]:
-    entry = measurement(suite, "replication")
-    return list(range(entry["spacing"], entry["last"] + 1, entry["spacing"]))
+def _replica_steps(suite: Suite, run: str) -> list[int]:
+    entry, about = measurement(suite, "replication"), _replica(suite, run)
+    spacing = entry["spacing"]
+    if "last" in entry:
+        last = entry["last"]
+    else:  # the first checkpoint that has seen that much
+        updates = entry["tokens_per_weight"] * about["weights"] / about["tokens_per_step"]
+        last = spacing * math.ceil(updates / spacing)
+    return list(range(spacing, last + 1, spacing))
 
 
-def replica_folders(suite: Suite, width: str, seed: str) -> dict[int, str]:
+def replica_folders(suite: Suite, run: str) -> dict[int, str]:
     """Checkpoints of one of them by step."""
-    folder = f"{suite.root}/mechanism/replication/checkpoints/width{width}-seed{seed}"
-    return {step: f"{folder}/step{step}" for step in _replica_steps(suite)}
+    folder = f"{suite.root}/mechanism/replication/checkpoints/{run}"
+    return {step: f"{folder}/step{step}" for step in _replica_steps(suite, run)}
 
 
-def replica_settings(suite: Suite, width: str) -> dict:
-    """Training of one run of the replication but its seed."""
-    entry = measurement(suite, "replication")
-    own = {k: v for k, v in training(suite).items() if k != "seed"}
-    own["warmup_steps"] = round(own["warmup_steps"] * entry["last"] / suite.last)
+def replica_settings(suite: Suite, run: str) -> dict:
+    """Training of one run of the replication."""
+    entry, about = measurement(suite, "replication"), _replica(suite, run)
+    steps = _replica_steps(suite, run)
+    own = training(suite)
+    own["warmup_steps"] = round(own["warmup_steps"] * steps[-1] / suite.last)
     return {
-        "architecture": {**suite.section["architecture"], "hidden_size": int(width)},
+        "architecture": {**suite.section["architecture"], "hidden_size": about["width"]},
         "vocab_size": suite.key("tokenizer.vocab_size"),
-        "training": own,
-        "steps": _replica_steps(suite),
-        "train_sequences": entry["train_sequences"],
+        "training": own | {"seed": about["seed"], "weight_decay": about["weight_decay"]},
+        "steps": steps,
+        "train_sequences": entry.get("train_sequences"),
     }
 
 
@@ -233,4 +258,6 @@ def extended_outputs(suite: Suite) -> list[str]:
         if set(asked) == set(FINDING_TABLES) and "rivals" in of_forks:
             names.append("notebooks/mechanism.html")
     names += [f"figures/{figure}.{suffix}" for figure in figures for suffix in _DRAWN]
-    return [*of_forks.values(), *(f"{suite.root}/{name}" for name in names)]
+    arm = made.get("second_arm")
+    of_arm = [f"results/{arm}/figures/fig15_tokens.{suffix}" for suffix in _DRAWN] if arm else []
+    return [*of_forks.values(), *(f"{suite.root}/{name}" for name in names), *of_arm]

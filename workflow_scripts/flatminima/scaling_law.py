@@ -15,6 +15,8 @@ from flatminima.errors import UserError
 from flatminima.intervals import fit_line
 
 FEWEST = 3  # checkpoints that the law is fitted to
+PAPER_WEIGHTS = 84_934_656  # of Pythia-160m's linear layers in its blocks
+PAPER_TOKENS_PER_STEP = 2_097_152
 
 
 def fit_power_law(tokens: np.ndarray, delta: np.ndarray, start: float, stop: float) -> dict:

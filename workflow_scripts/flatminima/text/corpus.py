@@ -134,25 +134,30 @@ def _docstrings(tree: ast.Module) -> Iterator[tuple[str, str]]:
     yield from visit(tree, "")
 
 
-def package_documents(package: str, min_characters: int) -> list[Document]:
-    """Docstrings of at least ``min_characters`` in one package, its tests left out."""
+def package_documents(
+    package: str, min_characters: int, documents: str = "docstrings"
+) -> list[Document]:
+    """Docstrings or ``modules`` of at least ``min_characters`` in one package, tests left out."""
     root = package_root(package)
-    documents = []
+    found = []
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
         if "tests" in relative.parts:
             continue
         try:
-            with warnings.catch_warnings():  # about escapes in other people's strings
-                warnings.simplefilter("ignore")
-                tree = ast.parse(path.read_text(encoding="utf-8"))
+            source = path.read_text(encoding="utf-8")
+            if documents == "modules":
+                texts = [("", source)]
+            else:
+                with warnings.catch_warnings():  # about escapes in other people's strings
+                    warnings.simplefilter("ignore")
+                    texts = list(_docstrings(ast.parse(source)))
         except (SyntaxError, ValueError):  # templates and fixtures some packages ship
             continue
-        for name, text in _docstrings(tree):
+        for name, text in texts:
             if len(text) >= min_characters and not SURROGATES.search(text):
-                origin = f"{package}/{relative.as_posix()}::{name}"
-                documents.append(Document(origin, text))
-    return documents
+                found.append(Document(f"{package}/{relative.as_posix()}::{name}", text))
+    return found
 
 
 def describe(package: str, documents: Sequence[Document]) -> dict:
@@ -190,10 +195,10 @@ def split(
 def collect_packages(text: Mapping, train: str | Path, validation: str | Path) -> dict:
     """Write the documents of installed packages and return the manifest.
 
-    ``text`` has packages, min_characters, validation_fraction and seed.
+    ``text`` has packages, documents, min_characters, validation_fraction and seed.
     """
     found = {
-        name: package_documents(name, text["min_characters"])
+        name: package_documents(name, text["min_characters"], text["documents"])
         for name in progress(text["packages"], "packages")
     }
     documents = deduplicate([document for group in found.values() for document in group])
@@ -201,7 +206,7 @@ def collect_packages(text: Mapping, train: str | Path, validation: str | Path) -
         documents, validation_fraction=text["validation_fraction"], seed=text["seed"]
     )
     return {
-        "source": "docstrings of installed packages",
+        "source": f"{text['documents']} of installed packages",
         "packages": [describe(name, group) for name, group in found.items()],
         "documents": len(documents),
         "seed": text["seed"],

@@ -13,6 +13,7 @@ from its checkpoints.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -94,14 +95,14 @@ def batch_rows(step: int, *, sequences: int, batch_size: int, seed: int) -> np.n
     """
     first = step * batch_size
     rows = np.arange(first, first + batch_size)
-    epochs = rows // sequences
-    orders = {
-        epoch: np.random.default_rng([seed, int(epoch)]).permutation(sequences)
-        for epoch in np.unique(epochs)
-    }
     return np.array(
-        [orders[epoch][row % sequences] for epoch, row in zip(epochs, rows, strict=True)]
+        [_order(seed, int(row // sequences), sequences)[row % sequences] for row in rows]
     )
+
+
+@lru_cache(maxsize=2)  # a batch may straddle two epochs; drawing one takes as long as an update
+def _order(seed: int, epoch: int, sequences: int) -> np.ndarray:
+    return np.random.default_rng([seed, epoch]).permutation(sequences)
 
 
 def train(
