@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from flatminima import plan, plan_forks, plan_mechanism
 from flatminima.errors import ConfigError
 from flatminima.integrity import DEFAULT_SEVERITY
-from flatminima.suites import Suite
+from flatminima.suites import Suite, read_library, resolve_suites
 from tests.workflow import ROOT
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
@@ -319,16 +319,36 @@ def test_settings_hold_what_the_job_reads_and_not_how_often():
     low, high = plan_mechanism.probed_cells(MINI).values()
     assert low == {"bits": 4, "symmetric": False, "granularity": "g64"}
     assert high["granularity"] == "channel"
-    replica = plan_mechanism.replica_settings(MINI, "32")
-    assert replica["architecture"]["hidden_size"] == 32 and "seed" not in replica["training"]
+    replica = plan_mechanism.replica_settings(MINI, "width32-seed1")
+    assert replica["architecture"]["hidden_size"] == 32 and replica["training"]["seed"] == 1
     assert replica["training"]["warmup_steps"] == 12, "scaled with the run"
     assert len(plan_mechanism.replicas(MINI)) == 9
+
+
+def test_small_runs_as_long_as_their_width_asks_for():
+    section = resolve_suites(CONFIG["suites"], read_library(ROOT / "resources"))["fresh"]
+    fresh = Suite("fresh", section, CONFIG["quantizers"])
+    assert len(plan_mechanism.replicas(fresh)) == 8
+    for name in ("width16-seed0-decay0", "width32-seed1-decay0.1"):
+        run, last = (
+            plan_mechanism.replicas(fresh)[name],
+            max(plan_mechanism.replica_folders(fresh, name)),
+        )
+        seen = last * run["tokens_per_step"] / run["weights"]
+        assert 3550 <= seen < 3550 + 200 * run["tokens_per_step"] / run["weights"]
+        assert (
+            plan_mechanism.replica_settings(fresh, name)["training"]["weight_decay"]
+            == run["weight_decay"]
+        )
+    with pytest.raises(ConfigError, match="width64-seed0.*valid: width16-seed0-decay0"):
+        plan_mechanism.replica_settings(fresh, "width64-seed0")
 
 
 def test_extended_is_what_the_configuration_asks_for_and_can_be():
     outputs = plan_mechanism.extended_outputs(MINI)
     assert "results/mini/notebooks/mechanism.html" in outputs
-    assert sum(path.endswith(".pdf") for path in outputs) == 8
+    assert sum(path.endswith(".pdf") for path in outputs) == 10
+    assert "results/fresh/figures/fig15_tokens.pdf" in outputs
     pythia = plan_mechanism.extended_outputs(PYTHIA)
     assert "results/pythia-160m/mechanism/findings.csv" in pythia
     assert not any("mechanism.html" in path or "fig13" in path for path in pythia)
@@ -350,7 +370,7 @@ def test_without_a_step_between_levels_the_rest_is_measured():
     config["quantizers"]["nf4"] = {"kind": "nf4"}
     config["suites"]["mini"]["probe"]["low_bit"] = "nf4"
     suite = suite_of("mini", config)
-    left = {"layers", "curvature", "activations", "replication"}
+    left = {"layers", "curvature", "activations", "replication", "second_arm"}
     assert set(plan_mechanism.mechanism(suite)) - {"batch_size"} == left
     assert plan_mechanism.measure_settings(suite, "layers")["low_bit"] == {"kind": "nf4"}
     assert "results/mini/mechanism/findings.csv" in plan_mechanism.extended_outputs(suite)

@@ -41,6 +41,7 @@ def draw(runs: pd.DataFrame, paper: pd.DataFrame, *, suite: dict) -> Figure:
         figure, (added, fp32) = row_of_panels(
             f"{suite['label']}: tokens seen, width and loss",
             [f"loss added by {name}", "FP32 loss above the run's best"],
+            left=0.1,
             wspace=0.25,
         )
         for (width, decay, _), own in runs.groupby(["width", "weight_decay", "seed"]):
@@ -54,7 +55,7 @@ def draw(runs: pd.DataFrame, paper: pd.DataFrame, *, suite: dict) -> Figure:
         gaps = np.log1p(paper["int4_gap_pct"].to_numpy(float) / 100)
         added.plot(seen, gaps, "s", ms=3.5, mew=0, color="#0173b2",
                    label=f"paper's Table 1 ({PAPER_MODEL})")  # fmt: skip
-        added.set(xscale="log", yscale="log", ylabel="nats/token (log scale)")
+        added.set(xscale="log", yscale="log", ylabel="nats/token (log)")
         fp32.set(xscale="log", ylabel="nats/token")
         fp32.set_ylim(0, min(1.0, fp32.get_ylim()[1]))
         log_axis(added.yaxis)

@@ -13,6 +13,7 @@ from workflow_scripts import (
     plot_layers,
     plot_replication,
     plot_sensitivity,
+    plot_tokens,
 )
 
 FROZEN = ROOT / "resources/published/mini"
@@ -28,12 +29,15 @@ FIGURES = {
     plot_drift: (["drift", "displacement", "phase_flips", "phases"], {}),
     plot_activations: (["activations", "kurtosis", "phases"], {"bits": 4}),
     plot_replication: (["replication_runs", "replication"], {}),
+    plot_tokens: (["replication_runs", "table1"], {}),
 }
 
 
 def read(name: str):
     if name == "phases":
         return PHASES
+    if name == "table1":
+        return pd.read_csv(ROOT / "resources/paper/table1.csv")
     folders = {"audit": "probes", "kurtosis": "kurtosis"}
     if name in folders:
         return pd.concat(map(pd.read_csv, sorted((FROZEN / folders[name]).glob("*.csv"))))

@@ -15,7 +15,7 @@ from flatminima.mechanism.findings import (
     mean_of_series,
     rank_correlation,
 )
-from flatminima.mechanism.replication import growth_slopes, run_phases
+from flatminima.mechanism.replication import growth_slopes, last_doubling, run_phases
 
 
 def run(slope_after: float) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -36,7 +36,8 @@ def run(slope_after: float) -> tuple[pd.DataFrame, pd.DataFrame]:
             }))  # fmt: skip
     scores = pd.concat(rows, ignore_index=True)
     table = summarise(scores, ["step"], resamples=30, seed=0)
-    return table.assign(suite="toy", width=16, seed=0), scores
+    about = {"suite": "toy", "width": 16, "seed": 0, "weight_decay": 0.1}
+    return table.assign(**about, tokens_per_weight=4.0 * table["step"]), scores
 
 
 def test_growth_before_and_after_the_own_minimum():
@@ -49,6 +50,19 @@ def test_growth_before_and_after_the_own_minimum():
     row = run_phases(table, scores, spacing=20, resamples=40)
     assert row["fp32_step"] == 400 and row["width"] == 16
     assert row["gap_last_pct"] == pytest.approx(100 * np.expm1(0.05 + 0.16), rel=1e-6)
+
+
+def test_growth_while_the_tokens_double_for_the_last_time():
+    table, scores = run(slope_after=0.4)
+    found = last_doubling(table, scores, resamples=40)
+    steps = np.arange(20, 801, 20)
+    added = 0.01 + 0.0001 * np.minimum(steps, 400) + 0.0004 * np.maximum(steps - 400, 0)
+    expected = added[steps > 720].mean() / added[(steps > 360) & (steps <= 400)].mean()
+    assert found["last_doubling"] == pytest.approx(expected, rel=1e-6)
+    assert found["last_doubling_low"] < expected < found["last_doubling_high"]
+    assert found["tokens_per_weight"] == 3200
+    assert found["fp32_last_fifth_nats"] == pytest.approx(0.2, abs=1e-6)
+    assert found["fp32_over_best_nats"] == pytest.approx(0.4625 - 0.03, abs=1e-6)
 
 
 def test_a_run_that_is_best_at_its_first_probe_has_no_growth_before():

@@ -978,11 +978,3 @@ class Config(Section):
         for name, suite in self.suites.items():
             for place, text in suite.mistaken_quantizers(self.quantizers):
                 yield f"suites.{name}.{place}", text
-            if arm := suite.mechanism and suite.mechanism.second_arm:
-                trained = [
-                    n for n, s in self.suites.items() if s.mechanism and s.mechanism.replication
-                ]
-                if arm not in trained:
-                    hint = suggest(arm, trained)
-                    place = f"suites.{name}.mechanism.second_arm"
-                    yield place, f"{arm!r} is no suite with a replication; {hint}"

@@ -75,6 +75,7 @@ def frozen_section(suite: Suite, there: set[str], *, folder: str, commit: str) -
             section["fork"].pop(key)
     if "rivals" not in section.get("fork", {}):
         section.get("fork", {}).pop("rival_seeds", None)
+    section.get("mechanism", {}).pop("second_arm", None)  # a suite of its own
     if set(section.get("mechanism", {})) <= {"batch_size"}:
         section.pop("mechanism", None)
     if section["grid"] == "discover":

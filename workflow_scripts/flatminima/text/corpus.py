@@ -195,10 +195,11 @@ def split(
 def collect_packages(text: Mapping, train: str | Path, validation: str | Path) -> dict:
     """Write the documents of installed packages and return the manifest.
 
-    ``text`` has packages, documents, min_characters, validation_fraction and seed.
+    ``text`` has packages, min_characters, validation_fraction and seed; documents may be left out.
     """
+    kind = text.get("documents", "docstrings")
     found = {
-        name: package_documents(name, text["min_characters"], text["documents"])
+        name: package_documents(name, text["min_characters"], kind)
         for name in progress(text["packages"], "packages")
     }
     documents = deduplicate([document for group in found.values() for document in group])
@@ -206,7 +207,7 @@ def collect_packages(text: Mapping, train: str | Path, validation: str | Path) -
         documents, validation_fraction=text["validation_fraction"], seed=text["seed"]
     )
     return {
-        "source": f"{text['documents']} of installed packages",
+        "source": f"{kind} of installed packages",
         "packages": [describe(name, group) for name, group in found.items()],
         "documents": len(documents),
         "seed": text["seed"],
