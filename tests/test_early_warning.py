@@ -17,7 +17,7 @@ from flatminima.early_warning import (
     slope_not_negative,
     warning_table,
 )
-from flatminima.intervals import summarise
+from flatminima.intervals import paired_scores, summarise
 from flatminima.monitor import ConvergenceMonitor, paired_standard_error
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -109,13 +109,17 @@ def scores(nll, steps=STEPS, scored=SCORED, seed=0, shared=1.0):
     return pd.concat(tables, ignore_index=True)
 
 
+def fp32_scores(table):
+    return paired_scores(table[table.role == "fp32"], ["step"])
+
+
 def wide(table):
     return table[table.role == "fp32"].pivot(index="step", columns="sequence", values="nll_nats")
 
 
 def test_the_error_of_a_rise_is_that_of_paired_sequences():
     table = scores([3.0, 2.9, 2.95, 2.8, 2.9], STEPS[:5], np.full(40, 63))
-    found, fp32 = above_best_beyond_noise(table, STEPS[:5]), wide(table)
+    found, fp32 = above_best_beyond_noise(fp32_scores(table)), wide(table)
     assert list(found.index) == list(STEPS[:5]) and found.iloc[0] == found.iloc[1] == 0.0
     for at, best in ((30, 20), (50, 40)):
         difference = (fp32.loc[at] - fp32.loc[best]) / 63
@@ -125,7 +129,7 @@ def test_the_error_of_a_rise_is_that_of_paired_sequences():
     same = scores([3.0, 3.0], STEPS[:2], np.full(4, 8))
     fp32 = same.role == "fp32"
     same.loc[fp32 & (same.step == 20), "nll_nats"] = wide(same).loc[10].to_numpy() + 4.0
-    assert above_best_beyond_noise(same, STEPS[:2])[20] > 1e6
+    assert above_best_beyond_noise(fp32_scores(same))[20] > 1e6
 
 
 def test_the_error_of_unequal_sequences_is_near_that_of_a_bootstrap():
@@ -136,7 +140,7 @@ def test_the_error_of_unequal_sequences_is_near_that_of_a_bootstrap():
     drawn = rng.integers(0, 200, (4000, 200))
     error = (rise[drawn].sum(axis=1) / scored[drawn].sum(axis=1)).std()
     expected = rise.sum() / scored.sum() / error
-    assert above_best_beyond_noise(table, STEPS[:2])[20] == pytest.approx(expected, rel=0.05)
+    assert above_best_beyond_noise(fp32_scores(table))[20] == pytest.approx(expected, rel=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +187,7 @@ def test_the_monitor_sees_what_a_loop_would_have_told_it(suite):
             change = (nll.loc[step].to_numpy(), nll.loc[step - 10].to_numpy())
             error = paired_standard_error(*change, SCORED) / np.sqrt(2)
         rings.append(monitor.update(int(step), losses[step], error).converged)
-    assert pd.Series(rings, STEPS).equals(monitor_rings(sequences, STEPS, 10))
+    assert pd.Series(rings, STEPS).equals(monitor_rings(fp32_scores(sequences), 10))
     assert (row.alarms, row.ringing_evaluations) == (1, sum(rings))
     # The loss is lowest at 300: the fall must have left the window first.
     assert 300 < row.warning_step < 400 and row.false_alarms == 0

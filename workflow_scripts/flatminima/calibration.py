@@ -46,15 +46,9 @@ def _mean(tensors: list[Tensor]) -> float:
 
 
 def gradient_statistics(
-    model: nn.Module,
-    tokens: np.ndarray,
-    spec: AffineQuantizer,
-    *,
-    start: int,
-    batches: int,
-    batch_size: int,
-    eps: float,
-) -> dict[str, float]:
+    model: nn.Module, tokens: np.ndarray, spec: AffineQuantizer, *, start: int, batches: int,
+    batch_size: int, eps: float,
+) -> dict[str, float]:  # fmt: skip
     """Means over the first batches of a fork at ``start``, before any weight moves.
 
     ``global_norm``: norm of the whole gradient. ``mean_abs``: mean magnitude over the
@@ -94,24 +88,12 @@ def restored_update(
     return _mean(sizes)
 
 
-def amplitudes(
-    *, mean_step: float, rate: float, bump_steps: int, updates: Mapping[str, float]
-) -> dict[str, float]:
-    """Amplitudes by reading: half a grid step over what an update at ``rate`` moves a weight by.
-
-    ``updates`` has ``gradient`` and ``adam_fresh``, and ``adam_restored`` where the run's
-    moments exist, each per unit of the rate.
-    """
-    half = 0.5 * mean_step
-    found = {name: half / (rate * size) for name, size in updates.items()}
-    return found | {"adam_bump": half / (rate * updates["adam_fresh"] * bump_steps)}
-
-
 def calibrate(
     model: nn.Module, tokens: np.ndarray, moments: Mapping[str, Tensor] | None, settings: Mapping
 ) -> dict:
     """Gradients, updates per unit of rate, the grid's step and the amplitudes they lead to.
 
+    An amplitude is half a grid step over what an update at the run's rate moves a weight by.
     ``tokens`` is the training stream; ``moments`` is a saved training state where the suite
     has one; ``settings`` is ``plan_forks.calibration_settings``.
     """
@@ -125,15 +107,10 @@ def calibrate(
         adam = {key: training[key] for key in ("beta1", "beta2", "eps")}
         names = list(linear_weights(model, spec.layers))
         updates["adam_restored"] = restored_update(moments, names, **adam)
-    step = mean_grid_step(model, spec)
-    values = amplitudes(
-        mean_step=step, rate=settings["rate"], bump_steps=settings["bump"], updates=updates
-    )
+    step, rate, bump = mean_grid_step(model, spec), settings["rate"], settings["bump"]
+    values = {name: 0.5 * step / (rate * size) for name, size in updates.items()}
+    values["adam_bump"] = 0.5 * step / (rate * updates["adam_fresh"] * bump)
     return {
-        "gradients": found,
-        "updates_per_unit_rate": updates,
-        "mean_grid_step": step,
-        "rate": settings["rate"],
-        "bump_steps": settings["bump"],
-        "amplitudes": values,
-    }
+        "gradients": found, "updates_per_unit_rate": updates, "mean_grid_step": step,
+        "rate": rate, "bump_steps": bump, "amplitudes": values,
+    }  # fmt: skip

@@ -108,49 +108,38 @@ def gap_above_band(gap: pd.Series, start: int, evaluations: int) -> pd.Series:
     return (gap > top) & (gap.index > learned.index[-1])
 
 
-def _fp32_scores(sequences: pd.DataFrame, steps: np.ndarray) -> PairedScores:
-    chosen = sequences[(sequences["role"] == FP32) & sequences["step"].isin(steps)]
-    return paired_scores(chosen, ["step"])
-
-
-def monitor_rings(sequences: pd.DataFrame, steps: np.ndarray, window: int) -> pd.Series:
+def monitor_rings(scores: PairedScores, window: int) -> pd.Series:
     """Where ``monitor.ConvergenceMonitor`` says that the FP32 loss has converged.
 
-    The standard error of an evaluation is that of its change since the one before, divided
-    by the square root of 2.
+    ``scores`` are full precision's by step. The standard error of an evaluation is that of
+    its change since the one before, divided by the square root of 2.
     """
-    scores, monitor = _fp32_scores(sequences, steps), ConvergenceMonitor(window=window)
-    rings, previous = [], None
-    for step, loss, nll in zip(
-        scores.rows["step"], scores.mean_nll(), scores.nll_nats, strict=True
-    ):
+    monitor, rings, previous = ConvergenceMonitor(window=window), [], None
+    steps = scores.rows["step"].to_numpy()
+    for step, loss, nll in zip(steps, scores.mean_nll(), scores.nll_nats, strict=True):
         error = None
         if previous is not None:
             error = paired_standard_error(nll, previous, scores.scored) / np.sqrt(2.0)
         rings.append(monitor.update(int(step), loss, error).converged)
         previous = nll
-    return pd.Series(rings, scores.rows["step"].to_numpy())
+    return pd.Series(rings, steps)
 
 
-def above_best_beyond_noise(sequences: pd.DataFrame, steps: np.ndarray) -> pd.Series:
+def above_best_beyond_noise(scores: PairedScores) -> pd.Series:
     """By how many of its own standard errors the FP32 loss lies above its lowest so far.
 
-    ``sequences`` has per-sequence scores by step. The error is that of the difference of
-    two evaluations on the same sequences (a ratio of sums: Cochran, Sampling Techniques,
+    ``scores`` are full precision's by step. The error is that of the difference of two
+    evaluations on the same sequences (a ratio of sums: Cochran, Sampling Techniques,
     1977): it holds the uncertainty of the validation text, not how the loss wavers from
     step to step. 0 where the loss is the lowest so far.
     """
-    scores = _fp32_scores(sequences, steps)
-    nll, scored = scores.mean_nll(), scores.scored
+    means, nll = scores.mean_nll(), scores.nll_nats
     multiples, best = [], 0
-    for at, value in enumerate(nll):
-        if value <= nll[best]:
-            best = at
-            multiples.append(0.0)
-            continue
-        rise = value - nll[best]
-        error = paired_standard_error(scores.nll_nats[at], scores.nll_nats[best], scored)
-        multiples.append(rise / error if error > 0.0 else np.inf)
+    for at, value in enumerate(means):
+        best = at if value <= means[best] else best
+        rise = value - means[best]
+        error = paired_standard_error(nll[at], nll[best], scores.scored)
+        multiples.append(rise / error if error > 0.0 else np.inf if rise > 0.0 else 0.0)
     return pd.Series(multiples, scores.rows["step"].to_numpy())
 
 
@@ -164,7 +153,9 @@ def _rules(
     for window in SLOPE_WINDOWS:
         parameter = f"over {window} evaluations"
         yield PAPER_RULE, parameter, slope_not_negative(fp32["ppl"], window)
-    excess = above_best_beyond_noise(sequences, steps)
+    chosen = sequences[(sequences["role"] == FP32) & sequences["step"].isin(steps)]
+    scores = paired_scores(chosen, ["step"])
+    excess = above_best_beyond_noise(scores)
     for multiple in NOISE_MULTIPLES:
         parameter = f"by more than {multiple:g} standard errors"
         yield "FP32 loss above its best", parameter, excess > multiple
@@ -174,7 +165,7 @@ def _rules(
         yield "no better FP32 loss", parameter, rings
     for window in MONITOR_WINDOWS:
         parameter = f"over {window} evaluations"
-        yield MONITOR_RULE, parameter, monitor_rings(sequences, steps, window)
+        yield MONITOR_RULE, parameter, monitor_rings(scores, window)
     for threshold in LR_FRACTIONS:
         parameter = f"at or below {threshold:g} of the maximum"
         yield "learning rate", parameter, learning_rate_below(fp32["lr_fraction"], threshold)

@@ -122,41 +122,40 @@ def forks_table(statistics: pd.DataFrame, paper: pd.DataFrame, *, suite: dict, l
     resources/paper/table2.csv. ``low`` is the printed name of the low-bit quantizer.
     Conditions that the suite did not run have empty cells.
     """
-    by_seed = statistics[statistics["unit"] == "seed"]
-    summary = by_seed[by_seed["test"] == "summary"].set_index(["comparison", "measure"])
-    versus = by_seed[by_seed["test"] == "pairwise wins"].set_index(["comparison", "measure"])
+    rows = statistics[statistics["unit"] == "seed"].set_index(["test", "comparison", "measure"])
     # A schedule without phases has all its probes in one condition of its own name.
-    tested = set(summary.index.get_level_values("comparison"))
     names = list(paper["schedule"] + " " + paper["probes"])
+    tested = set(rows.index.get_level_values("comparison"))
     names = [name if name in tested else name.removesuffix(" all") for name in names]
+    conditions = {"final_gap_pct": names, "mean_gap_pct": names}
+    # The cool-down has no phases: one value a schedule.
+    conditions["cooled_gap_pct"] = list(paper["schedule"])
 
     def over_seeds(measure: str, column: str) -> pd.Series:
-        return summary[column].reindex([(name, measure) for name in names])
+        wanted = conditions.get(measure, names)
+        return rows[column].reindex([("summary", name, measure) for name in wanted])
 
-    # The cool-down has no phases: one value a schedule.
-    schedules = list(paper["schedule"])
+    def won(measure: str) -> list[str | None]:
+        pairs = [("pairwise wins", f"{n} v {BASELINE}", measure) for n in conditions[measure]]
+        found = rows.reindex(pairs)
+        return _wins(found["value"], found["n_a"] * found["n_b"])
 
-    def cooled(column: str) -> pd.Series:
-        return summary[column].reindex([(name, "cooled_gap_pct") for name in schedules])
-
-    def won(measure: str, names: list[str] = names) -> list[str | None]:
-        rows = versus.reindex([(f"{name} v {BASELINE}", measure) for name in names])
-        return _wins(rows["value"], rows["n_a"] * rows["n_b"])
+    def of(how: str) -> Columns:
+        measure, label = f"{how}_gap_pct", f"{how} {low} gap (%)"
+        return {
+            label: ("{:z.2f}", over_seeds(measure, "mean_a")),
+            f"sd, {how}": ("{:.2f}", over_seeds(measure, "sd_a")),
+            f"wins, {how}": ("{}", won(measure)),
+        }
 
     measured = {
         "condition": ("{}", paper["condition"]),
         "schedule": ("{}", paper["schedule"].map(SCHEDULES)),
         "probes": ("{}", paper["probes"]),
         "seeds": ("{:.0f}", over_seeds("final_gap_pct", "n_a").astype("Int64")),
-        f"final {low} gap (%)": ("{:z.2f}", over_seeds("final_gap_pct", "mean_a")),
-        "sd, final": ("{:.2f}", over_seeds("final_gap_pct", "sd_a")),
-        "wins, final": ("{}", won("final_gap_pct")),
-        f"cooled {low} gap (%)": ("{:z.2f}", cooled("mean_a")),
-        "sd, cooled": ("{:.2f}", cooled("sd_a")),
-        "wins, cooled": ("{}", won("cooled_gap_pct", schedules)),
-        f"mean {low} gap (%)": ("{:z.2f}", over_seeds("mean_gap_pct", "mean_a")),
-        "sd, mean": ("{:.2f}", over_seeds("mean_gap_pct", "sd_a")),
-        "wins, mean": ("{}", won("mean_gap_pct")),
+        **of("final"),
+        **of("cooled"),
+        **of("mean"),
         "FP32 PPL": ("{:.2f}", over_seeds("final_fp32_ppl", "mean_a")),
         f"{low} PPL": ("{:.2f}", over_seeds("final_low_bit_ppl", "mean_a")),
     }
