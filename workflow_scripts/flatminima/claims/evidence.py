@@ -10,12 +10,13 @@ where something was looked for and is not there ``NotFound``.
 # ruff: noqa: D102
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy import signal, stats
 
 from flatminima.hypothesis_tests import correlate
 from flatminima.phases import find_phases
@@ -34,6 +35,15 @@ class NotFound(Exception):
     """What a claim speaks of was looked for and is not there; the message says why."""
 
 
+def _of_ends(operation: Callable[[float, float], float]) -> Callable:
+    def method(self: "Interval", other: object) -> "Interval":
+        o = interval(other)
+        ends = [operation(a, b) for a in self.range for b in o.range]
+        return Interval(operation(self.value, o.value), min(ends), max(ends))
+
+    return method
+
+
 @dataclass(frozen=True)
 class Interval:
     """A number and the range it can lie in: what rounding hides, or a 95 % interval.
@@ -46,17 +56,12 @@ class Interval:
     low: float
     high: float
 
-    def __add__(self, other: object) -> "Interval":
-        o = interval(other)
-        return Interval(self.value + o.value, self.low + o.low, self.high + o.high)
+    __add__ = __radd__ = _of_ends(operator.add)
+    __mul__ = __rmul__ = _of_ends(operator.mul)
+    __sub__ = _of_ends(operator.sub)
 
     def __neg__(self) -> "Interval":
         return Interval(-self.value, -self.high, -self.low)
-
-    def __mul__(self, other: object) -> "Interval":
-        o = interval(other)
-        ends = [a * b for a in (self.low, self.high) for b in (o.low, o.high)]
-        return Interval(self.value * o.value, min(ends), max(ends))
 
     def __truediv__(self, other: object) -> "Interval":
         o = interval(other)
@@ -64,12 +69,6 @@ class Interval:
             ratio = self.value / o.value if o.value else math.nan
             return Interval(ratio, -math.inf, math.inf)
         return Interval(self.value / o.value, *(self * Interval(1, 1 / o.high, 1 / o.low)).range)
-
-    __radd__ = __add__
-    __rmul__ = __mul__
-
-    def __sub__(self, other: object) -> "Interval":
-        return self + -interval(other)
 
     def __rsub__(self, other: object) -> "Interval":
         return interval(other) - self
@@ -667,11 +666,8 @@ class Measured(Evidence):
         both = pd.concat([self.kurtosis(), gap], axis=1, join="inner").loc[start:]
         if len(both) < 5 or (both.nunique() < 2).any():
             raise NotMeasured("five different checkpoints after the best FP32 step")
-        steps = both.index.to_numpy(float)
         x, y = (both[c].to_numpy(float) for c in both)
-        if detrended:
-            x, y = (v - np.polyval(np.polyfit(steps, v, 1), steps) for v in (x, y))
-        found = correlate(x, y)
+        found = correlate(*map(signal.detrend, (x, y))) if detrended else correlate(x, y)
         return Interval(found["value"], found["interval_low"], found["interval_high"])
 
     # Beyond the paper.
