@@ -1,18 +1,15 @@
 """The phases of a training run, by a rule that runs unchanged on any suite.
 
 ``RULE`` states the rule. Breaks of continuous straight lines are searched over all
-points, so each fit is exact; the package ruptures is the check beside it.
+points, so each fit is exact; tests hold it against scipy's splines and the package ruptures.
 """
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from itertools import pairwise
 
 import numpy as np
 import pandas as pd
-import ruptures
-from ruptures.exceptions import BadSegmentationParameters
 from statsmodels.nonparametric.smoothers_lowess import lowess
 
 from flatminima.intervals import CONFIDENCE, percentile_interval, resampled_curves
@@ -66,11 +63,6 @@ def _best_breaks(
     return tuple(int(candidates[index[best]]) for index in pairs)
 
 
-def _unit(x: np.ndarray) -> np.ndarray:
-    """``x`` from 0 to 1: steps of 1e5 beside a column of ones would be badly conditioned."""
-    return (x - x[0]) / (x[-1] - x[0]) if len(x) > 1 else np.zeros(len(x))
-
-
 def fit_broken_line(
     x: np.ndarray, y: np.ndarray, breaks: int, *, shortest: int = 2, rising: bool = False
 ) -> BrokenLine | None:
@@ -80,7 +72,8 @@ def fit_broken_line(
     ``shortest`` intervals between points. ``rising`` admits a single break only
     where the slope increases. ``None`` where no break is possible.
     """
-    unit = _unit(x)
+    # Scaled to [0, 1]: steps of 1e5 beside a column of ones would be badly conditioned.
+    unit = (x - x[0]) / (x[-1] - x[0]) if len(x) > 1 else np.zeros(len(x))
     found = _best_breaks(unit, y, breaks, shortest, rising) if breaks else ()
     if found is None:
         return None
@@ -89,31 +82,6 @@ def fit_broken_line(
     coefficients = np.linalg.lstsq(design, y, rcond=None)[0]
     slopes = np.cumsum(coefficients[1:]) / (x[-1] - x[0] if len(x) > 1 else 1.0)
     return BrokenLine(found, slopes, y - design @ coefficients)
-
-
-# Two points lie on a line exactly: pieces that short would cost nothing.
-_SHORTEST = 3
-
-
-def separate_lines(
-    x: np.ndarray, y: np.ndarray, breaks: int, *, shortest: int = _SHORTEST
-) -> list[float] | None:
-    """Breaks of the least-squares straight lines that need not meet, by the package ruptures.
-
-    Each is the first ``x`` of the new line. ``x`` and ``y`` are ``[points]``, ``x`` increasing;
-    every line takes at least ``shortest`` points, three or more. ``None`` where so many lines
-    do not fit in.
-    """
-    if not breaks:
-        return []
-    unit = _unit(x)
-    signal = np.column_stack([y, unit, np.ones_like(unit)])
-    search = ruptures.Dynp(model="linear", min_size=max(shortest, _SHORTEST), jump=1)
-    try:
-        # The last of what ruptures returns is the number of points.
-        return [x[at].item() for at in search.fit(signal).predict(breaks)[:-1]]
-    except BadSegmentationParameters:
-        return None
 
 
 SPARE = 2  # checkpoints beyond the number of parameters that a fit needs
@@ -231,10 +199,7 @@ RULE = (
     "for convergence and the rise they also put the wobble of the checkpoints around the smooth "
     "curve together anew in blocks as long as the smoothing. They hold the uncertainty of the "
     "validation text and the wobble of this run, not another training run. Segments share their "
-    "boundary steps. The package ruptures, asked for as many straight lines that need not meet, "
-    "is the check beside "
-    "it (library_check); the continuous fit decides, because the course sought has a kink and no "
-    "jump, and lines that must meet place a kink with about half the error."
+    "boundary steps."
 )
 _EVEN, _REST = RULE.split(". ", 1)
 RULE_OF_ALL = (
@@ -355,21 +320,6 @@ def _segments(phases: Phases, steps: np.ndarray, ppl: np.ndarray, gap: np.ndarra
     return segments
 
 
-def _library_check(phases: Phases, steps: np.ndarray, nll: np.ndarray, delta: np.ndarray) -> dict:
-    """As many breaks as the rule's own best fit has, found by another package."""
-    until = steps <= phases.convergence
-    x, y, _ = growth(steps, delta, phases.rapid_learning_end)
-    breaks, shortest = len(phases.onset.breaks), shortest_piece(len(x))
-    learned = separate_lines(steps[until], nll[until], 1)
-    return {
-        "package": "ruptures",
-        "version": version("ruptures"),
-        "cost": "linear: straight lines that need not meet (Dynp)",
-        "breaks_onset": separate_lines(x, y, breaks, shortest=shortest),
-        "break_rapid_learning": learned and learned[0],
-    }
-
-
 def describe_phases(
     audit: pd.DataFrame, sequences: pd.DataFrame, *, spacing: int, resamples: int, seed: int,
     missing: Sequence[int] = (),
@@ -430,5 +380,4 @@ def describe_phases(
         },
         "lag_steps": lag, **_interval("lag", lags),
         "segments": _segments(phases, steps, ppl, low_bit["gap_pct"].to_numpy()),
-        "library_check": _library_check(phases, steps, nll, delta),
     }  # fmt: skip
