@@ -1,7 +1,9 @@
 """What tests of ``statistics.csv`` share."""
 
+import numpy as np
 import pandas as pd
 import pytest
+from scipy import signal
 
 WHERE = {"comparison": "x v y", "unit": "seed", "measure": "gap_pct"}
 
@@ -22,3 +24,10 @@ def select(table: pd.DataFrame, **columns):
 def close(ours, theirs) -> bool:
     """Equal to rounding."""
     return ours == pytest.approx(theirs, rel=1e-12, abs=1e-14)
+
+
+def ar1(rng: np.random.Generator, count: int, rho: float) -> np.ndarray:
+    """A stationary series with lag-1 autocorrelation ``rho`` and variance 1."""
+    noise = rng.normal(size=count)
+    noise[1:] *= np.sqrt(1 - rho**2)
+    return signal.lfilter([1.0], [1.0, -rho], noise)

@@ -18,7 +18,7 @@ from flatminima.hypothesis_tests import (
     smallest_p,
     t_tests,
 )
-from tests.statistics_helpers import WHERE, close
+from tests.statistics_helpers import WHERE, ar1, close
 
 pytestmark = pytest.mark.filterwarnings("error")
 PROBE = WHERE | {"unit": "probe"}
@@ -119,14 +119,6 @@ def test_t_tests_without_an_answer_say_why(a, b, note):
 
 
 # Series along a run
-
-
-def ar1(rng: np.random.Generator, count: int, rho: float) -> np.ndarray:
-    """A stationary series with lag-1 autocorrelation ``rho`` and variance 1."""
-    noise = rng.normal(size=count + 60)
-    for at in range(1, len(noise)):
-        noise[at] = rho * noise[at - 1] + np.sqrt(1 - rho**2) * noise[at]
-    return noise[60:]
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.7, 0.9])

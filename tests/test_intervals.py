@@ -17,6 +17,7 @@ from flatminima.intervals import (
     summarise,
     two_sided_p,
 )
+from tests.statistics_helpers import ar1
 
 ROLES = {"fp32": "fp32", "rtn_int4": "low_bit", "rtn_int8": "high_bit"}
 
@@ -36,14 +37,6 @@ def table(steps=(40, 80, 120), sequences=24, seed=0, ragged=True):
                 "top1_changed": np.round(np.minimum(extra, 1.0) * scored), "scored": scored,
             }))  # fmt: skip
     return pd.concat(rows, ignore_index=True)
-
-
-def series(rng, count, lag_one):
-    """A stationary series with this lag-1 autocorrelation and variance 1."""
-    noise = rng.normal(size=count)
-    for i in range(1, count):
-        noise[i] = lag_one * noise[i - 1] + np.sqrt(1 - lag_one**2) * noise[i]
-    return noise
 
 
 # Text
@@ -95,8 +88,8 @@ def test_95_percent_over_correlated_text_hold_more_than_92(rho, rho_added):
     """The rho of neighbouring sequences measured on mini; single ones would hold 70 and 88."""
     count, steps, added = 256, range(400), 0.08
     rng = np.random.default_rng(5)
-    base = 2.7 + 0.7 * np.array([series(rng, count, rho) for _ in steps])
-    low_bit = base + added + 0.09 * np.array([series(rng, count, rho_added) for _ in steps])
+    base = 2.7 + 0.7 * np.array([ar1(rng, count, rho) for _ in steps])
+    low_bit = base + added + 0.09 * np.array([ar1(rng, count, rho_added) for _ in steps])
     sequences = pd.concat([
         pd.DataFrame({"step": np.repeat(steps, count), "quantizer": role, "role": role,
                       "sequence": np.tile(range(count), len(steps)), "nll_nats": nll.ravel() * 63,
@@ -191,7 +184,7 @@ def test_independent_differences_have_the_interval_of_the_central_limit_theorem(
 
 def test_dependent_differences_have_longer_blocks_and_wider_intervals():
     rng = np.random.default_rng(1)
-    differences = series(rng, 400, 0.8)[:, None]
+    differences = ar1(rng, 400, 0.8)[:, None]
     found, shuffled = (
         stationary_bootstrap(rows) for rows in (differences, rng.permutation(differences))
     )
@@ -203,7 +196,7 @@ def test_dependent_differences_have_longer_blocks_and_wider_intervals():
 
 
 def test_what_seeds_share_at_a_step_stays_together():
-    shared = series(np.random.default_rng(2), 60, 0.0)
+    shared = ar1(np.random.default_rng(2), 60, 0.0)
     three = stationary_bootstrap(np.column_stack([shared, shared, shared]))
     one = stationary_bootstrap(shared[:, None])
     assert (three.low, three.high) == pytest.approx((one.low, one.high), rel=1e-12)
@@ -217,7 +210,7 @@ def test_how_often_intervals_of_30_dependent_probes_hold_the_true_mean():
     repeats = 150
     for seed in range(repeats):
         rng = np.random.default_rng(seed)
-        three = np.column_stack([series(rng, 30, 0.5) for _ in range(3)])
+        three = np.column_stack([ar1(rng, 30, 0.5) for _ in range(3)])
         block = stationary_bootstrap(three, resamples=499)
         held["bootstrap"] += block.low <= 0 <= block.high
         held["segments"] += stats.ttest_1samp(segment_means(three), 0).pvalue > 0.05
@@ -234,7 +227,7 @@ def test_slopes_with_dependent_residuals_hold_their_95_percent(count, rho):
     rng, held, trials = np.random.default_rng(3), 0, 200
     x = 40.0 * np.arange(count)
     for _ in range(trials):
-        line = fit_line(x, series(rng, count + 50, rho)[50:] + 0.01 * x, x[-1])
+        line = fit_line(x, ar1(rng, count, rho) + 0.01 * x, x[-1])
         held += line.slope_low <= 0.01 <= line.slope_high
     assert 100 * held / trials > 92
 
@@ -242,7 +235,7 @@ def test_slopes_with_dependent_residuals_hold_their_95_percent(count, rho):
 def test_predictions_hold_new_observations():
     rng, held, trials, x = np.random.default_rng(4), 0, 200, np.arange(30.0)
     for _ in range(trials):
-        noise = series(rng, 100, 0.5)[50:]
+        noise = ar1(rng, 30, 0.5)
         line = fit_line(x[:20], 0.1 * x[:20] + noise[:20], x[-1])
         held += line.predicted_low <= 0.1 * x[-1] + noise[29] <= line.predicted_high
     assert 100 * held / trials > 92

@@ -17,6 +17,7 @@ from flatminima.phases import (
     rapid_learning_end,
     smoothed,
 )
+from tests.statistics_helpers import ar1
 from tests.synthetic import PAPER_TABLE1
 
 STEPS = np.arange(1, 144) * 1000
@@ -29,13 +30,6 @@ def broken(x, *corners):
 
 NLL = broken(STEPS, (0, 6), (9_000, 3.7), (80_000, 3.5), (143_000, 3.6))
 LOG_DELTA = broken(STEPS, (0, -3), (85_000, -2.6), (143_000, 0.5))
-
-
-def autocorrelated(rng, count, lag_one):
-    noise = rng.normal(size=count + 50)
-    for i in range(1, len(noise)):
-        noise[i] = lag_one * noise[i - 1] + np.sqrt(1 - lag_one**2) * noise[i]
-    return noise[50:]
 
 
 # The rule
@@ -76,7 +70,7 @@ def test_known_phases_without_noise_are_found_exactly():
 def test_a_noisy_onset_is_found_nearby(lag_one):
     errors = []
     for seed in range(30):
-        noise = 0.05 * autocorrelated(np.random.default_rng(seed), len(STEPS), lag_one)
+        noise = 0.05 * ar1(np.random.default_rng(seed), len(STEPS), lag_one)
         log_delta = broken(STEPS, (0, -3), (80_000, -2.6), (143_000, -0.2)) + noise
         onset = find_onset(STEPS, np.exp(log_delta), 8_000)
         assert onset.step is not None
@@ -128,7 +122,7 @@ GROWTH = {
 )  # fmt: skip
 def test_false_alarms_are_as_often_as_every_onset_says(growth, lag_one, name):
     rng, runs = np.random.default_rng(8), 400
-    deltas = [GROWTH[growth](autocorrelated(rng, len(STEPS), lag_one)) for _ in range(runs)]
+    deltas = [GROWTH[growth](ar1(rng, len(STEPS), lag_one)) for _ in range(runs)]
     alarms = 100 * np.mean([find_onset(STEPS, d, 5_000).step is not None for d in deltas])
     error = np.sqrt(FALSE_ALARMS_PCT[name] * (100 - FALSE_ALARMS_PCT[name]) / runs)
     assert alarms == pytest.approx(FALSE_ALARMS_PCT[name], abs=3 * error)
@@ -148,7 +142,7 @@ def test_convergence_is_where_the_smooth_curve_is_lowest():
 
 def test_dependent_residuals_count_as_fewer_checkpoints():
     for lag_one, low, high in ((0.0, 0.7, 1.0), (0.8, 0.02, 0.4)):
-        noise = 0.05 * autocorrelated(np.random.default_rng(0), len(STEPS), lag_one)
+        noise = 0.05 * ar1(np.random.default_rng(0), len(STEPS), lag_one)
         onset = find_onset(STEPS, np.exp(1e-5 * STEPS + noise), 1_000)
         assert low <= onset.effective_checkpoints / len(STEPS) <= high
 
@@ -197,7 +191,7 @@ def test_ruptures_finds_the_same_breaks():
     theirs = ruptures.Dynp(model="clinear", min_size=3, jump=1).fit(LOG_DELTA).predict(1)
     assert found.breaks == (theirs[0] - 1,) == (84,)
     rng = np.random.default_rng(5)
-    y = LOG_DELTA + 0.1 * autocorrelated(rng, len(STEPS), 0.3)
+    y = LOG_DELTA + 0.1 * ar1(rng, len(STEPS), 0.3)
     signal = np.column_stack([y, STEPS / STEPS[-1], np.ones(len(STEPS))])
     theirs = ruptures.Dynp(model="linear", min_size=8, jump=1).fit(signal).predict(1)
     onset = find_onset(STEPS, np.exp(y), 1_000)
