@@ -172,11 +172,3 @@ class BigramAdamW:
             self.weights[name] *= 1 - lr * self.decay[name]
             self.weights[name] -= lr * mean / (np.sqrt(spread) + self.eps)
         return loss
-
-
-def excess_kurtosis_of_mixture(parts) -> float:
-    """Excess kurtosis of pooled zero-mean Gaussians, ``parts`` = (count, variance) of each."""
-    total = sum(count for count, _ in parts)
-    second = sum(count * variance for count, variance in parts) / total
-    fourth = 3.0 * sum(count * variance**2 for count, variance in parts) / total
-    return fourth / second**2 - 3.0

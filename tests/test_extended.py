@@ -1,12 +1,13 @@
-"""What goes beyond the paper, built for the tiny suite: the target extended."""
+"""What goes beyond the paper, built for the tiny suite: the target extended, and cycles.csv."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from tests.workflow import TINY, copy_checkout, planned, snakemake
+from tests.workflow import TINY, planned, snakemake, tiny_checkout
 
 pytestmark = [pytest.mark.workflow, pytest.mark.slow]
 FIGURES = ("fig6_factorial", "fig7_layers", "fig9_sensitivity", "fig10_curvature", "fig11_drift",
@@ -15,11 +16,14 @@ FIGURES = ("fig6_factorial", "fig7_layers", "fig9_sensitivity", "fig10_curvature
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> Path:
-    """Results of the tiny suite in a checkout where only the target extended was built."""
-    folder = copy_checkout(tmp_path_factory.mktemp("extended"))
-    run = snakemake("--configfile", TINY, "--cores", "2", "extended", folder=folder)
+    """Results of the tiny suite with everything beyond the paper; none of it belongs to all."""
+    whole = tiny_checkout(tmp_path_factory)
+    folder = shutil.copytree(whole, tmp_path_factory.mktemp("extended") / "tiny")
+    assert not (folder / "results/tiny/mechanism").exists()
+    target = ("extended", "results/tiny/cycles.csv", "--configfile", TINY)
+    run = snakemake(*target, "--cores", "2", folder=folder)
     assert run.returncode == 0, run.stdout[-5000:]
-    assert planned("extended", "--configfile", TINY, folder=folder) == {}
+    assert planned(*target, folder=folder) == {}
     return folder / "results" / "tiny"
 
 
@@ -61,11 +65,23 @@ def test_findings_have_intervals_and_the_ledger_points_to_them(built):
     analysed = ((factors["response"] == "added_loss") & (factors["analysis"] == "variance")).any()
     assert bool(ledger.loc["C46", "analogue"]) == analysed
     assert "mechanism/findings.csv" in (built / "claims_extended.md").read_text(encoding="utf-8")
-    assert not (built / "claims.md").exists()
 
 
-def test_nothing_of_it_belongs_to_all(built):
-    jobs = planned("--configfile", TINY, folder=built.parents[1])
-    assert jobs["judge_claims"] == 1
-    beyond = ("factorial", "drift", "replica", "mechanism")
-    assert not [rule for rule in jobs if any(part in rule for part in beyond)]
+def test_every_phase_of_the_last_cycle_is_probed_in_both_orders(built):
+    cycles = pd.read_csv(built / "cycles.csv")
+    low_bit = cycles[cycles["role"] == "low_bit"]
+    counts = low_bit.groupby(["schedule", "seed", "update_phase"]).size().unstack()
+    assert set(counts.index) == {(f"oli-{o}first", s) for o in ("bump", "cool") for s in (0, 1)}
+    assert counts["bump"].eq(1).all() and counts["cool"].eq(5).all()
+    assert not cycles.duplicated(["schedule", "seed", "step", "quantizer"]).any()
+
+
+def test_another_quantizer_plans_no_training_at_all(built):
+    """Not pretraining, not a fork, not a rival, not a replica: their weights are probed again."""
+    folder = built.parents[1]
+    path = folder / "workflow_scripts/flatminima/quantizers.py"
+    path.write_text(path.read_text() + "\nANOTHER_NAME = 1\n")
+    target = ("extended", "results/tiny/cycles.csv", "--configfile", TINY)
+    jobs = planned(*target, folder=folder)
+    assert jobs["probe_fork"] > 12 and jobs["average_checkpoints"] == 3
+    assert not [rule for rule in jobs if rule.startswith(("train", "cool", "pretrain"))]

@@ -13,8 +13,8 @@ import yaml
 from flatminima import calibration, plan_forks
 from flatminima.errors import ConfigError
 from flatminima.files import read_json
-from flatminima.forks import RIVAL_COLUMNS, compare, rival_table, settled_rows
-from flatminima.model import build_model, load_model, load_tensors, save_model
+from flatminima.forks import RIVAL_COLUMNS, compare, settled_rows
+from flatminima.model import build_model, load_model, save_model
 from flatminima.plan import ledger_facts
 from flatminima.plan_mechanism import extended_outputs
 from flatminima.quantizers import linear_weights, quantized_weights
@@ -143,14 +143,14 @@ def test_conditions_that_train_alike_are_trained_once():
     assert len(set(settings)) == len(settings)
 
 
-def test_the_key_that_a_condition_stands_under():
-    assert plan_forks.condition_key(PYTHIA, "forks", "sgdr") == "fork.schedules.sgdr"
-    assert plan_forks.condition_key(PYTHIA, "cycles", "oli-bumpfirst") == "fork.schedules.oli"
-    assert plan_forks.condition_key(PYTHIA, "variants", "wsd") == "fork.rivals.wsd"
-    assert plan_forks.condition_key(PYTHIA, "variants", "oli_x2_p375") == "fork.amplitudes"
-
-
-def test_which_suites_keep_the_weights_of_their_forks():
+def test_the_key_of_a_condition_and_which_suites_keep_the_weights_of_forks():
+    for series, name, key in (
+        ("forks", "sgdr", "fork.schedules.sgdr"),
+        ("cycles", "oli-bumpfirst", "fork.schedules.oli"),
+        ("variants", "wsd", "fork.rivals.wsd"),
+        ("variants", "oli_x2_p375", "fork.amplitudes"),
+    ):
+        assert plan_forks.condition_key(PYTHIA, series, name) == key
     kept = suite_of("pythia-160m", lambda s: s["fork"].update(keep_checkpoints=True))
     assert [plan_forks.keeps_forks(s.section) for s in (MINI, PYTHIA, kept)] == [True, False, True]
 
@@ -170,9 +170,7 @@ def test_averages_are_of_the_runs_own_checkpoints_up_to_the_end_of_the_fork():
     ("ask", "named"),
     [
         (lambda: settings_of(MINI, "forks", "olli"), "'olli'.*did you mean oli"),
-        (lambda: settings_of(MINI, "variants", "wds"), "'wds'.*wsd"),
         (lambda: plan_forks.condition_inputs(MINI, "variants", "ema"), "'ema'"),
-        (lambda: settings_of(MINI, "cycles", "oli-hotfirst"), "'oli-hotfirst'"),
         (lambda: settings_of(MINI, "cycles", "sgdr-coolfirst"), "'sgdr-coolfirst'"),
         (lambda: plan_forks.average_steps(MINI, "wsd"), "'wsd'.*early_stop"),
     ],
@@ -246,14 +244,6 @@ def rows_of_variant(name: str, like: str, seed: int) -> pd.DataFrame:
     return rows[(rows["schedule"] == like) & (rows["seed"] == seed)].assign(schedule=name)
 
 
-@pytest.fixture
-def table() -> pd.DataFrame:
-    variants = [rows_of_variant("wsd", "cosine", seed) for seed in (0, 1)]
-    variants += [rows_of_variant("oli_small", "oli", 0)]
-    averages = [rows_of_average("run"), rows_of_average("lawa_5")]
-    return rival_table(synthetic.forks(), variants, averages)
-
-
 def test_a_fork_counts_at_its_end_and_oli_at_the_last_end_of_each_phase():
     forks = synthetic.forks()
     rows = settled_rows(forks)
@@ -265,40 +255,36 @@ def test_a_fork_counts_at_its_end_and_oli_at_the_last_end_of_each_phase():
     assert found.unique().map(list).to_dict() == {k: [v] for k, v in own.max().items()}
 
 
-def test_rows_of_all_groups_in_the_columns_of_the_file(table):
-    assert list(table.columns) == RIVAL_COLUMNS
-    assert list(table["group"].unique()) == ["paper", "rival", "average"]
-    assert (table["seed"].isna() == (table["group"] == "average")).all()
-    assert table.groupby(["schedule", "seed", "update_phase"], dropna=False).size().eq(3).all()
-
-
-def test_the_two_perplexities_side_by_side(table, tmp_path):
-    table.to_csv(tmp_path / "rivals.csv", index=False)
-    found = compare(pd.read_csv(tmp_path / "rivals.csv"))
-    np.testing.assert_allclose(
-        found["low_bit_ppl"], found["fp32_ppl"] * (1 + found["gap_pct"] / 100), rtol=1e-9
-    )
-    assert found.groupby("schedule", sort=False).size().to_dict() == {
-        "cosine": 3, "sgdr": 3, "oli": 6, "wsd": 2, "oli_small": 2, "run": 1, "lawa_5": 1,
-    }  # fmt: skip
-
-
-def test_the_script_tells_trained_from_averaged_by_the_folder(tmp_path):
+def test_rivals_are_gathered_with_the_two_perplexities_side_by_side(tmp_path):
+    """The script tells trained conditions from averages by the folder."""
     for path, rows in (
         ("forks.csv", synthetic.forks()),
         ("variants/wsd-seed0.csv", rows_of_variant("wsd", "cosine", 0)),
+        ("variants/wsd-seed1.csv", rows_of_variant("wsd", "cosine", 1)),
+        ("variants/oli_small-seed0.csv", rows_of_variant("oli_small", "oli", 0)),
         ("averages/run.csv", rows_of_average("run")),
     ):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         rows.to_csv(tmp_path / path, index=False)
-    tables = [str(tmp_path / "variants/wsd-seed0.csv"), str(tmp_path / "averages/run.csv")]
+    tables = [*sorted(tmp_path.glob("variants/*")), *tmp_path.glob("averages/*")]
     output = tmp_path / "rivals.csv"
-    gather_rivals.main(forks=str(tmp_path / "forks.csv"), tables=tables, table=str(output))
-    found = pd.read_csv(output)
-    assert found.groupby("schedule")["group"].first().to_dict() == {
-        "cosine": "paper", "sgdr": "paper", "oli": "paper", "wsd": "rival", "run": "average",
-    }  # fmt: skip
+    gather_rivals.main(forks=str(tmp_path / "forks.csv"), tables=list(map(str, tables)),
+                       table=str(output))  # fmt: skip
     assert ",0," in output.read_text() and ",0.0,0.0,4000" not in output.read_text()
+    table = pd.read_csv(output)
+    assert list(table.columns) == RIVAL_COLUMNS
+    assert table.groupby("group", sort=False)["schedule"].unique().map(list).to_dict() == {
+        "paper": ["cosine", "sgdr", "oli"], "rival": ["oli_small", "wsd"], "average": ["run"],
+    }  # fmt: skip
+    assert (table["seed"].isna() == (table["group"] == "average")).all()
+    assert table.groupby(["schedule", "seed", "update_phase"], dropna=False).size().eq(3).all()
+    found = compare(table)
+    np.testing.assert_allclose(
+        found["low_bit_ppl"], found["fp32_ppl"] * (1 + found["gap_pct"] / 100), rtol=1e-9
+    )
+    assert found.groupby("schedule", sort=False).size().to_dict() == {
+        "cosine": 3, "sgdr": 3, "oli": 6, "oli_small": 2, "wsd": 2, "run": 1,
+    }  # fmt: skip
 
 
 # Averages
@@ -308,15 +294,14 @@ def flat(model) -> torch.Tensor:
     return torch.cat([p.detach().double().flatten() for p in model.parameters()])
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> list[str]:
-    folder = tmp_path_factory.mktemp("averages")
+@pytest.fixture
+def folders(tmp_path) -> list[str]:
     for seed in range(3):
-        save_model(build_model(TINY, TINY_VOCABULARY, seed), folder / f"step{seed}")
-    return [str(folder / f"step{seed}") for seed in range(3)]
+        save_model(build_model(TINY, TINY_VOCABULARY, seed), tmp_path / f"step{seed}")
+    return [str(tmp_path / f"step{seed}") for seed in range(3)]
 
 
-def test_the_average_is_the_weighted_mean_of_the_weights(folders, tmp_path):
+def test_the_average_is_the_weighted_mean_of_the_weights_and_is_probed(folders, tmp_path):
     shares = [0.2, 0.3, 0.5]
     models = [flat(load_model(folder)) for folder in folders]
     found = flat(average_checkpoints.average_model(folders, shares, "cpu"))
@@ -328,8 +313,6 @@ def test_the_average_is_the_weighted_mean_of_the_weights(folders, tmp_path):
     with pytest.raises(ValueError, match="other"):
         average_checkpoints.average_model([folders[0], str(tmp_path / "other")], [0.5, 0.5], "cpu")
 
-
-def test_the_script_probes_the_average(folders, tmp_path):
     tokens = np.random.default_rng(0).integers(0, TINY_VOCABULARY, (6, 16)).astype(np.int32)
     write_tokens(tmp_path / "validation.safetensors", tokens)
     average_checkpoints.main(
@@ -347,7 +330,8 @@ def test_the_script_probes_the_average(folders, tmp_path):
 # The amplitude from gradient statistics, against numbers worked out by hand
 
 
-def test_steps_of_the_grid_by_hand():
+def test_the_mean_step_of_the_grid_is_four_times_the_mean_move_to_it(tiny_model):
+    """Errors are uniform within half a step, which ties the step to the quantizer."""
     row = torch.arange(32.0).reshape(2, 16)
     for spec, expected in (
         (INT4, [7 / 15] * 4),
@@ -355,10 +339,6 @@ def test_steps_of_the_grid_by_hand():
         (affine(8, "tensor", True), [31 / 127]),
     ):
         assert calibration.grid_steps(row, spec).tolist() == pytest.approx(expected)
-
-
-def test_weights_move_to_the_grid_by_a_quarter_of_its_step_on_average(tiny_model):
-    """Ties the grid's step to the quantizer: errors are uniform within half a step."""
     moved = [
         (w - quantized_weights(tiny_model, INT4)[name]).abs().flatten()
         for name, w in linear_weights(tiny_model).items()
@@ -380,56 +360,39 @@ def test_gradient_statistics_agree_with_autograd(tiny_model, tiny_tokens):
     assert found["adam_fresh"] == pytest.approx((sizes / (sizes + 1e-3)).mean().item(), rel=1e-5)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A checkpoint, its state and the tokens of a few updates."""
-    folder = tmp_path_factory.mktemp("calibration")
+def test_amplitudes_follow_from_updates_and_the_grid(tmp_path, tiny_model):
+    """The update under restored moments is what Adam makes of the gradient they hold."""
     tokens = np.random.default_rng(0).integers(0, TINY_VOCABULARY, (30, 16)).astype(np.int32)
     recipe = Recipe(8, weight_decay=0.0, beta1=0.9, beta2=0.95, eps=1e-8, clip_norm=1.0)
-    model = build_model(TINY, TINY_VOCABULARY, 0)
-    optimizer = build_optimizer(model, recipe)
+    optimizer = build_optimizer(tiny_model, recipe)
     schedule = Cosine(lr_max=1e-2, lr_min=1e-3, warmup_steps=2, total_steps=40)
-    list(train(model, optimizer, tokens, schedule, recipe, start=0, stop=12, seed=0))
-    save_state(folder / "state.safetensors", model, optimizer, step=12, fingerprint="", losses=[])
-    save_model(model, folder / "step12")
-    write_tokens(folder / "train.safetensors", tokens)
-    return folder, model, optimizer
-
-
-def test_the_update_under_restored_moments_is_what_adam_makes(run):
-    """A step of rate 1 with the gradient that the first moment holds moves weights by it."""
-    folder, model, optimizer = run
-    state, _ = load_tensors(folder / "state.safetensors")
-    weights = linear_weights(model)
-    size = calibration.restored_update(state, list(weights), beta1=0.9, beta2=0.95, eps=1e-8)
-    by_hand = []
-    for w in weights.values():
-        m = optimizer.state[w]["exp_avg"].double() / (1 - 0.9**12)
-        v = optimizer.state[w]["exp_avg_sq"].double() / (1 - 0.95**12)
-        by_hand.append((m.abs() / (v.sqrt() + 1e-8)).flatten())
-    assert size == pytest.approx(torch.cat(by_hand).mean().item(), rel=1e-6)
-    assert 0 < size < 1
-
-
-@pytest.mark.parametrize("restored", [True, False])
-def test_amplitudes_follow_from_updates_and_the_grid(run, tmp_path, restored):
-    folder, *_ = run
+    list(train(tiny_model, optimizer, tokens, schedule, recipe, start=0, stop=12, seed=0))
+    state, train_file = (tmp_path / f"{name}.safetensors" for name in ("state", "train"))
+    save_state(state, tiny_model, optimizer, step=12, fingerprint="", losses=[])
+    save_model(tiny_model, tmp_path / "step12")
+    write_tokens(train_file, tokens)
     settings = {
         "quantizer": {"bits": 4, "granularity": "group", "group_size": 8, "symmetric": False},
         "start": 12, "batch_size": 8, "batches": 2, "rate": 5e-3, "bump": 3,
         "training": {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8},
     }  # fmt: skip
-    calibrate_amplitude.main(
-        weights=str(folder / "step12" / "model.safetensors"),
-        train=str(folder / "train.safetensors"),
-        state=str(folder / "state.safetensors") if restored else None,
-        calibration=str(tmp_path / "calibration.json"), suite="tiny", settings=settings,
-        device="cpu", code="abc",
-    )  # fmt: skip
-    found = read_json(tmp_path / "calibration.json")
-    amplitudes, half = found["amplitudes"], found["mean_grid_step"] / 2
-    assert found["assumed"] in amplitudes and ("adam_restored" in amplitudes) == restored
-    for name, update in found["updates_per_unit_rate"].items():
-        assert amplitudes[name] == pytest.approx(half / (5e-3 * update))
+    for restored in (False, True):
+        calibrate_amplitude.main(
+            weights=str(tmp_path / "step12" / "model.safetensors"), train=str(train_file),
+            state=str(state) if restored else None, suite="tiny", settings=settings,
+            calibration=str(tmp_path / "calibration.json"), device="cpu", code="abc",
+        )  # fmt: skip
+        found = read_json(tmp_path / "calibration.json")
+        amplitudes, half = found["amplitudes"], found["mean_grid_step"] / 2
+        assert found["assumed"] in amplitudes and ("adam_restored" in amplitudes) == restored
+        for name, update in found["updates_per_unit_rate"].items():
+            assert amplitudes[name] == pytest.approx(half / (5e-3 * update))
     assert amplitudes["adam_bump"] == pytest.approx(amplitudes["adam_fresh"] / 3)
     assert amplitudes["gradient"] > 10 * amplitudes["adam_fresh"]
+    by_hand = []
+    for w in linear_weights(tiny_model).values():
+        m = optimizer.state[w]["exp_avg"].double() / (1 - 0.9**12)
+        v = optimizer.state[w]["exp_avg_sq"].double() / (1 - 0.95**12)
+        by_hand.append((m.abs() / (v.sqrt() + 1e-8)).flatten())
+    size = torch.cat(by_hand).mean().item()
+    assert found["updates_per_unit_rate"]["adam_restored"] == pytest.approx(size, rel=1e-6)

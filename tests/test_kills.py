@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -22,7 +24,6 @@ from tests.test_workspace import PROCESSES, Killed, outputs, tokens, train_until
 from tests.workflow import TINY, copy_checkout, snakemake, tiny_checkout
 
 KILLS = 20
-COMMAND = [sys.executable, "-m", "snakemake", "--cores", "2", "--configfile", TINY]
 # Measured by a clock, drawn by a renderer that numbers its parts, or about this very run.
 NOT_COMPARED = {".log", ".html", ".pdf", ".svg", ".png"}
 
@@ -120,12 +121,8 @@ def test_handlers_are_as_they_were_once_a_job_is_done(tmp_path):
 
 def results(folder: Path) -> dict[str, bytes]:
     """Every file under results/ that must be the same in every run."""
-    root = folder / "results"
-    return {
-        path.relative_to(root).as_posix(): path.read_bytes()
-        for path in sorted(root.rglob("*"))
-        if path.is_file() and path.suffix not in NOT_COMPARED
-    }
+    made = outputs(folder / "results")
+    return {name: data for name, data in made.items() if Path(name).suffix not in NOT_COMPARED}
 
 
 def assert_same(made: dict[str, bytes], expected: dict[str, bytes]) -> None:
@@ -133,46 +130,36 @@ def assert_same(made: dict[str, bytes], expected: dict[str, bytes]) -> None:
     assert [name for name, data in made.items() if data != expected[name]] == []
 
 
-def start(folder: Path) -> subprocess.Popen:
-    log = open(folder / "said.txt", "w")  # noqa: SIM115
-    return subprocess.Popen(
-        COMMAND, cwd=folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-    )
+def start(folder: Path, cores: int) -> subprocess.Popen:
+    command = [sys.executable, "-m", "snakemake", "--configfile", TINY, "--cores", str(cores)]
+    with open(folder / "said.txt", "w") as log:
+        return subprocess.Popen(
+            command, cwd=folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
 
 
-def scripts_of(process: subprocess.Popen) -> list[int]:
-    """Processes of the jobs of a run."""
-    children = Path(f"/proc/{process.pid}/task").glob("*/children")
-    return [int(pid) for path in children for pid in path.read_text().split()]
+def jobs_of(process: subprocess.Popen) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children()
 
 
-def until_a_job_begins(process: subprocess.Popen, folder: Path) -> float:
-    """Seconds that a run takes until its first job, however busy the machine is."""
-    started = time.monotonic()
-    while process.poll() is None and "\nJob " not in (folder / "said.txt").read_text():
-        time.sleep(0.05)
-    return time.monotonic() - started
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+def alive(job: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return job.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def kill(process: subprocess.Popen, chance: random.Random) -> str:
-    """SIGKILL to all of a run, to Snakemake alone or to one job; returns to which."""
-    how, jobs = chance.choice(["everything", "snakemake", "a job"]), scripts_of(process)
-    if how == "a job" and jobs:
-        os.kill(chance.choice(jobs), signal.SIGKILL)
+    """SIGKILL to all of a run, to Snakemake or to one job, or SIGTERM to all; which it was."""
+    jobs = jobs_of(process)
+    how = chance.choice(["everything", "snakemake", "preemption", *(["a job"] if jobs else [])])
+    if how == "a job":
+        chance.choice(jobs).kill()
     elif how == "snakemake":
         process.kill()
-    else:
-        how = "everything"
-        os.killpg(process.pid, signal.SIGKILL)
+    else:  # a power cut, or a cluster that takes its machine back
+        os.killpg(process.pid, signal.SIGTERM if how == "preemption" else signal.SIGKILL)
     process.wait(900)  # a run whose job is killed waits for its other jobs
-    while how == "snakemake" and any(map(alive, jobs)):
+    while any(map(alive, jobs)):
         time.sleep(0.1)  # jobs whose run is killed go on, and their user waits for them
     return how
 
@@ -180,18 +167,20 @@ def kill(process: subprocess.Popen, chance: random.Random) -> str:
 @pytest.mark.slow
 @pytest.mark.workflow
 def test_twenty_kills_at_random_moments(tmp_path_factory):
-    """A power cut, Snakemake alone, or one job: each time the same command is given again."""
+    """The same command again, with one core or two, ends with the bytes of a run left alone."""
     expected = results(tiny_checkout(tmp_path_factory))
     folder = copy_checkout(tmp_path_factory.mktemp("killed"))
-    chance, kills, finished = random.Random(11), Counter(), 0
+    chance, kills, whole = random.Random(11), Counter(), 0
     planning = 2.0
     while kills.total() < KILLS:
-        process = start(folder)
+        started, process = time.monotonic(), start(folder, chance.choice([1, 2]))
         try:  # one in ten while it plans, the others while jobs run
             if chance.random() < 0.1:
                 process.wait(chance.uniform(0.0, planning))
             else:
-                planning = until_a_job_begins(process, folder)
+                while process.poll() is None and not jobs_of(process):
+                    time.sleep(0.05)
+                planning = time.monotonic() - started
                 process.wait(chance.uniform(0.0, 4.0 * planning))
         except subprocess.TimeoutExpired:
             kills[kill(process, chance)] += 1
@@ -199,32 +188,12 @@ def test_twenty_kills_at_random_moments(tmp_path_factory):
             continue
         assert process.returncode == 0, (folder / "said.txt").read_text()[-3000:]
         assert_same(results(folder), expected)
-        finished += 1
-        subprocess.run(["rm", "-rf", "results", ".snakemake"], cwd=folder, check=True)
-    run = snakemake(*COMMAND[3:], folder=folder)
+        whole += 1
+        for made in ("results", ".snakemake"):
+            shutil.rmtree(folder / made)
+    run = snakemake("--cores", "2", "--configfile", TINY, folder=folder)
     assert run.returncode == 0, run.stdout[-5000:]
     assert_same(results(folder), expected)
-    print(f"{kills.total()} kills survived: {dict(kills)}; {finished + 1} suites finished")
+    print(f"{kills.total()} kills survived: {dict(kills)}; {whole + 1} suites finished")
     assert not list(folder.glob("results/*/unfinished/*/*/*"))
     assert not list(folder.rglob("results/**/.*.tmp"))
-
-
-@pytest.mark.slow
-@pytest.mark.workflow
-def test_a_run_that_a_cluster_takes_back_goes_on(tmp_path_factory):
-    """SIGTERM to Snakemake and its jobs while a fork trains, as before a preemption."""
-    expected = results(tiny_checkout(tmp_path_factory))
-    folder = copy_checkout(tmp_path_factory.mktemp("preempted"))
-    process = start(folder)
-    unfinished = folder / "results/tiny/unfinished/pretrain_suite"
-    while not list(unfinished.glob("*/step2")):
-        assert process.poll() is None, (folder / "said.txt").read_text()[-3000:]
-        time.sleep(0.005)
-    os.killpg(process.pid, signal.SIGTERM)
-    assert process.wait(900) != 0
-    assert "SIGTERM: stopped after step" in (folder / "said.txt").read_text()
-    assert not list(folder.glob("results/tiny/checkpoints/*/*"))
-    run = snakemake(*COMMAND[3:], folder=folder)
-    assert run.returncode == 0, run.stdout[-5000:]
-    assert "going on from step" in run.stdout
-    assert_same(results(folder), expected)

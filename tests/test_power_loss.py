@@ -5,7 +5,6 @@ folder that holds the name afterwards. Each test records these calls in their or
 """
 
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from flatminima.files import write_digests, write_table
 from flatminima.model import save_model
 from flatminima.text.tokens import write_tokens
 from flatminima.training.loop import save_state
-from tests.conftest import TINY_VOCABULARY
 from tests.hub.libraries import point_at
 from tests.hub.repos import FORMS, STEPS, branch_name, model_branches
 from tests.hub.server import TinyHub
@@ -30,17 +28,12 @@ def state_of(path: Path) -> tuple[int, int, int]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-@dataclass
 class Disk:
-    """What was flushed, and what each renaming moved, in order."""
+    """What was flushed, and what each renaming moved, in order, recorded from here on."""
 
-    flushed: list[tuple] = field(default_factory=list)
-    moved: list[tuple[Path, list[Path]]] = field(default_factory=list)
-    not_flushed: list[Path] = field(default_factory=list)
-    names_not_flushed: set[Path] = field(default_factory=set)
-
-    def watch(self, monkeypatch) -> "Disk":
-        """Record ``os.fsync`` and ``os.replace`` from here on."""
+    def __init__(self, monkeypatch) -> None:
+        self.flushed, self.moved, self.not_flushed = [], [], []
+        self.names_not_flushed: set[Path] = set()
         fsync, replace = os.fsync, os.replace
 
         def flush(descriptor):
@@ -60,7 +53,6 @@ class Disk:
 
         monkeypatch.setattr(os, "fsync", flush)
         monkeypatch.setattr(os, "replace", move)
-        return self
 
     def assert_whole(self, *names: str) -> None:
         """Everything written was flushed before it got its name, and the names after that."""
@@ -71,15 +63,17 @@ class Disk:
 
 @pytest.fixture
 def disk(monkeypatch) -> Disk:
-    return Disk().watch(monkeypatch)
+    return Disk(monkeypatch)
 
 
-def test_tables_tokens_and_digests(disk, tmp_path):
+def test_tables_tokens_digests_and_the_state_of_a_training(disk, tmp_path, tiny_model):
     for name in ("table.csv", "table.parquet"):
         write_table(tmp_path / name, pd.DataFrame({"a": [1, 2]}))
     write_tokens(tmp_path / "train.safetensors", np.zeros((2, 4), np.int32))
     write_digests(tmp_path, ["train.safetensors"])
-    disk.assert_whole("table.csv", "table.parquet", "train.safetensors", "SHA256SUMS")
+    optimizer = torch.optim.AdamW(tiny_model.parameters())
+    save_state(tmp_path / "state", tiny_model, optimizer, step=1, fingerprint="f", losses=[1.0])
+    disk.assert_whole("table.csv", "table.parquet", "train.safetensors", "SHA256SUMS", "state")
 
 
 def test_a_checkpoint_new_and_replaced(disk, tmp_path, tiny_model):
@@ -91,18 +85,6 @@ def test_a_checkpoint_new_and_replaced(disk, tmp_path, tiny_model):
     save_model(tiny_model, tmp_path / "step1", digests=True)
     assert disk.not_flushed == [] and disk.names_not_flushed == set()
     assert disk.moved[-1][0].name == "SHA256SUMS", "digests vouch for what is there already"
-
-
-def test_the_state_of_a_training(disk, tmp_path, tiny_model):
-    optimizer = torch.optim.AdamW(tiny_model.parameters())
-    ids = torch.arange(16)[None] % TINY_VOCABULARY
-    tiny_model(input_ids=ids, labels=ids).loss.backward()
-    optimizer.step()
-    save_state(
-        tmp_path / "state.safetensors", tiny_model, optimizer,
-        step=1, fingerprint="f", losses=[1.0],
-    )  # fmt: skip
-    disk.assert_whole("state.safetensors")
 
 
 @pytest.mark.parametrize("form", range(len(FORMS)), ids=FORMS)

@@ -1,6 +1,5 @@
 """Revisions fetched, measured and deleted: the numbers of checkpoints on disk; holes; kills."""
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -179,8 +178,3 @@ def test_what_stops_the_suite_names_the_command_that_fetches_it_again(validation
     assert any(line.startswith("warning: final_weights_early: step 2") for line in said)
     assert said[-1].startswith("1 missing;") and wanted[1] in said[-1] and wanted[0] not in said[-1]
     assert not (tmp_path / "refused/suite.csv").exists()
-
-
-def test_provenance_says_what_made_the_scores(probed):
-    made_by = json.loads(Path(outputs(probed)["provenance"]).read_text())
-    assert made_by["code"] == "abc" and made_by["probe"] == PROBE

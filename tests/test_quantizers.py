@@ -1,6 +1,7 @@
 """The quantizers against an oracle that shares no code with them, and on hostile input."""
 
 import copy
+from itertools import product
 
 import numpy as np
 import pytest
@@ -8,11 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from torch import nn
 
 from flatminima.layers import kind_of
 from flatminima.model import build_model
-from flatminima.quantizer_specs import fit_group, printed_names, read_spec, read_specs
+from flatminima.quantizer_specs import printed_names, read_spec, read_specs
 from flatminima.quantizers import (
     affine_codes,
     coverage,
@@ -108,18 +108,18 @@ def test_weights_on_the_edge_between_two_codes_agree_with_the_oracle(bits, symme
     assert_same_bits(quantize(weight, spec), expected)
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
-@pytest.mark.parametrize("symmetric", [False, True])
-def test_large_matrix_with_remainder_agrees_with_the_oracle(bits, symmetric):
-    weight = np.random.default_rng(bits).normal(0, 0.02, (6, 300)).astype(np.float32)
+def test_a_strided_matrix_with_remainders_agrees_with_the_oracle():
+    weight = np.random.default_rng(0).normal(0, 0.02, (300, 6)).astype(np.float32).T
     weight[0] += 0.5
     weight[1] = abs(weight[1])
     weight[2] = -abs(weight[2]) - 3
     weight[3] *= 1e30
     weight[4] *= 1e-30
-    for granularity, size in (("tensor", None), ("channel", None), ("group", 128), ("group", 7)):
-        spec = affine(bits, granularity, symmetric, size)
-        assert_same_bits(quantize(weight, spec), oracle(weight, spec)[0])
+    for bits, symmetric in product((2, 3, 4, 8), (False, True)):
+        for granularity, size in (("tensor", None), ("channel", None), ("group", 128)):
+            spec = affine(bits, granularity, symmetric, size)
+            found = fake_quantize(torch.from_numpy(weight), spec).numpy()
+            assert_same_bits(found, oracle(weight, spec)[0])
 
 
 def test_hand_computed_groups():
@@ -130,14 +130,6 @@ def test_hand_computed_groups():
     weight = np.array([[-7.0, 2.5, 3.5, -0.5, 6.6]], np.float32)
     spec = affine(4, "channel", symmetric=True)
     assert quantize(weight, spec).tolist() == [[-7.0, 2.0, 4.0, 0.0, 7.0]]
-
-
-def test_non_contiguous_weights_are_quantized_as_their_copy():
-    weight = torch.randn(24, 40, generator=torch.Generator().manual_seed(0))
-    for spec in (affine(4, "group", False, 7), affine(4, "tensor", False), INT8):
-        assert torch.equal(
-            fake_quantize(weight.T, spec), fake_quantize(weight.T.contiguous(), spec)
-        )
 
 
 # Code books
@@ -180,17 +172,6 @@ def test_error_is_at_most_half_a_scale_and_rounding(weight, spec):
         assert error <= scale / 2 + 8 * UNIT * abs(group).max()
 
 
-@given(matrices(("ordinary",)), st.integers(2, 8), st.sampled_from([-1, 1]), st.integers(1, 50))
-def test_one_sided_groups_are_no_worse_than_centred_ones(weight, bits, sign, shift):
-    """A clamped zero point would clip them to the nearest end of a grid around zero."""
-    weight = (sign * (abs(weight) + np.float32(shift))).astype(np.float32)
-    spec = affine(bits, "channel", symmetric=False)
-    error = abs(quantize(weight, spec).astype(float) - weight).max(axis=1)
-    spread = weight.max(axis=1).astype(float) - weight.min(axis=1)
-    bound = spread / (2**bits - 1) / 2 + 8 * UNIT * (shift + 1)
-    assert (error <= bound).all()
-
-
 # Constant, tiny and subnormal groups
 
 
@@ -227,25 +208,20 @@ def test_flushing_subnormals_changes_nothing_where_weights_are_not_tiny(weight, 
 # What is refused
 
 
-@pytest.mark.parametrize("bad", [np.nan, -np.inf])
-@pytest.mark.parametrize("width", [256, 201])
+@pytest.mark.parametrize("bad", [np.nan, -np.inf, 3.4e38])
 @pytest.mark.parametrize("spec", [INT4, INT8, affine(4, "tensor", False)])
-def test_non_finite_weights_raise(bad, spec, width):
-    weight = torch.ones(3, width)
-    weight[1, 200] = bad
-    with pytest.raises(ValueError, match="not a finite range"):
-        fake_quantize(weight, spec)
+def test_weights_without_a_finite_range_are_refused_by_name(tiny_model, bad, spec):
+    """A remainder is looked at as well; the range of 3.4e38 and -1e38 overflows."""
+    weight = tiny_model.gpt_neox.layers[0].attention.query_key_value.weight
+    with torch.no_grad():
+        weight[3, 3], weight[3, 4] = bad, -1e38
+    with pytest.raises(ValueError, match="^gpt_neox.layers.0.attention.* not a finite range"):
+        quantized_weights(tiny_model, spec)
 
 
-def test_range_that_overflows_raises():
-    with pytest.raises(ValueError, match="not a finite range"):
-        fake_quantize(torch.tensor([[-3e38, 3e38]]), affine(4, "channel", False))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_other_dtypes_raise(dtype):
-    with pytest.raises(TypeError, match=f"float32.*{dtype}"):
-        fake_quantize(torch.ones(2, 256, dtype=dtype), INT4)
+def test_a_half_precision_model_is_refused_by_name(tiny_model):
+    with pytest.raises(TypeError, match="layers.0.attention.query_key_value.weight: .*float16"):
+        quantized_weights(tiny_model.half(), INT8)
 
 
 # Specs
@@ -279,13 +255,8 @@ def test_a_quantizer_is_printed_and_stored_as_its_entry_says(definition, label, 
         ({"kind": "nf5"}, "nf4"),
         ({"kind": "nf4", "bits": 4}, "bits"),
         (ROWS | {"bits": 9}, "bits"),
-        (ROWS | {"bits": "8"}, "bits"),
-        (ROWS | {"granularity": "row"}, "granularity"),
         (ROWS | {"group_size": 64}, "takes no group_size"),
         (GROUPS | {"group_size": None}, "needs group_size"),
-        (GROUPS | {"group_size": 0}, "group_size"),
-        (GROUPS | {"layers": "heads"}, "layers"),
-        ({"bits": 4}, "symmetric"),
     ],
 )
 def test_no_typo_means_something_else(definition, word):
@@ -298,12 +269,6 @@ def test_labels_that_are_not_unique_are_printed_in_full():
     assert printed_names(specs) == {
         "a": specs["a"].description, "b": specs["b"].description, "int9": "INT8"
     }  # fmt: skip
-
-
-def test_a_group_is_fitted_to_a_row_that_is_shorter():
-    assert [fit_group(128, row) for row in (64, 128, 200)] == [64, 128, 128]
-    spec = read_spec(GROUPS)
-    assert [spec.count_groups(3, row) for row in (64, 128, 200)] == [3, 3, 6]
 
 
 # Models
@@ -325,68 +290,6 @@ def test_the_model_is_untouched_and_shares_no_memory(tiny_model):
             weight.fill_(99.0)
     for name, tensor in tiny_model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
-
-
-def test_layers_of_a_tiny_gpt_neox(tiny_model):
-    blocks = linear_weights(tiny_model, "blocks")
-    expected = {
-        f"gpt_neox.layers.{layer}.{matrix}.weight"
-        for layer in (0, 1)
-        for matrix in (
-            "attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"
-        )
-    }  # fmt: skip
-    assert set(blocks) == expected
-    head = set(linear_weights(tiny_model, "blocks+head")) - expected
-    assert len(head) == 1
-    assert dict(tiny_model.named_parameters())[head.pop()] is (
-        tiny_model.get_output_embeddings().weight
-    )
-
-
-@pytest.mark.parametrize("name", ["embed_out", "lm_head", "output"])
-def test_the_head_is_found_whatever_it_is_called(name):
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed = nn.Embedding(5, 4)
-            self.linear = nn.Linear(4, 4)
-            setattr(self, name, nn.Linear(4, 5))
-
-        def get_output_embeddings(self):
-            return getattr(self, name)
-
-        def get_input_embeddings(self):
-            return self.embed
-
-    assert set(linear_weights(Model())) == {"linear.weight"}
-    assert set(linear_weights(Model(), "blocks+head")) == {"linear.weight", f"{name}.weight"}
-
-
-def test_a_tied_head_is_refused_only_where_it_would_be_quantized(tiny_model):
-    tiny_model.get_output_embeddings().weight = tiny_model.get_input_embeddings().weight
-    assert len(linear_weights(tiny_model, "blocks")) == 8
-    with pytest.raises(ValueError, match="blocks\\+head: .* tied"):
-        linear_weights(tiny_model, "blocks+head")
-
-
-@pytest.mark.parametrize(
-    ("value", "spec", "error"),
-    [
-        (float("nan"), TINY_INT4, ValueError),
-        (float("inf"), INT8, ValueError),
-    ],
-)
-def test_errors_name_the_layer(tiny_model, value, spec, error):
-    with torch.no_grad():
-        tiny_model.gpt_neox.layers[0].attention.query_key_value.weight[3, 3] = value
-    with pytest.raises(error, match="^gpt_neox.layers.0.attention.query_key_value.weight: "):
-        quantized_weights(tiny_model, spec)
-
-
-def test_a_half_precision_model_is_refused_by_name(tiny_model):
-    with pytest.raises(TypeError, match="layers.0.attention.query_key_value.weight: .*float16"):
-        quantized_weights(tiny_model.half(), INT8)
 
 
 # Pythia-160m, on the meta device: shapes without weights
@@ -416,6 +319,7 @@ def test_groups_of_pythia_160m(pythia_160m, layers, matrices, weights, groups):
 
 @given(st.integers(1, 5), st.integers(1, 50), st.integers(1, 50))
 def test_counted_groups_are_the_groups(rows, columns, size):
+    """A row shorter than a group is one; the last group of a row holds the remainder."""
     spec = affine(4, "group", False, size)
     _, groups = oracle(np.ones((rows, columns), np.float32), spec)
     assert spec.count_groups(rows, columns) == len(groups)

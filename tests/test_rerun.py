@@ -16,8 +16,7 @@ import pytest
 
 from tests.workflow import TINY, base_name, planned, snakemake, tiny_checkout
 
-pytestmark = [pytest.mark.workflow, pytest.mark.slow]
-QUANTIZERS = "workflow_scripts/flatminima/quantizers.py"
+pytestmark = pytest.mark.workflow
 
 
 @pytest.fixture(scope="module")
@@ -53,30 +52,6 @@ def plan(folder: Path) -> dict[str, int]:
     return jobs
 
 
-def test_touching_everything_reruns_nothing(built):
-    """Every file gets a time of its own, so that inputs are newer than outputs and so on."""
-    files = [p for p in sorted(built.rglob("*")) if p.is_file() and ".snakemake" not in p.parts]
-    assert len(files) > 200
-    order = np.random.default_rng(0).permutation(len(files))
-    now = time.time()
-    for path, place in zip(files, order, strict=True):
-        os.utime(path, (now, now - 10.0 * place))
-    assert plan(built) == {}
-
-
-def test_comments_anywhere_rerun_nothing(built, edit):
-    python = [p.relative_to(built).as_posix() for p in (built / "workflow_scripts").rglob("*.py")]
-    rules = [p.relative_to(built).as_posix() for p in (built / "rules").rglob("*.smk")]
-    for name in [*python, *rules, "Snakefile", "config.yaml", TINY]:
-        edit(name, lambda text: text + "\n# A comment.\n")
-    edit(
-        "workflow_scripts/flatminima/quantizers.py",
-        lambda text: text.replace('"""', '"""Also: ', 1),
-    )
-    assert len(python) > 60
-    assert plan(built) == {}
-
-
 def setting(old: str, new: str) -> tuple[str, Callable[[str], str]]:
     """A change of one setting of the tiny suite."""
 
@@ -90,6 +65,33 @@ def setting(old: str, new: str) -> tuple[str, Callable[[str], str]]:
 def code(file: str) -> tuple[str, Callable[[str], str]]:
     """A change of the code of a script or module that leaves what it computes as it is."""
     return f"workflow_scripts/{file}.py", lambda text: text + "\nANOTHER_NAME = 1\n"
+
+
+def test_what_decides_nothing_reruns_nothing(built, edit):
+    """Times of files, comments, docstrings, infrastructure, and settings of how to run."""
+    python = [p.relative_to(built).as_posix() for p in (built / "workflow_scripts").rglob("*.py")]
+    rules = [p.relative_to(built).as_posix() for p in (built / "rules").rglob("*.smk")]
+    assert len(python) > 60
+    for name in [*python, *rules, "Snakefile", "config.yaml", TINY]:
+        edit(name, lambda text: text + "\n# A comment.\n")
+    edit(
+        "workflow_scripts/flatminima/quantizers.py", lambda text: text.replace('"""', '"""Or: ', 1)
+    )
+    for module in ("jobs", "files"):
+        edit(*code(f"flatminima/{module}"))
+    for old, new in (
+        ("optimizer_state: fresh", "keep_checkpoints: true\n      optimizer_state: fresh"),
+        ("save_every: 20", "save_every: 10"),
+        ("decay_steps: 10", "decay_steps: 20"),  # of a rival, which is no part of all
+        ("threads: 1", "threads: 2"),
+    ):
+        edit(*setting(old, new))
+    files = [p for p in sorted(built.rglob("*")) if p.is_file() and ".snakemake" not in p.parts]
+    assert len(files) > 200
+    order, now = np.random.default_rng(0).permutation(len(files)), time.time()
+    for path, place in zip(files, order, strict=True):
+        os.utime(path, (now, now - 10.0 * place))
+    assert plan(built) == {}
 
 
 # What is drawn or told from tables that were rebuilt.
@@ -152,15 +154,10 @@ CHANGES = {
         code("flatminima/intervals"),
         AFTER_PROBES | SUMMARIES | TABLES | FIGURES | LAST | {"judge_claims_paper": 1},
     ),
-    "whether forks keep their weights": (
-        setting("optimizer_state: fresh", "keep_checkpoints: true\n      optimizer_state: fresh"),
-        {},
-    ),
-    "how often a state is saved": (setting("save_every: 20", "save_every: 10"), {}),
-    "a rival": (setting("decay_steps: 10", "decay_steps: 20"), {}),
     "layers whose kurtosis is measured": (
         setting("kurtosis:\n      layers: blocks", "kurtosis:\n      layers: blocks+head"),
-        KURTOSIS | LAST | {"plot_kurtosis": 1, "tabulate_forks": 1, "render_notebook": 3},
+        KURTOSIS | LAST | {"plot_kurtosis": 1, "plot_scaling_law": 1, "tabulate_forks": 1,
+                           "render_notebook": 3},
     ),
     "learning rate of the training": (
         setting("lr_max: 0.01", "lr_max: 0.02"),
@@ -170,7 +167,6 @@ CHANGES = {
         setting("label: tiny", "label: little"),
         TABLES | FIGURES | {"judge_claims": 1, "draw_index": 1, "render_notebook": 4},
     ),
-    "threads": (setting("threads: 1", "threads: 2"), {}),
     "a claim": (
         ("resources/paper/claims.yaml", lambda text: text.replace("Not monotonic", "Uneven", 1)),
         {"judge_claims": 1, "judge_claims_paper": 1, "draw_index": 1},
@@ -189,20 +185,7 @@ def test_a_change_reruns_what_follows_from_it_and_nothing_else(built, edit, what
     assert plan(built) == expected
 
 
-@pytest.mark.parametrize("what", ["code of the quantizers", "another quantizer"])
-def test_another_quantizer_plans_no_training_at_all(built, edit, what):
-    """Not pretraining, not a fork, not a rival: their weights are probed again."""
-    target = ("results/tiny/rivals.csv", "--configfile", TINY)
-    run = snakemake(*target, "--cores", "2", folder=built)
-    assert run.returncode == 0, run.stdout[-3000:]
-    (name, how), _ = CHANGES[what]
-    edit(name, how)
-    jobs = planned(*target, folder=built)
-    assert jobs["probe_fork"] == 6 + 2 and jobs["average_checkpoints"] == 3
-    assert not [rule for rule in jobs if rule.startswith(("train", "pretrain"))]
-
-
-def test_a_code_cell_reruns_its_notebook_only(built, edit):
+def test_a_code_cell_reruns_its_notebook_and_a_lost_figure_is_drawn_again(built, edit):
     def change(text: str) -> str:
         notebook = json.loads(text)
         cell = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
@@ -212,33 +195,26 @@ def test_a_code_cell_reruns_its_notebook_only(built, edit):
     edit("notebooks/kurtosis.ipynb", change)
     jobs = planned("--configfile", TINY, folder=built)
     assert jobs == {"render_notebook_kurtosis": 1, "all": 1}
-
-
-def test_a_lost_figure_is_drawn_again(built):
     lost = built / "results/tiny/figures/fig1_audit.png"
     kept = lost.rename(built / "kept.png")
     try:
-        assert plan(built) == {"plot_audit": 1, "render_notebook": 2}
+        assert plan(built) == {"plot_audit": 1, "render_notebook": 3}  # two that show it
     finally:
         kept.rename(lost)
 
 
 def test_forks_that_did_not_change_are_left_alone(built, edit):
-    """The rerun for real: the files of the other schedules are the very same."""
-    forks = built / "results/tiny/forks"
-    before = {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in forks.glob("*.csv")}
-    assert len(before) == 6
+    """The rerun for real: the file of another schedule is the very same."""
+    sgdr, oli = (built / f"results/tiny/forks/{name}-seed0.csv" for name in ("sgdr", "oli"))
+    before = oli.stat().st_mtime_ns, oli.read_bytes(), sgdr.read_bytes()
     edit(*setting("period: 16", "period: 20"))
-    target = ("results/tiny/forks.csv", "--configfile", TINY)
+    target = (*(str(path.relative_to(built)) for path in (sgdr, oli)), "--configfile", TINY)
     run = snakemake(*target, "--cores", "2", folder=built)
     assert run.returncode == 0, run.stdout[-3000:]
-    for path in forks.glob("*.csv"):
-        text, changed_at = before[path.name]
-        if path.name.startswith("sgdr"):
-            assert path.read_bytes() != text
-        else:
-            assert (path.read_bytes(), path.stat().st_mtime_ns) == (text, changed_at)
-    rates = pd.read_csv(built / "results/tiny/forks.csv").query("schedule == 'sgdr'")
+    assert (oli.stat().st_mtime_ns, oli.read_bytes()) == before[:2] and sgdr.read_bytes() != before[
+        2
+    ]
+    rates = pd.read_csv(sgdr)
     restarts = rates.loc[rates["lr_fraction_last_update"] > 0.9, "step"].unique() - 60
     assert list(restarts) == [4, 24], "a restart every twenty steps, seen by the next probe"
     assert planned(*target, folder=built) == {}

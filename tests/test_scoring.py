@@ -16,7 +16,7 @@ from transformers import BertConfig, BertForMaskedLM, BertLMHeadModel
 from flatminima import scoring
 from flatminima.errors import NotMeasured
 from flatminima.model import assert_float32, build_model, prepare_backend
-from flatminima.quantizer_specs import FP32, read_spec
+from flatminima.quantizer_specs import FP32
 from flatminima.quantizers import Quantized, quantized_weights
 from flatminima.scoring import (
     ModelForward,
@@ -44,8 +44,6 @@ WHOLE = 2**20
 @pytest.fixture(autouse=True)
 def backend():
     prepare_backend()
-    yield
-    torch.set_flush_denormal(False)
 
 
 @pytest.fixture
@@ -80,69 +78,49 @@ def test_scores_agree_with_the_per_token_oracle(tiny_model, tiny_tokens, variant
         assert record.top1_changed == [sum(t[2] for t in tokens) for tokens in expected]
         assert record.scored == [15] * 9
         assert record.mean_nll() == pytest.approx(sum(nll) / (9 * 15), rel=1e-6)
-
-
-def test_quantizing_changes_what_it_should(tiny_model, tiny_tokens, variants):
-    """Guards the test above against variants that do nothing."""
-    scores = score_variants(tiny_model, tiny_tokens, variants, batch_size=9)
+    # And the variants do something.
     assert sum(scores["rtn_int3"].top1_changed) > 0
     kl = {name: sum(record.kl_nats) for name, record in scores.items()}
     assert kl["rtn_int3"] > kl["rtn_int4"] > kl["rtn_int8"] > kl[FP32] == 0.0
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 100])
-def test_batch_size_and_ragged_last_batches_change_nothing(
-    tiny_model, tiny_tokens, variants, batch_size
-):
-    """Nine sequences: all sizes but 1 and 9 leave a last batch that is not full."""
+def test_batch_size_and_company_change_nothing(tiny_model, tiny_tokens, variants, batch_size):
+    """Nine sequences, in one batch and in others, which may end with one that is not full."""
     one = score_variants(tiny_model, tiny_tokens, variants, batch_size=9)
-    other = score_variants(tiny_model, tiny_tokens, variants, batch_size=batch_size)
+    other = score_variants(tiny_model, tiny_tokens[::-1], variants, batch_size=batch_size)
     for name in one:
-        np.testing.assert_allclose(other[name].nll_nats, one[name].nll_nats, rtol=1e-6)
-        np.testing.assert_allclose(other[name].kl_nats, one[name].kl_nats, rtol=1e-4, atol=1e-9)
-        assert other[name].top1_changed == one[name].top1_changed
+        np.testing.assert_allclose(other[name].nll_nats[::-1], one[name].nll_nats, rtol=1e-6)
+        np.testing.assert_allclose(
+            other[name].kl_nats[::-1], one[name].kl_nats, rtol=1e-4, atol=1e-9
+        )
+        assert other[name].top1_changed[::-1] == one[name].top1_changed
         assert other[name].scored == one[name].scored
-        assert other[name].mean_nll() == pytest.approx(one[name].mean_nll(), rel=1e-6)
-
-
-def test_a_sequence_scores_the_same_in_any_company(tiny_model, tiny_tokens):
-    together = score_variants(tiny_model, tiny_tokens, {}, batch_size=9)[FP32]
-    reversed_order = score_variants(tiny_model, tiny_tokens[::-1], {}, batch_size=4)[FP32]
-    np.testing.assert_allclose(reversed_order.nll_nats[::-1], together.nll_nats, rtol=1e-6)
 
 
 def test_tokens_after_a_position_do_not_change_its_score(tiny_model, tiny_tokens):
     changed = tiny_tokens.copy()
     changed[:, 8:] = (changed[:, 8:] + 1) % 64
-    prefix = [
-        score_variants(tiny_model, t[:, :8], {}, batch_size=9)[FP32] for t in (tiny_tokens, changed)
-    ]
-    whole = [score_variants(tiny_model, t, {}, batch_size=9)[FP32] for t in (tiny_tokens, changed)]
-    assert prefix[0].nll_nats == prefix[1].nll_nats
-    assert whole[0].nll_nats != whole[1].nll_nats
+    prefix, whole = (
+        [score_variants(tiny_model, t[:, :end], {}, batch_size=9) for t in (tiny_tokens, changed)]
+        for end in (8, 16)
+    )
+    assert prefix[0] == prefix[1] and whole[0] != whole[1]
 
 
 # KL divergence
 
 
-def test_an_identical_variant_has_no_divergence(tiny_model, tiny_tokens):
+def test_divergence_of_the_same_and_nearly_the_same_weights(tiny_model, tiny_tokens):
+    """The textbook's sum in float32 gives about -7e-7 for some of these sequences."""
     same = {name: p.detach().clone() for name, p in tiny_model.named_parameters()}
-    scores = score_variants(tiny_model, tiny_tokens, {"same": same, "empty": {}}, batch_size=4)
+    name = "gpt_neox.layers.0.attention.dense.weight"
+    variants = {"same": same, "empty": {}, "near": {name: same[name] * (1 + 1e-6)}}
+    scores = score_variants(tiny_model, tiny_tokens, variants, batch_size=4)
     for name in ("same", "empty"):
         assert scores[name].nll_nats == scores[FP32].nll_nats
-        assert scores[name].kl_nats == [0.0] * 9
-        assert scores[name].top1_changed == [0.0] * 9
-
-
-def test_divergence_of_a_nearly_identical_variant_is_not_negative(tiny_model, tiny_tokens):
-    """The textbook's sum in float32 gives about -7e-7 for some of these sequences."""
-    name = "gpt_neox.layers.0.attention.dense.weight"
-    weight = dict(tiny_model.named_parameters())[name].detach() * (1 + 1e-6)
-    kl = score_variants(tiny_model, tiny_tokens, {"near": {name: weight}}, batch_size=4)[
-        "near"
-    ].kl_nats
-    assert min(kl) >= 0.0
-    assert max(kl) < 1e-9
+        assert scores[name].kl_nats == scores[name].top1_changed == [0.0] * 9
+    assert min(scores["near"].kl_nats) >= 0.0 and max(scores["near"].kl_nats) < 1e-9
 
 
 @given(
@@ -192,26 +170,18 @@ def test_tf32_is_refused_and_switched_off(tiny_model):
     assert_float32(tiny_model)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_bad_weights_of_a_variant_are_named(tiny_model, tiny_tokens, variants, bad):
-    name = "gpt_neox.layers.1.mlp.dense_h_to_4h.weight"
-    variants["rtn_int4"][name][0, 0] = bad
+def test_bad_weights_are_named_and_misspelt_ones_refused(tiny_model, tiny_tokens, variants):
+    """A misspelt weight would make a quantizer look perfect."""
+    variants["rtn_int4"]["gpt_neox.layers.1.mlp.dense_h_to_4h.weight"][0, 0] = float("inf")
     with pytest.raises(FloatingPointError, match="^rtn_int4: "):
         score_variants(tiny_model, tiny_tokens, variants, batch_size=4)
-
-
-def test_bad_weights_of_the_model_are_named(tiny_model, tiny_tokens):
+    misspelt = {"x": {"gpt_neox.layers.0.attention.dence.weight": torch.zeros(16, 16)}}
+    with pytest.raises(KeyError, match="dence"):
+        score_variants(tiny_model, tiny_tokens, misspelt, batch_size=4)
     with torch.no_grad():
         tiny_model.gpt_neox.final_layer_norm.weight[2] = float("nan")
     with pytest.raises(FloatingPointError, match="^fp32: "):
         score_variants(tiny_model, tiny_tokens, {}, batch_size=4)
-
-
-def test_weights_that_no_layer_has_are_refused(tiny_model, tiny_tokens):
-    """A misspelt weight would make a quantizer look perfect."""
-    variants = {"x": {"gpt_neox.layers.0.attention.dence.weight": torch.zeros(16, 16)}}
-    with pytest.raises((AttributeError, KeyError), match="dence"):
-        score_variants(tiny_model, tiny_tokens, variants, batch_size=4)
 
 
 # What is left alone
@@ -220,13 +190,9 @@ def test_weights_that_no_layer_has_are_refused(tiny_model, tiny_tokens):
 def test_scoring_alters_neither_model_nor_variants_nor_tokens(tiny_model, tiny_tokens, variants):
     before = copy.deepcopy((tiny_model.state_dict(), variants, tiny_tokens))
     score_variants(tiny_model, tiny_tokens, variants, batch_size=4)
-    state, weights, tokens = before
-    assert np.array_equal(tokens, tiny_tokens)
-    for name, tensor in tiny_model.state_dict().items():
-        assert torch.equal(tensor, state[name]), name
-    for quantizer, parts in variants.items():
-        for name, tensor in parts.items():
-            assert torch.equal(tensor, weights[quantizer][name]), name
+    torch.testing.assert_close(
+        (tiny_model.state_dict(), variants, tiny_tokens), before, rtol=0, atol=0
+    )
     assert all(p.requires_grad and p.grad is None for p in tiny_model.parameters())
 
 
@@ -248,12 +214,6 @@ def test_perplexity_of_a_fresh_model_is_v_times_e_to_the_fifth():
     tolerance = 4 * math.sqrt((math.exp(0.4) - 1) / vocabulary + 0.4 / (96 * 31))
     assert tolerance < 0.08
     assert nll == pytest.approx(math.log(vocabulary) + 0.2, abs=tolerance)
-
-
-def test_a_model_that_knows_nothing_has_the_perplexity_of_its_vocabulary(tiny_model, tiny_tokens):
-    nn.init.zeros_(tiny_model.get_output_embeddings().weight)
-    record = score_variants(tiny_model, tiny_tokens, {}, batch_size=4)[FP32]
-    assert math.exp(record.mean_nll()) == pytest.approx(64, rel=1e-6)
 
 
 # Weights in place of others, and logits in pieces
@@ -376,49 +336,44 @@ def test_any_callable_is_a_forward(tiny_model, tiny_tokens):
 # The probe
 
 
-def test_any_kind_of_quantizer_can_be_probed(tiny_model, tiny_tokens, tmp_path, capfd):
-    """An entry of the configuration is all that NF4 takes; the scores are those of its weights."""
-    write_tokens(tmp_path / "validation.safetensors", tiny_tokens)
+@pytest.fixture
+def prober(tiny_tokens, tmp_path):
+    """A prober of the tiny tokens with NF4, and MXFP4 as its high-bit quantizer."""
+    path = str(tmp_path / "validation.safetensors")
+    write_tokens(path, tiny_tokens)
     definitions = {"low": {"kind": "nf4"}, "high": {"kind": "mxfp4", "layers": "blocks+head"}}
     probe = {"quantizers": definitions, "roles": {"low": "low_bit", "high": "high_bit"},
              "batch_size": 4, "device": "cpu"}  # fmt: skip
-    prober = Prober(str(tmp_path / "validation.safetensors"), probe, threads=1)
+    return Prober(path, probe, threads=1)
+
+
+def test_any_kind_of_quantizer_can_be_probed(tiny_model, tiny_tokens, prober, capfd):
+    """An entry of the configuration is all that NF4 takes; the scores are those of its weights."""
     table = prober(tiny_model, 7).set_index("role")
     assert list(table.loc["low_bit", "quantizer"].unique()) == ["low"]
-    for role, name in probe["roles"].items():
-        weights = quantized_weights(tiny_model, read_spec(definitions[role]))
+    for name, spec in prober.specs.items():
+        weights = quantized_weights(tiny_model, spec)
         alone = score_variants(tiny_model, tiny_tokens, {"x": weights}, batch_size=4)["x"]
-        assert table.loc[name, "nll_nats"].tolist() == alone.nll_nats
+        assert table.loc[prober.roles[name], "nll_nats"].tolist() == alone.nll_nats
     assert prober.made_by["coverage"]["high"]["matrices"] == 9
     assert "groups narrowed to the rows of gpt_neox.layers.*.attention" in capfd.readouterr().err
 
 
-def test_a_model_that_reads_none_of_the_weights_is_no_measurement(
-    tiny_model, tiny_tokens, tmp_path
+def test_a_model_that_reads_none_of_the_weights_or_looks_ahead_is_refused(
+    tiny_model, tiny_tokens, prober
 ):
-    """Its gap would be exactly 0 whatever the quantizer is."""
-    write_tokens(tmp_path / "validation.safetensors", tiny_tokens)
-    probe = {"quantizers": {"low": {"kind": "nf4"}}, "roles": {"low": "low_bit"},
-             "batch_size": 4, "device": "cpu"}  # fmt: skip
+    """The gap of the first would be exactly 0 whatever the quantizer is."""
+    del prober.specs["high"]  # the heads below are tied
     logits = torch.zeros(4, 16, 64)
     tiny_model.forward = lambda input_ids, use_cache: SimpleNamespace(
         logits=logits[: len(input_ids)]
     )
-    prober = Prober(str(tmp_path / "validation.safetensors"), probe, threads=1)
-    with pytest.raises(ValueError, match="step 7: low: no weight that the model reads"):
+    with pytest.raises(NotMeasured, match="step 7: low: no weight that the model reads"):
         prober(tiny_model, 7)
-
-
-def test_a_model_that_looks_ahead_is_refused(tiny_tokens, tmp_path):
-    write_tokens(tmp_path / "validation.safetensors", tiny_tokens)
-    probe = {"quantizers": {"low": {"kind": "nf4"}}, "roles": {"low": "low_bit"},
-             "batch_size": 4, "device": "cpu"}  # fmt: skip
-    prober = Prober(str(tmp_path / "validation.safetensors"), probe, threads=1)
     widths = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
-              "num_attention_heads": 2}  # fmt: skip
+              "num_attention_heads": 2, "vocab_size": 64}  # fmt: skip
     torch.manual_seed(0)
-    bert = BertForMaskedLM(BertConfig(vocab_size=64, **widths))
     with pytest.raises(NotMeasured, match="step 7: BertForMaskedLM looks ahead"):
-        prober(bert, 7)
-    causal = BertLMHeadModel(BertConfig(vocab_size=64, is_decoder=True, **widths))
+        prober(BertForMaskedLM(BertConfig(**widths)), 7)
+    causal = BertLMHeadModel(BertConfig(is_decoder=True, **widths))
     assert len(prober(causal, 7)) == 2 * len(tiny_tokens)

@@ -9,16 +9,7 @@ from pathlib import Path
 import pytest
 
 from flatminima.code_hash import code_hash
-from tests.workflow import (
-    ROOT,
-    TINY,
-    base_name,
-    copy_checkout,
-    declared_rules,
-    dry_run,
-    planned,
-    snakemake,
-)
+from tests.workflow import ROOT, TINY, copy_checkout, declared_rules, dry_run, planned, snakemake
 
 pytestmark = pytest.mark.workflow
 
@@ -35,46 +26,31 @@ def rules() -> dict[str, dict]:
     return found
 
 
-def test_every_rule_declares_everything(rules):
+def test_every_rule_declares_everything_under_the_name_of_its_script(rules):
+    """A rule made by ``use rule`` keeps the script and the folders of the one it is made from.
+
+    Only forks share a log: they are one job, of suites that keep their weights or do not.
+    """
     assert len(rules) > 30
+    users, notebook_hashes = defaultdict(set), []
     for name, rule in rules.items():
         for part in ("docstring", "message", "script", "conda", "log", "benchmark", "code"):
             assert rule[part], f"{name} has no {part}"
         assert "\n" not in rule["docstring"], name
         assert (ROOT / "rules" / rule["conda"]).is_file(), name
-
-
-def test_one_name_runs_through_what_snakemake_sees(rules):
-    """A rule made by ``use rule`` keeps the script and the folders of the one it is made from."""
-    scripts = {base_name(name): Path(rule["script"]).stem for name, rule in rules.items()}
-    for script in scripts.values():
-        assert scripts[script] == script
-    for name, rule in rules.items():
-        [log] = rule["log"]
-        script = Path(rule["script"]).stem
-        for path, top in ((log, "logs/"), (rule["benchmark"], "benchmarks/")):
-            assert path.startswith(top), name
-            assert re.search(rf"/{script}[./]", path), (name, path)
+        [log], script = rule["log"], Path(rule["script"]).stem
         assert Path(log).stem == Path(rule["benchmark"]).stem, name
-
-
-def test_only_forks_share_a_log_or_a_benchmark(rules):
-    """They are one job, of suites that keep its weights and of suites that do not."""
-    for part in (lambda rule: rule["log"][0], lambda rule: rule["benchmark"]):
-        users = defaultdict(set)
-        for name, rule in rules.items():
-            users[re.sub(r"\{(\w+),[^/]*?\}", r"{\1}", part(rule))].add(name)
-        shared = [sorted(names) for names in users.values() if len(names) > 1]
-        assert [name for names in shared for name in names if "_fork" not in name] == []
-
-
-def test_the_hash_of_a_rule_is_that_of_its_script_and_its_notebook(rules):
-    for name, rule in rules.items():
-        script = f"workflow_scripts/{Path(rule['script']).name}"
+        for path, top in ((log, "logs/"), (rule["benchmark"], "benchmarks/")):
+            assert path.startswith(top) and re.search(rf"/{script}[./]", path), (name, path)
+            users[re.sub(r"\{(\w+),[^/]*?\}", r"{\1}", path)].add(name)
         notebooks = [path for path in rule["inputs"] if path.endswith(".ipynb")]
-        assert rule["code"] == code_hash(script, *notebooks), name
-    notebooks = [rule for name, rule in rules.items() if name.startswith("render_notebook_")]
-    assert len({rule["code"] for rule in notebooks}) == len(notebooks) == 6
+        assert rule["code"] == code_hash(f"workflow_scripts/{script}.py", *notebooks), name
+        notebook_hashes += [rule["code"]] if name.startswith("render_notebook_") else []
+    shared = [names for names in users.values() if len(names) > 1]
+    assert [name for names in shared for name in names if "_fork" not in name] == []
+    assert len(set(notebook_hashes)) == len(notebook_hashes) == 6
+    scripts = {path.stem for path in (ROOT / "workflow_scripts").glob("*.py")} - {"__init__"}
+    assert scripts == {Path(rule["script"]).stem for rule in rules.values()} | COMMANDS
 
 
 def test_every_input_is_made_by_a_rule_or_committed(rules):
@@ -89,18 +65,10 @@ def test_every_input_is_made_by_a_rule_or_committed(rules):
         assert made or path in tracked, f"{path} has no rule and is not committed"
 
 
-def test_every_script_belongs_to_a_rule(rules):
-    scripts = {path.stem for path in (ROOT / "workflow_scripts").glob("*.py")} - {"__init__"}
-    assert scripts == {Path(rule["script"]).stem for rule in rules.values()} | COMMANDS
-
-
-def test_scripts_have_one_guard_and_the_library_knows_no_snakemake():
-    folder = ROOT / "workflow_scripts"
-    for path in folder.glob("[a-z]*.py"):
+def test_scripts_have_one_guard():
+    for path in (ROOT / "workflow_scripts").glob("[a-z]*.py"):
         guard = r'if __name__ == "__main__":\n    run(_job)?\(main, snakemake\)\n\Z'
         assert path.stem in COMMANDS or re.search(guard, path.read_text()), path
-    for path in (folder / "flatminima").rglob("*.py"):
-        assert not re.search(r"^\s*(import|from) snakemake\b", path.read_text(), re.MULTILINE), path
 
 
 def test_lint_and_format():

@@ -10,7 +10,7 @@ from flatminima.jobs import own_gpu, run, slots_folder
 from flatminima.model import WEIGHTS_FILE, choose_device, load_model, prepare_backend
 from flatminima.schedules import Condition
 from flatminima.text.tokens import check_ids, read_tokens
-from flatminima.training.gradients import read_compute, set_attention
+from flatminima.training.gradients import Compute, set_attention
 from flatminima.training.loop import read_recipe, train_series
 from flatminima.training.workspace import Workspace, fingerprint
 
@@ -29,43 +29,30 @@ def main(inputs: dict, checkpoints: str, losses: str, provenance: str, seed: int
     prepare_backend()
     held = own_gpu(device, torch.cuda.device_count(), os.environ, slots_folder())  # noqa: F841
     device = choose_device(device)
-    condition, compute = Condition(**settings), read_compute(settings["compute"])
+    condition, compute = Condition(**settings), Compute(**settings["compute"])
     hashes = {name: file_sha256(p) for name, p in inputs.items() if Path(p).is_file()}
     made_by = {**describe_run(device=device, threads=threads), **settings, "seed": seed,
                "inputs": hashes, "code": code}  # fmt: skip
     folders = {step: f"{checkpoints}/step{step}" for step in condition.saved_steps}
     with Workspace(workspace, fingerprint(**made_by), save_every) as unfinished:
         model = load_model(source, device)
-        tokens = _cut(read_tokens(inputs["train"]), condition.fork.get("length"))
+        tokens = read_tokens(inputs["train"])
+        length = condition.fork.get("length", tokens.shape[1])
+        if tokens.shape[1] % length:
+            raise ValueError(f"sequences of {tokens.shape[1]} tokens do not divide into {length}")
+        tokens = tokens.reshape(-1, length)
         check_ids(tokens, model.config.vocab_size, whose="the vocabulary")
         set_attention(model, compute.attention)
         table = train_series(
-            model,
-            tokens,
-            condition.schedule,
+            model, tokens, condition.schedule,
             read_recipe(condition.training, condition.fork["batch_size"]),
-            start=condition.start,
-            stop=condition.stop,
-            seed=seed,
-            checkpoints=folders,
-            workspace=unfinished,
-            initial_state=inputs.get("state"),
-            device=device,
-            compute=compute,
-            key=key,
-        )
+            start=condition.start, stop=condition.stop, seed=seed, checkpoints=folders,
+            workspace=unfinished, initial_state=inputs.get("state"), device=device,
+            compute=compute, key=key,
+        )  # fmt: skip
         write_table(losses, table)
         made = {step: file_sha256(f"{folder}/{WEIGHTS_FILE}") for step, folder in folders.items()}
         write_json(provenance, made_by | {"weights_sha256": made})
-
-
-def _cut(tokens, length: int | None):  # noqa: ANN001, ANN202
-    """The same text in shorter sequences where the condition asks for it."""
-    if length is None:
-        return tokens
-    if tokens.shape[1] % length:
-        raise ValueError(f"sequences of {tokens.shape[1]} tokens do not divide into {length}")
-    return tokens.reshape(-1, length)
 
 
 if __name__ == "__main__":

@@ -52,14 +52,11 @@ def on_grid(offset: torch.Tensor) -> torch.Tensor:
     return groups.reshape(offset.shape)
 
 
-@pytest.mark.parametrize(("offset", "index"), [(0.0, 0.0), (0.25, 0.75), (0.4999, 3.0)])
-def test_the_index_of_weights_at_one_place_in_their_cells(offset, index):
-    found = misalignment({"w": on_grid(torch.full((64, 128), offset))}, INT4, seed=0)["index"]
-    # Two of the 64 weights of each group hold the grid in place.
-    assert found == pytest.approx(index * 62 / 64, abs=2e-3)
-
-
-def test_the_index_of_uniform_positions_is_one():
+def test_the_index_of_weights_at_one_place_in_their_cells_and_anywhere():
+    """Two of the 64 weights of each group hold the grid in place."""
+    for offset, index in ((0.0, 0.0), (0.25, 0.75), (0.4999, 3.0)):
+        found = misalignment({"w": on_grid(torch.full((64, 128), offset))}, INT4, seed=0)["index"]
+        assert found == pytest.approx(index * 62 / 64, abs=2e-3)
     drawn = np.random.default_rng(3).uniform(-0.5, 0.5, (512, 128)).astype(np.float32)
     found = misalignment({"w": on_grid(torch.from_numpy(drawn))}, INT4, seed=0)
     assert found["index_low"] < 62 / 64 < found["index_high"]
@@ -98,25 +95,20 @@ def walk(moves: np.ndarray, spacing=10) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=DISTANCES)
 
 
-def test_a_straight_line_has_cosine_and_exponent_one():
+def test_a_straight_line_has_cosine_and_exponent_one_and_a_random_walk_zero_and_a_half():
     table = walk(np.ones((40, 50)))
     assert table["cosine"].dropna().to_numpy() == pytest.approx(1.0)
     assert exponents(table, 10, 10).to_numpy() == pytest.approx(1.0)
     # No past before the first step that is asked for.
     assert exponents(table, 200, 10).index.min() == 200 + 10 * max(LAGS)
     assert exponents(table, 390, 10).empty
-
-
-def test_a_random_walk_has_cosine_zero_and_exponent_one_half():
     table = walk(np.random.default_rng(0).standard_normal((60, 20_000)))
     assert table["cosine"].abs().max() < 0.04
     assert exponents(table, 10, 10).to_numpy() == pytest.approx(0.5, abs=0.02)
-
-
-def test_the_past_is_forgotten_where_a_step_is_missing():
+    # The past is forgotten where a step is missing.
     states = [(step, np.full(3, float(step))) for step in (10, 20, 30, 50, 60)]
-    table = pd.DataFrame(displacements(states, 10), columns=DISTANCES)
-    assert [(r.step, r.lag) for r in table.itertuples()] == [(20, 1), (30, 1), (30, 2), (60, 1)]
+    found = [(row["step"], row["lag"]) for row in displacements(states, 10)]
+    assert found == [(20, 1), (30, 1), (30, 2), (60, 1)]
 
 
 def test_a_move_and_the_way_back_through_saved_checkpoints(tiny_model, tmp_path):

@@ -26,21 +26,15 @@ def design() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["bits", "symmetric", "granularity"])
 
 
-def test_shares_of_two_additive_effects_are_in_proportion():
+def test_shares_of_additive_effects_are_in_proportion_and_told_from_an_interaction():
     table = design()
     y = table["bits"] + 3.0 * table["symmetric"].astype(float)
     shares = variance_shares(table, y.to_numpy(float))
     wanted = np.var(BITS) / (np.var(BITS) + 9 * 0.25)
-    assert shares["bits"] == pytest.approx(wanted) and shares["symmetry"] == pytest.approx(
-        1 - wanted
-    )
+    assert shares["bits"] == pytest.approx(wanted)
+    assert shares["symmetry"] == pytest.approx(1 - wanted)
     assert shares["bits x symmetry"] == pytest.approx(0, abs=1e-12)
-
-
-def test_an_interaction_is_told_from_the_main_effects():
-    table = design()
-    sign = np.where(table["symmetric"], 1.0, -1.0)
-    y = sign * (table["bits"] - np.mean(BITS))
+    y = np.where(table["symmetric"], 1.0, -1.0) * (table["bits"] - np.mean(BITS))
     assert variance_shares(table, y.to_numpy())["bits x symmetry"] == pytest.approx(1.0)
 
 

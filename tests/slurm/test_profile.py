@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.workflow import ROOT, TINY, copy_checkout, dry_run
+from tests.workflow import ROOT, TINY, copy_checkout
 
 PROFILE = yaml.safe_load((ROOT / "profiles/slurm/config.yaml").read_text())
 RULES = {
@@ -31,13 +31,9 @@ NOT_PLANNED = {
 LEAST_MB = 8000
 
 
-def test_the_profile_names_rules_that_exist():
-    assert set(PROFILE["set-resources"]) <= RULES
-
-
-def test_requests_grow_and_hold_no_comma():
+def test_the_profile_names_rules_that_exist_and_requests_that_grow():
     """Snakemake would read what follows a comma as a request of its own."""
-    assert PROFILE["retries"] >= 1
+    assert set(PROFILE["set-resources"]) <= RULES and PROFILE["retries"] >= 1
     for asked in REQUESTS.values():
         assert set(asked) <= {"mem_mb", "runtime"}
         assert all(text.startswith("attempt * ") and "," not in text for text in asked.values())
@@ -47,14 +43,6 @@ def test_requests_grow_and_hold_no_comma():
 def clean(tmp_path_factory) -> Path:
     """A checkout without results: what stands there would be planned no more."""
     return copy_checkout(tmp_path_factory.mktemp("clean"))
-
-
-@pytest.mark.workflow
-def test_snakemake_understands_the_profile(clean):
-    """Every resource is asked for in a plan; no cluster is needed for that."""
-    run = dry_run("--workflow-profile", "profiles/slurm", folder=clean)
-    assert run.returncode == 0, run.stdout[-3000:]
-    assert "test_hypotheses" in run.stdout
 
 
 # What every job asks for, as Snakemake works it out

@@ -1,4 +1,4 @@
-"""The workflow on a real SLURM: two nodes, pretended GPUs, all of the tiny suite.
+"""The workflow on a real SLURM: two nodes, pretended GPUs, the tiny suite.
 
 Each test starts a cluster of its own (tests/slurm/cluster.sh). What it makes must equal,
 byte for byte, what a run without a cluster makes.
@@ -42,6 +42,10 @@ pytestmark = [
     ),
 ]
 CLUSTER = ROOT / "tests/slurm/cluster.sh"
+TARGETS = " ".join(
+    f"results/tiny/{name}.csv"
+    for name in ("audit", "kurtosis", "forks/sgdr-seed0", "forks/oli-seed1")
+)
 
 
 def site_profile(folder: Path, **changes) -> str:
@@ -94,14 +98,16 @@ def test_a_cluster_gives_each_job_a_gpu_of_its_own(tmp_path):
     assert sorted(printed) == ["0", "1", "gpu", "gpu"]
 
 
-def test_the_whole_suite_with_a_drained_node_and_a_cancelled_job(tmp_path, tmp_path_factory):
+def test_the_suite_with_a_drained_node_and_a_cancelled_job(tmp_path, tmp_path_factory):
+    """The audit and two forks: every stage but what is drawn, which asks a cluster for nothing."""
     built = tiny_checkout(tmp_path_factory)
     folder = copy_checkout(tmp_path / "cluster")
     profile = site_profile(folder)
     script = f"""
         first() {{ squeue --noheader --states=running --format="%i %N %k" | grep -m 1 "$1"; }}
         trap "tail -n 60 snakemake.log" EXIT
-        snakemake --workflow-profile {profile} --configfile {TINY} > snakemake.log 2>&1 &
+        snakemake --workflow-profile {profile} --configfile {TINY} -- {TARGETS} \
+          > snakemake.log 2>&1 &
         run=$!
         until job=$(first pretrain); do kill -0 $run; sleep 0.5; done
         scancel ${{job%% *}}
@@ -118,7 +124,7 @@ def test_the_whole_suite_with_a_drained_node_and_a_cancelled_job(tmp_path, tmp_p
     assert ["CANCELLED", "400M"] in tries and ["COMPLETED", "800M"] in tries, tries
     log = (folder / "snakemake.log").read_text()
     assert "Trying to restart job" in log
-    assert same_tables(built, folder) > 20
+    assert same_tables(folder, built) >= 12
 
 
 def test_a_failed_job_names_its_log(tmp_path):

@@ -39,18 +39,14 @@ def trajectory(
     tokens_per_step = condition.fork["batch_size"] * sequence_length
     by_step = losses.set_index("step")["loss_nats_per_token"]
     before = {
-        "suite": suite,
-        "schedule": name,
-        **labels,
-        "seed": seed,
-        "fork_step": condition.start,
+        "suite": suite, "schedule": name, **labels, "seed": seed, "fork_step": condition.start,
         "step": steps,
         "tokens_since_fork": (steps - condition.start) * tokens_per_step,
         "lr_last_update": lr,
         "lr_fraction_last_update": lr / condition.training["lr_max"],
         "update_phase": steps.map(lambda step: schedule.last_update_phase(step) or ""),
         "train_loss_nats_per_token": steps.map(by_step),
-    }
+    }  # fmt: skip
     return pd.concat([pd.DataFrame(before), table.drop(columns="step")], axis=1)
 
 

@@ -5,7 +5,8 @@ without torch; ``flatminima.quantizers`` has the function of each kind. A new ki
 here, named in ``AnyQuantizer``, and a function there.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
@@ -32,7 +33,13 @@ def fit_group(size: int, in_features: int) -> int:
 
 
 class _Quantizer(BaseModel):
-    """What all kinds have in common."""
+    """What all kinds have in common.
+
+    A kind has ``label`` (short name in tables and figures, such as ``INT4``), ``description`` (one
+    phrase for captions), ``row_group`` (weights along the inputs that share a scale; ``None`` for
+    no limit but the row) and ``storage_bits``: bits per weight of an ``[out_features,
+    in_features]`` matrix as it would be stored, scales among them.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -41,21 +48,6 @@ class _Quantizer(BaseModel):
         description="Which linear layers are quantized: all but the output head, or with it.",
     )
 
-    @property
-    def row_group(self) -> int | None:
-        """Weights along the inputs that share a scale; ``None`` for no limit but the row."""
-        raise NotImplementedError
-
-    @property
-    def label(self) -> str:
-        """Short name in tables and figures, such as ``INT4``."""
-        raise NotImplementedError
-
-    @property
-    def description(self) -> str:
-        """One phrase for captions."""
-        raise NotImplementedError
-
     def group_length(self, in_features: int) -> int:
         """Weights along the inputs that share a scale in a row of ``in_features``."""
         return fit_group(self.row_group or in_features, in_features)
@@ -63,10 +55,6 @@ class _Quantizer(BaseModel):
     def count_groups(self, out_features: int, in_features: int) -> int:
         """Number of scales of one ``[out_features, in_features]`` matrix."""
         return out_features * -(-in_features // self.group_length(in_features))
-
-    def storage_bits(self, out_features: int, in_features: int) -> float:
-        """Bits per weight of such a matrix as it would be stored, scales among them."""
-        raise NotImplementedError
 
 
 class AffineQuantizer(_Quantizer):
@@ -197,12 +185,8 @@ def read_specs(definitions: Mapping[str, Mapping]) -> dict[str, AnyQuantizer]:
 
 def printed_names(specs: Mapping[str, AnyQuantizer]) -> dict[str, str]:
     """What each is called in print: its label, or its description where a label is not unique."""
-    labels = [spec.label for spec in specs.values()]
+    labels = Counter(spec.label for spec in specs.values())
     return {
-        name: spec.description if _repeated(labels, spec.label) else spec.label
+        name: spec.description if labels[spec.label] > 1 else spec.label
         for name, spec in specs.items()
     }
-
-
-def _repeated(labels: Iterable[str], label: str) -> bool:
-    return list(labels).count(label) > 1

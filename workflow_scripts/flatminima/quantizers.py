@@ -22,7 +22,7 @@ The four-bit code books scale a group, take the nearest entry (the lower one at 
 scale back; a group whose scale is zero becomes zero.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -30,31 +30,29 @@ from scipy import stats
 from torch import Tensor, nn
 
 from flatminima.errors import Diverged, UserError
-from flatminima.layers import (
-    LinearWeight,
-    count_weights,
-    kind_of,
-    linear_layers,
-    not_selected,
-)
+from flatminima.layers import count_weights, kind_of, linear_layers, not_selected
 from flatminima.quantizer_specs import AffineQuantizer, AnyQuantizer
 
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 MOST_HELD = 2**23  # weights of a quantized copy that is kept in memory, 32 MiB
+# Code books in rising order. E2M1's 15 values; its largest, 6 = 1.5 * 2^2, has exponent 2.
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_E2M1_EXPONENT = 2  # of the largest element, 6 = 1.5 * 2^2
-_NF4_OFFSET = 0.9677083  # the outermost quantile: mean of 1 - 1/30 and 1 - 1/32
+_SIGNED_E2M1 = [*(-value for value in E2M1[:0:-1]), *E2M1]
+_E2M1_EXPONENT = 2
 _E4M3_MAX = 448.0
+# Quantiles of the normal distribution on either side of zero; the outermost is the mean of
+# 1 - 1/30 and 1 - 1/32.
+_POSITIVE, _NEGATIVE = (stats.norm.ppf(np.linspace(0.9677083, 0.5, n)[:-1]) for n in (9, 8))
+_NF4 = np.sort([*-_NEGATIVE, 0.0, *_POSITIVE]) / _POSITIVE[0]
 
 
 # Groups
 
 
 def split_groups(weight: Tensor, spec: AnyQuantizer) -> list[Tensor]:
-    """The ``[out, in]`` weights with a group along the last axis.
+    """The ``[out, in]`` weights as ``[out, groups, group]``, and ``[out, 1, remainder]`` if any.
 
-    ``[out, groups, group]``, then ``[out, 1, remainder]`` where rows have one; ``[1, 1, all]``
-    where a tensor has one scale.
+    ``[1, 1, all]`` where a tensor has one scale.
     """
     if isinstance(spec, AffineQuantizer) and spec.granularity == "tensor":
         return [weight.reshape(1, 1, -1)]
@@ -104,27 +102,11 @@ def _affine(groups: Tensor, spec: AffineQuantizer, largest: Tensor) -> Tensor:
     return torch.where(scale < SMALLEST_SCALE, groups, values)
 
 
-def nf4_code() -> np.ndarray:
-    """The 16 values of NF4 in rising order, from -1 to 1, with an exact zero."""
-    positive = stats.norm.ppf(np.linspace(_NF4_OFFSET, 0.5, 9)[:-1])
-    negative = -stats.norm.ppf(np.linspace(_NF4_OFFSET, 0.5, 8)[:-1])
-    return np.sort(np.concatenate([negative, [0.0], positive])) / positive.max()
-
-
-def signed_e2m1() -> np.ndarray:
-    """The 15 different values of E2M1 in rising order."""
-    values = np.array(E2M1)
-    return np.concatenate([-values[:0:-1], values])
-
-
-def nearest(values: Tensor, code: np.ndarray) -> Tensor:
-    """Each value replaced by the nearest entry of a rising ``code`` (the lower one at a tie)."""
-    book = torch.tensor(code, dtype=torch.float32, device=values.device)
-    return book[torch.bucketize(values, (book[1:] + book[:-1]) / 2)]
-
-
-def _code_book(groups: Tensor, scale: Tensor, code: np.ndarray) -> Tensor:
-    return torch.where(scale > 0, nearest(groups / scale, code) * scale, 0.0)
+def _code_book(groups: Tensor, scale: Tensor, code: Sequence[float]) -> Tensor:
+    """Each value over its scale replaced by the nearest entry (the lower one at a tie)."""
+    book = torch.tensor(code, dtype=torch.float32, device=groups.device)
+    values = book[torch.bucketize(groups / scale, (book[1:] + book[:-1]) / 2)]
+    return torch.where(scale > 0, values * scale, 0.0)
 
 
 def _largest(groups: Tensor) -> Tensor:
@@ -132,7 +114,7 @@ def _largest(groups: Tensor) -> Tensor:
 
 
 def _nf4(groups: Tensor, spec: AnyQuantizer, largest: Tensor) -> Tensor:
-    return _code_book(groups, _largest(groups), nf4_code())
+    return _code_book(groups, _largest(groups), _NF4)
 
 
 def _mxfp4(groups: Tensor, spec: AnyQuantizer, largest: Tensor) -> Tensor:
@@ -140,14 +122,14 @@ def _mxfp4(groups: Tensor, spec: AnyQuantizer, largest: Tensor) -> Tensor:
     own = _largest(groups)
     exponent = torch.frexp(own).exponent - 1 - _E2M1_EXPONENT
     scale = torch.where(own > 0, torch.ldexp(torch.ones_like(own), exponent), 0.0)
-    return _code_book(groups, scale, signed_e2m1())
+    return _code_book(groups, scale, _SIGNED_E2M1)
 
 
 def _nvfp4(groups: Tensor, spec: AnyQuantizer, largest: Tensor) -> Tensor:
     whole = largest / (E2M1[-1] * _E4M3_MAX)
     wanted = _largest(groups) / E2M1[-1] / whole
     scale = wanted.to(torch.float8_e4m3fn).to(torch.float32) * whole
-    return _code_book(groups, scale, signed_e2m1())
+    return _code_book(groups, scale, _SIGNED_E2M1)
 
 
 KINDS: dict[str, Callable[[Tensor, AnyQuantizer, Tensor], Tensor]] = {
@@ -162,13 +144,10 @@ KINDS: dict[str, Callable[[Tensor, AnyQuantizer, Tensor], Tensor]] = {
 
 
 def fake_quantize(weight: Tensor, spec: AnyQuantizer) -> Tensor:
-    """Quantize and dequantize one weight (equation 2).
+    """Quantize and dequantize one weight (equation 2), float32 ``[out_features, in_features]``.
 
-    ``weight`` is float32 ``[out_features, in_features]``; the result has the same
-    shape and dtype and shares no memory with it. A row that is shorter than a group is one
-    group, and the last group of a row holds the remainder (``quantizer_specs.fit_group``).
-    Raises ``TypeError`` for another dtype and ``Diverged`` for non-finite weights or a
-    range that overflows float32.
+    The result shares no memory with it. Raises ``TypeError`` for another dtype and ``Diverged``
+    for non-finite weights or a range that overflows float32.
     """
     if weight.dtype != torch.float32:
         raise TypeError(f"weights must be float32 to be quantized, not {weight.dtype}")
@@ -181,10 +160,9 @@ def fake_quantize(weight: Tensor, spec: AnyQuantizer) -> Tensor:
 
 
 def grid_steps(weight: Tensor, spec: AffineQuantizer) -> Tensor:
-    """Distance of neighbouring levels for every weight, in the shape of ``weight``.
+    """Distance of neighbouring levels for every weight; zero where a group is left as it is.
 
-    Zero where a group is left as it is (a constant one). Raises ``UserError`` for a kind
-    whose levels are not evenly spaced.
+    Raises ``UserError`` for a kind whose levels are not evenly spaced.
     """
     if not isinstance(spec, AffineQuantizer):
         raise UserError(f"{spec.label} has no evenly spaced levels; this measurement needs them")
@@ -201,17 +179,11 @@ def linear_weights(model: nn.Module, layers: str = "blocks") -> dict[str, nn.Par
     return {name: layer.weight for name, layer in linear_layers(model, layers).items()}
 
 
-def _quantize_layer(layer: LinearWeight, spec: AnyQuantizer) -> Tensor:
-    """The layer's weight, quantized along its inputs; each expert is a matrix of its own."""
-    return layer.restored(torch.stack([fake_quantize(m, spec) for m in layer.matrices()]))
-
-
 class Quantized(Mapping):
     """Fake-quantized weights that ``spec`` selects, by parameter name; the model is untouched.
 
-    Each is made from the model's weight when it is asked for, so that no more than one layer's
-    is there at a time; all are kept where they are small, ``MOST_HELD`` together. Making them
-    takes a hundredth of what a batch of a larger model does.
+    Each is made when it is asked for, so that no more than one layer's is there at a time; all
+    are kept where they are small. Making them takes a hundredth of a larger model's batch.
     """
 
     def __init__(self, model: nn.Module, spec: AnyQuantizer, most_held: int = MOST_HELD) -> None:
@@ -220,8 +192,11 @@ class Quantized(Mapping):
         self._kept = {name: self._make(name) for name in self} if count <= most_held else {}
 
     def _make(self, name: str) -> Tensor:
-        try:
-            return _quantize_layer(self._layers[name], self._spec)
+        layer = self._layers[name]
+        try:  # along the inputs; each expert is a matrix of its own
+            return layer.restored(
+                torch.stack([fake_quantize(m, self._spec) for m in layer.matrices()])
+            )
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}: {error}") from error
 
@@ -244,10 +219,9 @@ def coverage(model: nn.Module, spec: AnyQuantizer, read: Collection[str] | None 
     """How many weights of the model ``spec`` quantizes, in how many groups, and which it leaves.
 
     ``read`` are the names of those that the model has read when it ran; others change nothing
-    and count as left. Keys: weights, of, matrices, groups, bits_per_weight (of those
-    quantized, scales among them), narrowed (inputs of layers that are narrower than a group,
-    by name with ``*`` for numbers), left (counts by name, ``layers.not_selected``), unread
-    (the part of ``left`` that was selected but not read).
+    and count as left. Beside counts: bits_per_weight (of those quantized, scales among them),
+    narrowed (inputs of layers narrower than a group, by name with ``*`` for numbers), left
+    (counts by name), unread (the part of ``left`` that was selected but not read).
     """
     selected = linear_layers(model, spec.layers)
     used = selected if read is None else {n: v for n, v in selected.items() if n in read}

@@ -12,7 +12,7 @@ padding exists, so every sequence weighs the same.
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -65,18 +65,14 @@ class _OnRead(dict):
 
 @contextmanager
 def replaced(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[set[str]]:
-    """The model with ``weights`` in place of some of its parameters, by name.
+    """The model with ``weights`` in place of some of its parameters; gives the names read so far.
 
     A weight is asked for whenever a module reads it, called or not, under whichever of its
-    names; a mapping that makes weights then never holds more than one. Gives the names that
-    have been read so far. Raises ``KeyError`` for a name that is no parameter's.
+    names; a mapping that makes weights then never holds more than one. Raises ``KeyError`` for
+    a name that is no parameter's.
     """
-    parameters, read = dict(model.named_parameters()), set()
-    unknown = sorted(name for name in weights if name not in parameters)
-    if unknown:
-        raise KeyError(f"{unknown[0]} is no parameter of this model")
+    parameters, read, own = dict(model.named_parameters()), set(), {}
     names = {id(parameters[name]): name for name in weights}
-    own = {}
     for module in model.modules():
         put = {a: names[id(p)] for a, p in module._parameters.items() if id(p) in names}
         if put:
@@ -93,17 +89,16 @@ def model_logits(model: nn.Module, ids: Tensor, at_once: int = LOGITS_AT_ONCE) -
     """Next-token logits of the positions that are scored, ``[some positions, vocabulary]`` each.
 
     ``ids`` is ``[batch, length]``; positions come sequence by sequence, the last of each left
-    out. The logits of a batch are by far the largest thing that a measurement makes, for
-    Pythia 50,304 numbers a token: where they would be more than ``at_once``
-    (``model.LOGITS_AT_ONCE``), the head is applied to some positions at a time. Pieces of
-    models with one vocabulary are equally long. The model runs before this returns.
+    out. Logits are by far the largest thing that a measurement makes, for Pythia 50,304 numbers
+    a token: where they would be more than ``at_once``, the head is applied to some positions at
+    a time. Pieces of models with one vocabulary are equally long.
     """
     head = head_in_pieces(model, ids, at_once)
     if head is None:
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1)
         return iter(logits.split(max(1, at_once // logits.shape[-1])))
     states = last_states(model, ids)[:, :-1].flatten(0, 1)
-    weight, bias = head.weight, head.bias
+    weight, bias = head.weight, head.bias  # read while they are replaced
     parts = states.split(max(1, at_once // head.out_features))
     return (nn.functional.linear(part, weight, bias) for part in parts)
 
@@ -132,17 +127,12 @@ class ModelForward:
 
 @dataclass
 class SequenceScores:
-    """Per-sequence sums over the scored tokens, each a list with one entry per sequence.
-
-    ``nll_nats``: negative log-likelihood. ``kl_nats``: KL divergence from the
-    full-precision to this model's next-token distribution. ``top1_changed``:
-    tokens whose most likely continuation differs. ``scored``: scored tokens.
-    """
+    """Sums over the scored tokens of each sequence, against the full-precision model."""
 
     nll_nats: list[float] = field(default_factory=list)
     kl_nats: list[float] = field(default_factory=list)
-    top1_changed: list[float] = field(default_factory=list)
-    scored: list[int] = field(default_factory=list)
+    top1_changed: list[float] = field(default_factory=list)  # tokens with another likeliest next
+    scored: list[int] = field(default_factory=list)  # tokens
 
     def mean_nll(self) -> float:
         """Token-weighted mean NLL in nats per token."""
@@ -150,18 +140,9 @@ class SequenceScores:
 
     def table(self, step: int, name: str, role: str) -> pd.DataFrame:
         """A row per sequence: step, quantizer, role, sequence, and the four sums."""
-        return pd.DataFrame(
-            {
-                "step": step,
-                "quantizer": name,
-                "role": role,
-                "sequence": np.arange(len(self.scored), dtype=np.int32),
-                "nll_nats": self.nll_nats,
-                "kl_nats": self.kl_nats,
-                "top1_changed": self.top1_changed,
-                "scored": np.array(self.scored, dtype=np.int32),
-            }
-        )
+        named = {"step": step, "quantizer": name, "role": role,
+                 "sequence": np.arange(len(self.scored), dtype=np.int32)}  # fmt: skip
+        return pd.DataFrame(named | asdict(self)).astype({"scored": np.int32})
 
 
 def batches(tokens: np.ndarray, batch_size: int, device: str) -> Iterator[Tensor]:
@@ -196,13 +177,13 @@ def score(
             pieces = zip(*(part.split(rows) for part in (*parts, wanted)), strict=True)
             found += [_score_positions(piece[:-1], piece[-1]) for piece in pieces]
         shape = (3, len(scores), *ids[:, 1:].shape)
-        nll, kl, changed = torch.cat(found, dim=-1).view(shape)
-        for number, (name, record) in enumerate(scores.items()):
-            if not torch.isfinite(nll[number]).all():
+        sums = torch.cat(found, dim=-1).view(shape).double().sum(dim=-1).unbind(dim=1)
+        for (name, record), (nll, kl, changed) in zip(scores.items(), sums, strict=True):
+            if not torch.isfinite(nll).all():
                 raise Diverged(f"{name}: a log-likelihood is not finite")
-            record.nll_nats += _per_sequence(nll[number])
-            record.kl_nats += _per_sequence(kl[number])
-            record.top1_changed += _per_sequence(changed[number])
+            record.nll_nats += nll.tolist()
+            record.kl_nats += kl.tolist()
+            record.top1_changed += changed.tolist()
             record.scored += [shape[-1]] * shape[-2]
     return scores
 
@@ -225,9 +206,7 @@ def score_variants(
 
 
 def _kl_divergence(reference: Tensor, log_probabilities: Tensor, p: Tensor) -> Tensor:
-    """KL divergence in nats of each token, the last axis summed over, never negative.
-
-    ``p`` is exp of ``reference``, which all variants share.
+    """KL divergence in nats of each token, never negative; ``p`` is exp of ``reference``.
 
     With p the reference and q the other distribution, d = log q - log p and both
     summing to one, KL = sum of p (e^d - 1 - d): equal to the textbook's sum of
@@ -241,10 +220,6 @@ def _kl_divergence(reference: Tensor, log_probabilities: Tensor, p: Tensor) -> T
         large = d >= 1.0
         terms[large] = log_probabilities[large].exp() - p[large] * (1.0 + d[large])
     return terms.clamp_(min=0.0).sum(dim=-1)
-
-
-def _per_sequence(values: Tensor) -> list[float]:
-    return values.to(torch.float64).sum(dim=1).tolist()
 
 
 def _score_positions(logits: Sequence[Tensor], targets: Tensor) -> Tensor:
@@ -274,10 +249,9 @@ def _score_positions(logits: Sequence[Tensor], targets: Tensor) -> Tensor:
 class Prober:
     """Scores models on one suite's validation batches, at full precision and quantized.
 
-    ``validation`` is the token file; ``probe`` has ``quantizers`` (definitions by
-    name), ``roles`` (``low_bit`` or ``high_bit`` by the same names), ``batch_size``, ``device``
-    and perhaps ``sequences``, how many of the file are scored. Sets the number of torch's
-    threads and its numeric mode; where there are several GPUs, takes one for this process.
+    ``probe`` has ``quantizers`` (definitions by name), ``roles`` (``low_bit`` or ``high_bit`` by
+    the same names), ``batch_size``, ``device`` and perhaps ``sequences``, how many of the token
+    file are scored. Sets torch's threads and numeric mode; takes one of several GPUs.
     """
 
     def __init__(self, validation: str, probe: Mapping, threads: int) -> None:
@@ -290,19 +264,14 @@ class Prober:
         self.specs = read_specs(probe["quantizers"])
         self.roles = {FP32: FP32, **probe["roles"]}
         self.batch_size = probe["batch_size"]
-        self.made_by = describe_run(
-            device=self.device,
-            threads=threads,
-            probe=dict(probe),
-            validation_sha256=file_sha256(validation),
-        )
+        self.made_by = describe_run(device=self.device, threads=threads, probe=dict(probe),
+                                    validation_sha256=file_sha256(validation))  # fmt: skip
 
     def __call__(self, model: nn.Module, step: int) -> pd.DataFrame:
-        """Per-sequence scores of the model of ``step`` and of its quantized variants.
+        """``SequenceScores.table`` of the model of ``step`` and of its quantized variants.
 
-        The rows are those of ``SequenceScores.table``. Raises ``NotMeasured`` naming
-        the step where the model cannot be scored, for whatever reason; ``Diverged`` where its
-        numbers are not finite.
+        Raises ``NotMeasured`` naming the step where the model cannot be scored, for whatever
+        reason; ``Diverged`` where its numbers are not finite.
         """
         try:
             rows = model.eval().get_input_embeddings().weight.shape[0]
@@ -372,13 +341,6 @@ def gather_audit(
     table = probes.sort_values("step", kind="stable", ignore_index=True)
     lr = table["step"].map(schedule) if schedule else pd.Series(np.nan, index=table.index)
     tokens = pd.NA if tokens_per_step is None else table["step"] * tokens_per_step
-    before = pd.DataFrame(
-        {
-            "suite": suite,
-            "step": table["step"],
-            "tokens_seen": tokens,
-            "lr": lr,
-            "lr_fraction": lr / lr_max if lr_max else lr,
-        }
-    )
-    return pd.concat([before, table.drop(columns="step")], axis=1)
+    before = {"suite": suite, "step": table["step"], "tokens_seen": tokens, "lr": lr,
+              "lr_fraction": lr / lr_max if lr_max else lr}  # fmt: skip
+    return pd.concat([pd.DataFrame(before), table.drop(columns="step")], axis=1)

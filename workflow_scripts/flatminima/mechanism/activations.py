@@ -22,13 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from flatminima.intervals import summarise
-from flatminima.mechanism.visits import (
-    Visit,
-    embedding_names,
-    matrices,
-    mean_interval,
-    role_of,
-)
+from flatminima.mechanism.visits import Visit, embedding_names, matrices, mean_interval, role_of
 from flatminima.quantizer_specs import FP32, AffineQuantizer, AnyQuantizer
 from flatminima.quantizers import fake_quantize, quantized_weights
 from flatminima.scoring import Forward, ModelForward, batches, score
@@ -58,9 +52,7 @@ def mean_cosine(vectors: Tensor) -> float:
 def singular_entropy(matrix: Tensor) -> float:
     """Entropy of the normalised singular values over that of equal ones: 1 isotropic, 0 rank 1."""
     values = torch.linalg.svdvals(matrix.double())
-    shares = values / values.sum()
-    entropy = -torch.where(shares > 0, shares * shares.log(), 0.0).sum()
-    return float(entropy / np.log(len(values)))
+    return float(torch.special.entr(values / values.sum()).sum() / np.log(len(values)))
 
 
 @torch.inference_mode()

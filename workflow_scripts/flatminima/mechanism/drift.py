@@ -65,11 +65,10 @@ def group_index(residual: Tensor, spec: AffineQuantizer) -> np.ndarray:
 
 
 def misalignment(weights: Weights, spec: AffineQuantizer, *, seed: int) -> dict[str, float]:
-    """Index and distribution over the groups of all matrices of one checkpoint.
+    """Index of one checkpoint with its 95 % interval (normal, groups as units) and quantiles.
 
-    Keys: ``index`` with its 95 % interval (normal, groups as units), its quantiles over
-    groups, ``near_midpoint`` (share of weights at least 0.4 steps away from their grid
-    point; 0.2 where positions are uniform), ``index_shifted`` (the control) and n_groups.
+    Also ``near_midpoint`` (share of weights at least 0.4 steps away from their grid point; 0.2
+    where positions are uniform) and ``index_shifted`` (the control).
     """
     rng = np.random.default_rng(seed)
     own = {name: residuals(w, spec) for name, w in weights.items()}
@@ -125,10 +124,9 @@ def _mean(parts: list[Tensor]) -> float:
 def displacements(states: Iterable[tuple[int, np.ndarray]], spacing: int) -> Iterator[dict]:
     """Distances back from each state, one row per lag in ``LAGS`` (columns ``DISTANCES``).
 
-    ``states`` yields steps in order with their flat weights, ``spacing`` steps apart (where
-    one is missing the past is forgotten); no more than the largest lag of them are kept.
-    A row has the later step, the Euclidean distance, the norm of the later state, and for
-    lag 1 the cosine of this move and the one before.
+    ``states`` yields steps in order with their flat weights, ``spacing`` steps apart; where one
+    is missing the past is forgotten. A row is named by its later step; with lag 1 it has the
+    cosine of this move and the one before.
     """
     kept: deque[tuple[int, np.ndarray]] = deque(maxlen=max(LAGS) + 1)
     for step, state in states:
@@ -154,9 +152,8 @@ def drift_tables(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """drift.csv (a row per step) and displacement.csv (evenly spaced steps and lags).
 
-    ``states`` yields steps in order with their weights files (or the index of their shards);
-    few of them are in memory at a time. The codes of a step are compared with those of the
-    step before it; ``layers`` are those whose weights are followed.
+    ``states`` yields steps in order with their weights files; few are in memory at a time. The
+    codes of a step are compared with those of the step before it.
     """
     positions: list[dict] = []
 

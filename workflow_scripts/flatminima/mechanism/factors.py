@@ -13,18 +13,14 @@ Intervals are 95 % percentile intervals over the validation sequences
 (``intervals.resampled_means``).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pandas as pd
 import statsmodels.formula.api as smf
 from statsmodels.stats.anova import anova_lm
 
-from flatminima.intervals import (
-    paired_scores,
-    percentile_interval,
-    resampled_means,
-)
+from flatminima.intervals import paired_scores, percentile_interval, resampled_means
 from flatminima.quantizer_specs import FP32
 
 PAPER_LAYERS = "blocks"  # the layer set that the paper quantizes
@@ -107,25 +103,29 @@ def _balanced(table: pd.DataFrame) -> pd.DataFrame:
     return table[counts == len(table[["symmetric", "granularity"]].drop_duplicates())]
 
 
+def _with_intervals(
+    statistic: Callable[[np.ndarray], dict[str, float]], table: pd.DataFrame, draws: np.ndarray
+) -> Iterator[tuple[str, dict]]:
+    """Each number that ``statistic`` makes of the cells' responses, with its interval."""
+    repeats = [statistic(draw) for draw in draws[table.index].T]
+    for name, value in statistic(table["value"].to_numpy()).items():
+        low, high = percentile_interval(np.array([repeat[name] for repeat in repeats]))
+        yield name, {"value": value, "low": low, "high": high, "n": len(table)}
+
+
 def _shares(table: pd.DataFrame, draws: np.ndarray) -> Iterator[dict]:
     table = _balanced(table)
     if table["bits"].nunique() < 2:
         return
-    value = variance_shares(table, np.log(table["value"].to_numpy()))
-    repeats = [variance_shares(table, np.log(draw)) for draw in draws[table.index].T]
-    for term, share in value.items():
-        low, high = percentile_interval(np.array([repeat[term] for repeat in repeats]))
-        yield {"term": term, "measure": "share", "value": share, "low": low, "high": high,
-               "n": len(table)}  # fmt: skip
+    for term, row in _with_intervals(lambda y: variance_shares(table, np.log(y)), table, draws):
+        yield {"term": term, "measure": "share", **row}
 
 
 def _effects(table: pd.DataFrame, draws: np.ndarray, low: Mapping, high: Mapping) -> Iterator[dict]:
     """Factors of the response between the suite's two probes, over the cells between them."""
-    differ = [key for key in ("bits", "symmetric", "granularity") if low[key] != high[key]]
-    inside = pd.Series(True, index=table.index)
-    for key in ("bits", "symmetric", "granularity"):
-        inside &= table[key].isin([low[key], high[key]])
-    cube = table[inside]
+    factors = ["bits", "symmetric", "granularity"]
+    differ = [key for key in factors if low[key] != high[key]]
+    cube = table[table[factors].isin({key: [low[key], high[key]] for key in factors}).all(axis=1)]
     if len(cube) != 2 ** len(differ):
         return
     signs = {key: np.where(cube[key] == low[key], 1, -1) for key in differ}
@@ -141,12 +141,8 @@ def _predictions(table: pd.DataFrame, draws: np.ndarray, term: str) -> Iterator[
     if len(table) < 3:
         return
     noise = table["step_variance"].to_numpy()
-    value = one_sensitivity(table["value"].to_numpy(), noise)
-    repeats = [one_sensitivity(draw, noise) for draw in draws[table.index].T]
-    for measure, number in value.items():
-        low, high = percentile_interval(np.array([repeat[measure] for repeat in repeats]))
-        yield {"term": term, "measure": measure, "value": number, "low": low, "high": high,
-               "n": len(table)}  # fmt: skip
+    for measure, row in _with_intervals(lambda y: one_sensitivity(y, noise), table, draws):
+        yield {"term": term, "measure": measure, **row}
 
 
 def usable_cells(

@@ -38,14 +38,13 @@ Vector = Mapping[str, Tensor]
 
 
 class LossSurface:
-    """Mean NLL (nats per token) of a checkpoint's tokens as a function of some of its weights.
+    """Mean NLL (nats per token) of a checkpoint's tokens as a function of its parameters ``names``.
 
-    ``names`` are the parameters that may move; all batches must be of one size, so that every
-    token weighs the same. Hessian products differentiate twice in reverse mode, in float32
-    with sums over batches in float64. (Forward mode twice would be cheaper per sequence, but
-    torch's layer norm gives a wrong second derivative there.) The graph of every batch's
-    gradient is kept, so that a product costs one backward pass: memory grows with the number
-    of sequences.
+    All batches must be of one size, so that every token weighs the same. Hessian products
+    differentiate twice in reverse mode, in float32 with sums over batches in float64. (Forward
+    mode twice would be cheaper, but torch's layer norm gives a wrong second derivative there.)
+    The graph of every batch's gradient is kept, so that a product costs one backward pass:
+    memory grows with the number of sequences.
     """
 
     def __init__(self, visit: Visit, names: Sequence[str]) -> None:
@@ -63,12 +62,9 @@ class LossSurface:
 
     def loss(self, ids: Tensor, weights: Vector) -> Tensor:
         """Loss of one batch, with these weights in place of the model's."""
-
-        def moved(input_ids: Tensor, use_cache: bool) -> object:
-            arguments = {"input_ids": input_ids, "use_cache": use_cache}
-            return functional_call(self.model, dict(weights), (), arguments)
-
-        return next_token_loss(moved, ids)
+        return next_token_loss(
+            lambda **inputs: functional_call(self.model, dict(weights), (), inputs), ids
+        )
 
     @torch.no_grad()
     def losses(self, shift: Vector | None = None) -> np.ndarray:
@@ -126,11 +122,6 @@ class LossSurface:
     def size(self) -> int:
         """Number of weights that may move."""
         return sum(weight.numel() for weight in self.weights.values())
-
-    @property
-    def norm2(self) -> dict[str, float]:
-        """Squared norm of each weight that may move."""
-        return norms2(self.weights)
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
@@ -199,7 +190,7 @@ def expand(surface: LossSurface, shift: Vector, base: np.ndarray, *, resamples: 
     first, second = surface.slopes(shift), np.array([0.5 * sum(part.values()) for part in parts])
     terms = {"measured": surface.losses(shift) - base, "first_order": first,
              "second_order": second, "predicted": first + second}  # fmt: skip
-    noise, sizes = norms2(shift), surface.norm2
+    noise, sizes = norms2(shift), norms2(surface.weights)
     rows = [{"tensor": "all", "n_weights": surface.size,
              "noise_norm2": sum(noise.values()), "weight_norm2": sum(sizes.values())}]  # fmt: skip
     for name, values in terms.items():
@@ -220,12 +211,7 @@ def sensitivity_table(
     draws: int,
     resamples: int,
 ) -> pd.DataFrame:
-    """All perturbations of one checkpoint; the noise of a step is drawn from that step.
-
-    Columns: step, perturbation, tensor, n_weights, noise_norm2 and weight_norm2 (squared
-    norms), then measured, first_order, second_order and predicted, each as ``_nats`` per
-    token with ``_low`` and ``_high``, and n_batches.
-    """
+    """All perturbations of one checkpoint: the rows of ``expand``; the step seeds the noise."""
     base, rows = surface.losses(), []
     for name, shift in perturbations(surface.weights, specs, draws=draws, seed=step).items():
         rows += [
@@ -275,7 +261,7 @@ def trace(surface: LossSurface, *, draws: int, seed: int) -> Estimate:
 
 
 def curvature_row(surface: LossSurface, *, step: int, draws: int, resamples: int) -> dict:
-    """One checkpoint: step, n_weights, weight_norm2, top_eigenvalue and trace with intervals.
+    """Largest eigenvalue and trace of one checkpoint.
 
     ``weight_norm2`` turns both into numbers that do not change when weights are rescaled.
     """
@@ -283,7 +269,8 @@ def curvature_row(surface: LossSurface, *, step: int, draws: int, resamples: int
         "top_eigenvalue": largest_eigenvalue(surface, resamples=resamples, seed=step),
         "trace": trace(surface, draws=draws, seed=step),
     }
-    row = {"step": step, "n_weights": surface.size, "weight_norm2": sum(surface.norm2.values())}
+    norm2 = sum(norms2(surface.weights).values())
+    row = {"step": step, "n_weights": surface.size, "weight_norm2": norm2}
     for name, found in estimates.items():
         row |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high,
                 f"{name}_n": found.n}  # fmt: skip

@@ -1,17 +1,13 @@
 """Gradients of one batch: in which precision, in how many pieces."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from flatminima.model import head_in_pieces
 
-Precision = Literal["float32", "bf16"]
-Attention = Literal["sdpa", "eager"]
 PIECE = 2**24  # logits at a time where they are not made at once; 64 MiB, and as much of gradients
 
 
@@ -26,32 +22,17 @@ class Compute:
     update depends on it. ``attention``: which implementation of transformers is used.
     """
 
-    precision: Precision = "float32"
+    precision: Literal["float32", "bf16"] = "float32"
     tf32: bool = False
     micro_batch: int | None = None
-    attention: Attention = "sdpa"
-
-    def __post_init__(self) -> None:
-        for name, kind in (("precision", Precision), ("attention", Attention)):
-            if getattr(self, name) not in get_args(kind):
-                raise ValueError(
-                    f"{name} {getattr(self, name)!r}: valid: {', '.join(get_args(kind))}"
-                )
+    attention: Literal["sdpa", "eager"] = "sdpa"
 
 
 PLAIN = Compute()
 
 
-def read_compute(section: Mapping) -> Compute:
-    """The ``compute`` section of a suite; keys that are left out have their defaults."""
-    return Compute(**section)
-
-
-def set_attention(model: nn.Module, attention: Attention) -> None:
-    """Make a transformers model use one attention implementation, and check that it does.
-
-    Raises ``ValueError`` where the model keeps another one.
-    """
+def set_attention(model: nn.Module, attention: str) -> None:
+    """Make a transformers model use one attention implementation; ``ValueError`` if it cannot."""
     model.set_attn_implementation(attention)
     used = model.config._attn_implementation
     if used != attention:
@@ -60,11 +41,7 @@ def set_attention(model: nn.Module, attention: Attention) -> None:
 
 def next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
     """Mean NLL in nats per token of ``[batch, length]`` token ids, T - 1 scored of T."""
-    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-    return _mean_nll(logits, ids)
-
-
-def _mean_nll(logits: Tensor, ids: Tensor) -> Tensor:
+    logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
     return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
 
@@ -75,36 +52,18 @@ def _loss_in_pieces(model: nn.Module, head: nn.Linear, ids: Tensor) -> Tensor:
         batch_chunk_size=max(1, PIECE // head.out_features), chunking_method=None
     )
     return nn.functional.linear_cross_entropy(
-        states.flatten(0, 1),
-        head.weight,
-        ids[:, 1:].flatten(),
-        linear_bias=head.bias,
-        options=options,
-    )
+        states.flatten(0, 1), head.weight, ids[:, 1:].flatten(),
+        linear_bias=head.bias, options=options,
+    )  # fmt: skip
 
 
-def _float32_loss(model: nn.Module, ids: Tensor) -> Tensor:
+def _loss(model: nn.Module, ids: Tensor, precision: str) -> Tensor:
+    """In bfloat16 the forward pass alone: autocast keeps the loss itself in float32."""
+    if precision == "bf16":
+        with torch.autocast(ids.device.type, dtype=torch.bfloat16):
+            return next_token_loss(model, ids)
     head = head_in_pieces(model, ids)
     return next_token_loss(model, ids) if head is None else _loss_in_pieces(model, head, ids)
-
-
-def _autocast_loss(model: nn.Module, ids: Tensor) -> Tensor:
-    """The same with the forward pass in bfloat16 and the loss in float32."""
-    with torch.autocast(ids.device.type, dtype=torch.bfloat16):
-        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-    return _mean_nll(logits.float(), ids)
-
-
-@contextmanager
-def _tf32_allowed() -> Iterator[None]:
-    """TensorFloat-32 in matrix products while the block runs; as it was before after it."""
-    backend = torch.backends.cuda.matmul
-    before = backend.allow_tf32
-    backend.allow_tf32 = True
-    try:
-        yield
-    finally:
-        backend.allow_tf32 = before
 
 
 def batch_gradients(model: nn.Module, ids: Tensor, compute: Compute = PLAIN) -> float:
@@ -112,16 +71,18 @@ def batch_gradients(model: nn.Module, ids: Tensor, compute: Compute = PLAIN) -> 
 
     Returns the loss in nats per token, which may not be finite.
     """
-    parts = ids.split(compute.micro_batch or len(ids))
-    loss_of = _autocast_loss if compute.precision == "bf16" else _float32_loss
-    total = 0.0
-    with _tf32_allowed() if compute.tf32 else nullcontext():
-        for part in parts:
+    backend, total = torch.backends.cuda.matmul, 0.0
+    before = backend.allow_tf32
+    backend.allow_tf32 = before or compute.tf32
+    try:
+        for part in ids.split(compute.micro_batch or len(ids)):
             # Sequences are equally long, so that the batch's mean weighs parts by their rows.
             weight = len(part) / len(ids)
-            loss = loss_of(model, part)
+            loss = _loss(model, part, compute.precision)
             (loss * weight).backward()
             total += weight * loss.item()
+    finally:
+        backend.allow_tf32 = before
     return total
 
 
@@ -136,9 +97,8 @@ def sharpness_aware_gradients(
     """
     value = batch_gradients(model, ids, compute)
     parameters = [p for p in model.parameters() if p.grad is not None]
-    norm = torch.linalg.vector_norm(
-        torch.stack([torch.linalg.vector_norm(p.grad) for p in parameters])
-    )
+    norms = [torch.linalg.vector_norm(p.grad) for p in parameters]
+    norm = torch.linalg.vector_norm(torch.stack(norms))
     before = [p.detach().clone() for p in parameters]
     with torch.no_grad():
         for parameter in parameters:

@@ -1,13 +1,10 @@
 """Training of GPT-NeoX models as Pythia was trained, in a loop that can stop anywhere.
 
-Everything a run depends on is a pure function of the step: the learning rate
-(``schedules``), the data order (``batch_rows``) and, since the models have no
-dropout, nothing is drawn at random after initialisation. A state is therefore
-weights, Adam's two moments and two counters, and a run that was stopped and
-resumed ends bit-identical to one that was not.
-
-Training writes weights and nothing else: what is measured of a run or of a fork is measured
-from its checkpoints.
+Everything a run depends on is a pure function of the step: the learning rate (``schedules``)
+and the data order (``batch_rows``); nothing else is drawn after initialisation. A state is
+therefore weights, Adam's two moments and two counters, and a run that was stopped and resumed
+ends bit-identical to one that was not. What is measured of a run is measured from its
+checkpoints.
 """
 
 import math
@@ -26,12 +23,7 @@ from flatminima.files import CHECKPOINT_FILES, DIGESTS_FILE
 from flatminima.jobs import progress
 from flatminima.model import count_not_finite, save_model
 from flatminima.schedules import Schedule
-from flatminima.training.gradients import (
-    PLAIN,
-    Compute,
-    batch_gradients,
-    sharpness_aware_gradients,
-)
+from flatminima.training.gradients import PLAIN, Compute, batch_gradients, sharpness_aware_gradients
 from flatminima.training.workspace import Workspace, load_state, save_state
 
 # Where torch has AdamW as one kernel; elsewhere it falls back on the slower one.
@@ -58,10 +50,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Update:
-    """One finished update: the step it led to, its learning rate and its loss.
-
-    ``loss_nats`` is the mean NLL of the batch in nats per token, before the update.
-    """
+    """One finished update: the step it led to, its rate, and the batch's mean NLL before it."""
 
     step: int
     lr: float
@@ -120,9 +109,8 @@ def train(
 ) -> Iterator[Update]:
     """Train from step ``start`` to step ``stop``, yielding after each update.
 
-    ``tokens`` is ``[sequences, length]``; ``seed`` decides the data order; ``compute``
-    says how gradients are computed. The caller saves or stops between updates. Raises
-    ``Diverged`` where a loss or a gradient is not finite, before any weight moves.
+    ``tokens`` is ``[sequences, length]``; ``seed`` decides the data order. Raises ``Diverged``
+    where a loss or a gradient is not finite, before any weight moves.
     """
     rate = 0.0
     for step in range(start, stop):
@@ -190,7 +178,12 @@ def train_series(
         for update in bar:
             losses.append(update.loss_nats)
             if update.step in staged:
-                _check_finite(model, update)
+                if any(map(count_not_finite, model.parameters())):
+                    raise Diverged(
+                        f"training diverged: the update to step {update.step} has left weights "
+                        f"that are not finite; its loss is {update.loss_nats} nats per token, its "
+                        f"learning rate {update.lr:g}"
+                    )
                 save_model(model, staged[update.step], digests=True)
                 bar.set_postfix_str(f"loss {update.loss_nats:.3f} nats", refresh=False)
             workspace.save(model, optimizer, update.step, losses)
@@ -206,20 +199,5 @@ def train_series(
             for name in (*CHECKPOINT_FILES, DIGESTS_FILE)
         }
     )
-    rows = range(start, stop)
-    return pd.DataFrame(
-        {
-            "step": [s + 1 for s in rows],
-            "lr": [schedule(s) for s in rows],
-            "loss_nats_per_token": losses,
-        }
-    )
-
-
-def _check_finite(model: nn.Module, update: Update) -> None:
-    if any(count_not_finite(parameter) for parameter in model.parameters()):
-        raise Diverged(
-            f"training diverged: the update to step {update.step} has left weights that are not "
-            f"finite; its loss is {update.loss_nats} nats per token, its learning rate "
-            f"{update.lr:g}"
-        )
+    table = pd.DataFrame({"step": range(start + 1, stop + 1)})
+    return table.assign(lr=(table["step"] - 1).map(schedule), loss_nats_per_token=losses)

@@ -15,7 +15,6 @@ import json
 import os
 import shutil
 import signal
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
@@ -46,10 +45,9 @@ def save_state(
     fingerprint: str,
     losses: list[float],
 ) -> None:
-    """Write weights, moments and counters of a run to one safetensors file, atomically.
+    """Write a run's weights, moments, losses (nats per token) and counters to one file, atomically.
 
-    ``fingerprint`` names the settings that the state belongs to; ``losses`` are the
-    training losses since the job began, in nats per token.
+    ``fingerprint`` names the settings that the state belongs to.
     """
     tensors = {"losses": torch.tensor(losses, dtype=torch.float64)}
     for name, parameter in model.named_parameters():
@@ -132,9 +130,7 @@ class Workspace:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> "Workspace":
-        # Only the main thread may set handlers; elsewhere a signal does what it always does.
-        if threading.current_thread() is threading.main_thread():
-            self._handlers = {s: signal.signal(s, self._stop_later) for s in STOP_SIGNALS}
+        self._handlers = {s: signal.signal(s, self._stop_later) for s in STOP_SIGNALS}
         return self
 
     def _stop_later(self, number: int, frame: FrameType | None) -> None:
@@ -176,10 +172,8 @@ class Workspace:
         Raises ``SystemExit`` in the second case, with the status that shells give to a signal.
         """
         if step % self.save_every == 0 or self._asked_to_stop:
-            save_state(
-                self.state, model, optimizer,
-                step=step, fingerprint=self.fingerprint, losses=losses,
-            )  # fmt: skip
+            save_state(self.state, model, optimizer, step=step, fingerprint=self.fingerprint,
+                       losses=losses)  # fmt: skip
         if self._asked_to_stop:
             name = signal.Signals(self._asked_to_stop).name
             log(f"{name}: stopped after step {step}, state saved; the same command goes on here")
