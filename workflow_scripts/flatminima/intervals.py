@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from arch.bootstrap import StationaryBootstrap, optimal_block_length
 from scipy import optimize, stats
 
 from flatminima.quantizer_specs import FP32
@@ -204,6 +203,9 @@ def stationary_bootstrap(
     stays together. The mean length of a stretch is Politis and White's choice for the
     mean over series, rounded up; ask it of ``FEWEST_PROBES`` or more.
     """
+    # Here and not above: two seconds of every job that summarises scores.
+    from arch.bootstrap import StationaryBootstrap, optimal_block_length
+
     lengths = optimal_block_length(differences.mean(axis=1))
     length = max(1, int(np.ceil(lengths["stationary"].iloc[0])))
     bootstrap = StationaryBootstrap(length, differences, seed=np.random.default_rng(seed))

@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
-from scipy import stats
+from scipy.special import ndtri
 from torch import Tensor, nn
 
 from flatminima.errors import Diverged, UserError
@@ -42,7 +42,7 @@ _E2M1_EXPONENT = 2
 _E4M3_MAX = 448.0
 # Quantiles of the normal distribution on either side of zero; the outermost is the mean of
 # 1 - 1/30 and 1 - 1/32.
-_POSITIVE, _NEGATIVE = (stats.norm.ppf(np.linspace(0.9677083, 0.5, n)[:-1]) for n in (9, 8))
+_POSITIVE, _NEGATIVE = (ndtri(np.linspace(0.9677083, 0.5, n)[:-1]) for n in (9, 8))
 _NF4 = np.sort([*-_NEGATIVE, 0.0, *_POSITIVE]) / _POSITIVE[0]
 
 
