@@ -17,6 +17,7 @@ from flatminima import plan, plan_forks, plan_mechanism
 from flatminima.code_hash import code_hash
 from flatminima.config import find_suite, whole_config
 from flatminima.errors import ConfigError
+from flatminima.revisions import notice_replaced
 from flatminima.suites import Suite, as_in_a_file, read_yaml
 
 
@@ -43,10 +44,17 @@ def suite_of(name):
 
 
 @cache
-def say_what_was_skipped(suite):
-    """Name the folders of a local suite that are no whole checkpoint, once and not in jobs."""
-    for line in suite.skipped if workflow.is_main_process else []:
+def look_at_local(suite):
+    """Name the folders of a local suite that are no whole checkpoint, or another one than before.
+
+    Once and not in jobs.
+    """
+    if suite.source != "local" or not workflow.is_main_process:
+        return
+    for line in suite.local.skipped:
         print(f"suite {suite.name}: skipped {line}", file=sys.stderr)
+    for folder in notice_replaced(suite.local.checkpoints, Path(suite.root)):
+        print(f"suite {suite.name}: {folder} was replaced since it was measured", file=sys.stderr)
 
 
 def of_suite(function, suite, *names, **fixed):
@@ -62,7 +70,7 @@ def planned(function, *names, **fixed):
 
     def value(wildcards):
         suite = suite_of(wildcards.suite)
-        one_line(say_what_was_skipped, suite)
+        one_line(look_at_local, suite)
         return of_suite(function, suite, *names, **fixed)(wildcards)
 
     return value

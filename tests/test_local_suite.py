@@ -1,6 +1,7 @@
 """Somebody's own training run: a Trainer's folders, one configuration file, figure 1."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -87,9 +88,27 @@ def test_conv1d_is_quantized_and_measured_by_the_same_selection(mine):
 
 
 def test_a_second_run_has_nothing_to_do_until_a_checkpoint_changes(mine):
+    """Whatever the time stamp: of another size, of the same size, older, or of the same time."""
     assert planned("--configfile", "mine.yaml", folder=mine) == {}
-    folder = mine / "runs/mine"
-    shutil.copyfile(folder / "checkpoint-4/model.safetensors",
-                    folder / "checkpoint-8/model.safetensors")  # fmt: skip
+    table = pd.read_csv(mine / "results/mine/suite.csv", index_col="step")
+    file, other = (mine / f"runs/mine/checkpoint-{n}/model.safetensors" for n in (8, 4))
+    before, kept = file.stat(), file.read_bytes()
+    shutil.copyfile(file, mine / "same")
+    os.replace(mine / "same", file)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert planned("--configfile", "mine.yaml", folder=mine) == {}, "the same weights once more"
+    shutil.copyfile(other, file)
+    os.utime(file, (1577836800, 1577836800))  # as cp -p, rsync -a and backups leave it
     jobs = planned("--configfile", "mine.yaml", folder=mine)
-    assert jobs["probe_checkpoints"] == 1, "the range of step 8 and no other"
+    for rule in ("describe_checkpoints", "probe_checkpoints", "measure_kurtosis"):
+        assert jobs[rule] == 1, "the range of step 8 and no other"
+    targets = [f"results/mine/{name}" for name in ("audit.csv", "kurtosis.csv")]
+    run = snakemake(*targets, "--configfile", "mine.yaml", "--cores", "2", folder=mine)
+    said = "suite mine: runs/mine/checkpoint-8 was replaced since it was measured"
+    assert run.returncode != 0 and said in run.stdout and "the same weights" in run.stdout
+    file.write_bytes(kept[:-4] + bytes(4))
+    run = snakemake(*targets, "--configfile", "mine.yaml", "--cores", "2", folder=mine)
+    assert run.returncode == 0, run.stdout[-5000:]
+    assert planned(*targets, "--configfile", "mine.yaml", folder=mine) == {}
+    after = pd.read_csv(mine / "results/mine/suite.csv", index_col="step")
+    assert list(table.index[table["sha256"] != after["sha256"]]) == [8]

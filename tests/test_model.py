@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from flatminima import model as model_module
 from flatminima.errors import UserError
-from flatminima.files import atomic_path
+from flatminima.files import atomic_path, weights_digest
 from flatminima.model import (
     WEIGHTS_FILE,
     assert_float32,
@@ -25,7 +25,6 @@ from flatminima.model import (
     save_model,
     save_tensors,
     tensor_digests,
-    weights_digest,
     weights_dtypes,
 )
 from flatminima.quantizers import linear_weights

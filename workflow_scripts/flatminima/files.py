@@ -97,6 +97,11 @@ def file_sha256(path: str | Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def weights_digest(digests: Mapping[str, str]) -> str:
+    """One sha256 over those of all tensors: equal for equal weights, however they are laid out."""
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+
+
 def write_digests(folder: Path, names: Iterable[str]) -> None:
     """Write the digests of some files of ``folder`` beside them."""
     lines = "".join(f"{file_sha256(folder / name)}  {name}\n" for name in names)

@@ -352,11 +352,6 @@ def tensor_digests(path: str | Path) -> dict[str, str]:
     }
 
 
-def weights_digest(digests: dict[str, str]) -> str:
-    """One sha256 over all tensors: equal for equal weights, however the file is laid out."""
-    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
-
-
 def weights_dtypes(path: str | Path) -> str:
     """The dtypes in a safetensors file or its shards, such as ``float32`` or ``float16+uint8``."""
     found = set()

@@ -23,6 +23,7 @@ Planning reads this module, so torch is imported where weights are.
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ import numpy as np
 import pandas as pd
 from safetensors import SafetensorError, safe_open
 
-from flatminima.files import file_sha256
+from flatminima.files import file_sha256, weights_digest
 from flatminima.integrity import WHOLE, Found, distances
 from flatminima.missing import MISSING, PRESENT
 
@@ -214,6 +215,45 @@ def find_checkpoints(pattern: str) -> LocalRun:
     return found
 
 
+def notice_replaced(checkpoints: Mapping[int, LocalCheckpoint], root: Path) -> list[str]:
+    """Folders whose weights are not those that the results under ``root`` were made of.
+
+    What was made of them is made to look older than any weights, so that Snakemake makes it
+    anew: a file that was copied with its time stamp looks like one that was always there. No
+    file is read that has not been written, copied or moved since it was described.
+    """
+    found = []
+    for table in sorted(root.glob("revisions/*.csv")):
+        described, at = pd.read_csv(table), table.stat().st_mtime
+        odd = [
+            checkpoints[row.step].folder
+            for row in described.itertuples()
+            if row.step in checkpoints and _differs(checkpoints[row.step], row, at)
+        ]
+        if odd:
+            others = root / "deployed.csv", *root.glob("mechanism/*")
+            for path in (*root.glob(f"*/{table.stem}.*"), *filter(Path.exists, others)):
+                os.utime(path, (1, 1))
+        found += odd
+    return found
+
+
+def _differs(checkpoint: LocalCheckpoint, row: tuple, described_at: float) -> bool:
+    names = [name for name in checkpoint.files if name.endswith(".safetensors")]
+    files = [Path(checkpoint.folder, name) for name in names]
+    if sum(file.stat().st_size for file in files) != row.bytes:
+        return True
+    if max(file.stat().st_ctime for file in files) <= described_at:
+        return False
+    return _files_digest(files, names == [checkpoint.weights]) != row.sha256
+
+
+def _files_digest(files: Sequence[Path], single: bool) -> str:
+    """sha256 of a file; of shards that of their names and hashes in name order."""
+    digests = {file.name: file_sha256(file) for file in files}
+    return next(iter(digests.values())) if single else weights_digest(digests)
+
+
 # What a checkpoint holds
 
 
@@ -272,17 +312,15 @@ def describe_checkpoint(
     ``origin`` names what a hub served (revision, commit, files by their sha256) and is empty
     for a checkpoint made here; ``fingerprint`` is ``fingerprint_checkpoint``'s.
     """
-    from flatminima.model import weight_files, weights_digest, weights_dtypes
+    from flatminima.model import weight_files, weights_dtypes
 
     whole = fingerprint["tensor"] == WHOLE
     digests = fingerprint.loc[~whole].set_index("tensor")["sha256"].to_dict()
-    files = {file.name: file_sha256(file) for file in weight_files(weights)}
-    single = list(files) == [Path(weights).name]
+    files = weight_files(weights)
     return _named(step, PRESENT, "", origin, tokens_per_step) | {
-        # Of shards the hash of their names and hashes in name order.
-        "sha256": next(iter(files.values())) if single else weights_digest(files),
+        "sha256": _files_digest(files, files == [Path(weights)]),
         "weights_sha256": weights_digest(digests),
-        "bytes": sum(file.stat().st_size for file in weight_files(weights)),
+        "bytes": sum(file.stat().st_size for file in files),
         "dtype": weights_dtypes(weights),
         "n_tensors": len(digests),
         "n_weights": int(fingerprint.loc[whole, "n_weights"].item()),

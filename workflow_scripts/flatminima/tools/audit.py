@@ -27,7 +27,7 @@ from torch import nn
 
 from flatminima import audit_figure, style
 from flatminima.errors import UserError, one_line
-from flatminima.files import atomic_path, write_json
+from flatminima.files import atomic_path, weights_digest, write_json
 from flatminima.hub import RevisionMissing
 from flatminima.intervals import summarise
 from flatminima.model import (
@@ -37,7 +37,6 @@ from flatminima.model import (
     load_model,
     tensor_digests,
     text_config,
-    weights_digest,
 )
 from flatminima.phases import SPARE, describe_phases
 from flatminima.quantizer_specs import FP32, HIGH_BIT, LOW_BIT, printed_names
