@@ -67,39 +67,30 @@ class Stranger:
         return (exec, ("raise SystemExit('code of a stranger was run')",))
 
 
+INDEX, PART = b'{"weight_map": {"a": "x.bin", "b": "x.bin"}}', {"a": torch.ones(2)}
+# What a branch holds beside its configuration, and how that is said; the first three are missing.
 BROKEN = {
-    "no weights": ({"config.json": config_bytes()}, "it holds no weights"),
-    "no configuration": ({"model.safetensors": b"x"}, "it holds no config.json"),
-    "a shard is missing": (
-        {"config.json": config_bytes(), "model.safetensors.index.json":
-         b'{"weight_map": {"a": "model-00001-of-00001.safetensors"}}'},
-        "model-00001-of-00001.safetensors is missing",
-    ),
-}  # fmt: skip
-REFUSED = {
-    "code in a pickle": ({"pytorch_model.bin": as_pickle({"w": Stranger()})},
-                         "pytorch_model.bin is a pickle that holds more than tensors"),
-    "something else in a pickle": ({"pytorch_model.bin": as_pickle({"step": 3})},
-                                   "holds something other than named tensors"),
-    "no pickle": ({"pytorch_model.bin": b"version https://git-lfs.github.com/spec/v1"},
-                  "pytorch_model.bin "),
-    "no safetensors": ({"model.safetensors": b"version https://git-lfs.github.com/spec/v1"},
-                       "model.safetensors is no safetensors file"),
-    "an index that cannot be read": ({"model.safetensors.index.json": b"{"},
-                                     "the index of its shards cannot be read"),
-    "an index that is not kept": (
-        {"pytorch_model.bin.index.json": b'{"weight_map": {"a": "x.bin", "b": "x.bin"}}',
-         "x.bin": as_pickle({"a": model_tensors(1)["embed_out.weight"]})},
-        "its shards lack 1 weights, such as b"),
+    "nothing": ({}, "it holds no weights"),
+    "no-config": ({"config.json": None, "model.safetensors": b"x"}, "it holds no config.json"),
+    "no-shard": ({"pytorch_model.bin.index.json": INDEX}, "x.bin is missing"),
+    "code": ({"pytorch_model.bin": as_pickle({"w": Stranger()})},
+             "pytorch_model.bin is a pickle that holds more than tensors"),
+    "step": ({"pytorch_model.bin": as_pickle({"step": 3})}, "something other than named tensors"),
+    "pointer": ({"pytorch_model.bin": b"version https://git-lfs"}, "pytorch_model.bin "),
+    "page": ({"model.safetensors": b"<html>"}, "model.safetensors is no safetensors file"),
+    "index": ({"model.safetensors.index.json": b"{"}, "the index of its shards cannot be read"),
+    "lacking": ({"pytorch_model.bin.index.json": INDEX, "x.bin": as_pickle(PART)},
+                "its shards lack 1 weights, such as b"),
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def server():
     main = {"config.json": config_bytes(), "model.safetensors": as_safetensors(model_tensors(400))}
-    odd = {name.replace(" ", "-"): files for name, (files, _) in BROKEN.items()}
-    for name, (files, _) in REFUSED.items():
-        odd[name.replace(" ", "-")] = {"config.json": config_bytes(), **files}
+    odd = {
+        name: {n: d for n, d in ({"config.json": config_bytes()} | files).items() if d is not None}
+        for name, (files, _) in BROKEN.items()
+    }
     models = {
         REPO: model_branches() | {"main": main | {"tokenizer.json": TOKENIZER}},
         GATED: {"main": main},
@@ -182,9 +173,6 @@ def test_a_missing_branch_is_asked_for_once_and_nothing_is_written(hub, pauses, 
     assert str(caught.value) == "tiny/neox at step3: the hub has no such revision"
     assert caught.value.reason == "the hub has no such revision"
     assert not (tmp_path / "c").exists() and len(hub.requests) == 1 and pauses == []
-
-
-def test_a_repository_that_is_not_there_is_no_missing_revision(hub, tmp_path):
     with pytest.raises(HubError, match="tiny/none at step0: .* has no such repository") as caught:
         download_checkpoint("tiny/none", "step0", tmp_path / "c")
     assert not isinstance(caught.value, RevisionMissing)
@@ -199,16 +187,14 @@ def test_a_revision_that_ignores_its_branch_shows_by_its_hashes(hub, tmp_path):
     assert early == final
 
 
-@pytest.mark.parametrize("case", [*BROKEN, *REFUSED])
-def test_what_cannot_be_loaded_is_named_and_not_run(hub, pauses, tmp_path, case):
-    kind = RevisionMissing if case in BROKEN else HubError
-    _, message = {**BROKEN, **REFUSED}[case]
-    revision = case.replace(" ", "-")
+@pytest.mark.parametrize("branch", BROKEN)
+def test_what_cannot_be_loaded_is_named_and_not_run(hub, pauses, tmp_path, branch):
+    kind = RevisionMissing if branch in [*BROKEN][:3] else HubError
     with pytest.raises(kind) as caught:
-        download_checkpoint("tiny/odd", revision, tmp_path / "c")
+        download_checkpoint("tiny/odd", branch, tmp_path / "c")
     line = str(caught.value)
     assert type(caught.value) is kind and "\n" not in line and pauses == []
-    assert line.startswith(f"tiny/odd at {revision}: ") and message in line
+    assert line.startswith(f"tiny/odd at {branch}: ") and BROKEN[branch][1] in line
     assert not (tmp_path / "c").exists() or not list((tmp_path / "c").iterdir())
 
 
@@ -219,12 +205,8 @@ FILE = r"/resolve/[^/]+/(model-00002|model\.safetensors$|pytorch_model)"
 BYTES = r"^/lfs/.*(safetensors|bin)/"
 PASSING = {
     "429 for the list of files": [(INFO, "status", {"status": 429, "times": 2})],
-    "429 for a file": [(FILE, "status", {"status": 429, "times": 3})],
-    "429 of the storage": [(BYTES, "status", {"status": 429, "times": 3})],
-    "503 for the list of files": [(INFO, "status", {"status": 503, "times": 3})],
     "503 for a file": [(FILE, "status", {"status": 503, "times": 9})],
     "503 of the storage": [(BYTES, "status", {"status": 503, "times": 3})],
-    "reset of the list of files": [(INFO, "reset", {"after": 100})],
     "half a list of files": [(INFO, "short", {"after": 100})],
     "reset before the first byte": [(BYTES, "reset", {"times": 3})],
     "reset in mid-file": [(BYTES, "reset", {"after": 3000, "times": 3})],
@@ -232,74 +214,63 @@ PASSING = {
     "body cut off and its length fits": [(BYTES, "short", {"after": 5000})],
     "wrong bytes": [(BYTES, "wrong", {})],
     "wrong bytes in the configuration": [(r"/resolve/.*config\.json", "wrong", {"method": "GET"})],
-    "half a configuration": [
-        (r"/resolve/.*config\.json", "truncate", {"after": 10, "method": "GET"}),
-    ],
     "another range than was asked for": [
         (BYTES, "truncate", {"after": 3000}), (BYTES, "wrong_range", {}),
     ],
-    "a server without ranges": [
-        (BYTES, "truncate", {"after": 3000}), (BYTES, "whole", {}),
-    ],
     "a server that stops in mid-file": [(BYTES, "stall", {"after": 3000, "seconds": 1.5})],
     "everything at once": [
-        (INFO, "status", {"status": 429}), (FILE, "status", {"status": 503}),
-        (BYTES, "reset", {"after": 2000}), (BYTES, "truncate", {"after": 1000}),
-        (BYTES, "wrong", {}),
+        (INFO, "reset", {"after": 100}), (INFO, "status", {"status": 429}),
+        (FILE, "status", {"status": 503}), (BYTES, "reset", {"after": 2000}),
+        (BYTES, "truncate", {"after": 1000}), (BYTES, "wrong", {}),
     ],
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", ["safetensors", "bin_shards"])
 @pytest.mark.parametrize("fault", PASSING)
 def test_what_passes_ends_equal_to_a_run_without_faults(
-    hub, faultless, tmp_path, monkeypatch, fault, form
+    hub, faultless, tmp_path, monkeypatch, fault
 ):
     if "stops in mid-file" in fault:
         monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.4)
-    faults = [hub.faults.add(path, kind, **how) for path, kind, how in PASSING[fault]]
-    download_checkpoint(REPO, BRANCHES[form], tmp_path / "c")
-    assert all(f.met for f in faults), "the fault took place"
-    assert digests(tmp_path / "c") == faultless[form]
+    for form in ("safetensors", "bin_shards"):
+        faults = [hub.faults.add(path, kind, **how) for path, kind, how in PASSING[fault]]
+        download_checkpoint(REPO, BRANCHES[form], tmp_path / form)
+        assert all(f.met for f in faults), "the fault took place"
+        assert digests(tmp_path / form) == faultless[form]
 
 
-LASTING = {
-    "429": [(INFO, "status", {"status": 429})],
-    "503 for a file": [(FILE, "status", {"status": 503})],
-    "503 of the storage": [(BYTES, "status", {"status": 503})],
-    "reset before the first byte": [(BYTES, "reset", {})],
-    "cut off before the first byte": [(BYTES, "truncate", {})],
-    "cut off for good": [(BYTES, "short", {"after": 5000})],
-    "no more bytes": [(BYTES, "status", {"status": 416})],
-    "wrong bytes": [(BYTES, "wrong", {})],
-    "no JSON": [(INFO, "short", {"after": 50})],
-    "a fault that does not pass": [(FILE, "status", {"status": 418})],
-    "a token that the hub refuses": [(INFO, "status", {"status": 401, "headers": {
-        "X-Error-Message": "Invalid credentials in Authorization header"}})],
+LASTING = {  # how it is said, and whether it is worth another try
+    "429": (INFO, "status", {"status": 429}, "429", True),
+    "503 for a file": (FILE, "status", {"status": 503}, "503", True),
+    "reset before the first byte": (BYTES, "reset", {}, "", True),
+    "cut off for good": (BYTES, "short", {"after": 5000}, "the body is cut off", True),
+    "no more bytes": (BYTES, "status", {"status": 416}, "the body is cut off", True),
+    "wrong bytes": (BYTES, "wrong", {}, "came twice with other bytes", False),
+    "no JSON": (INFO, "short", {"after": 50}, "no JSON", True),
+    "a fault that does not pass": (FILE, "status", {"status": 418}, "418", False),
+    "a token that the hub refuses": (INFO, "status", {"status": 401, "headers": {
+        "X-Error-Message": "Invalid credentials in Authorization header"}}, "", False),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", LASTING)
-@pytest.mark.parametrize("form", ["safetensors", "bin_shards"])
 def test_what_lasts_stops_with_the_revision_and_a_rerun_ends_equal(
-    hub, pauses, faultless, tmp_path, fault, form
+    hub, pauses, faultless, tmp_path, fault
 ):
-    for path, kind, how in LASTING[fault]:
-        hub.faults.add(path, kind, times=None, **how)
-    with pytest.raises(HubError) as caught:
-        download_checkpoint(REPO, BRANCHES[form], tmp_path / "c")
-    assert not isinstance(caught.value, RevisionMissing), "it is there, only not to be had now"
-    message = str(caught.value)
-    assert message.startswith(f"tiny/neox at {BRANCHES[form]}: ") and "\n" not in message
-    said = {"wrong bytes": "came twice with other bytes", "cut": "the body is cut off",
-            "no more bytes": "the body is cut off", "503": "503", "429": "429"}  # fmt: skip
-    for word, expected in said.items():
-        assert expected in message or not fault.startswith(word)
-    assert not list((tmp_path / "c").glob("*")), "nothing that could be taken for whole"
-    assert bool(pauses) != (fault in ("wrong bytes", *list(LASTING)[-2:])), "asked once or again"
+    path, kind, how, said, again = LASTING[fault]
+    hub.faults.add(path, kind, times=None, **how)
+    for form in ("safetensors", "bin_shards"):
+        with pytest.raises(HubError) as caught:
+            download_checkpoint(REPO, BRANCHES[form], tmp_path / form)
+        assert not isinstance(caught.value, RevisionMissing), "it is there, only not to be had now"
+        message = str(caught.value)
+        assert message.startswith(f"tiny/neox at {BRANCHES[form]}: ") and "\n" not in message
+        assert said in message and bool(pauses) == again
+        assert not list((tmp_path / form).glob("*")), "nothing that could be taken for whole"
     hub.faults.clear()
-    download_checkpoint(REPO, BRANCHES[form], tmp_path / "c")
-    assert digests(tmp_path / "c") == faultless[form]
+    for form in ("safetensors", "bin_shards"):
+        download_checkpoint(REPO, BRANCHES[form], tmp_path / form)
+        assert digests(tmp_path / form) == faultless[form]
 
 
 def test_a_connection_that_is_refused_is_tried_for_longer_each_time(
@@ -307,16 +278,16 @@ def test_a_connection_that_is_refused_is_tried_for_longer_each_time(
 ):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(hub_module, "ATTEMPTS", 8)
-    with pytest.raises(HubError, match="tiny/neox at step0: ConnectError"):
+    with pytest.raises(HubError, match="tiny/neox at step0: .*Connection refused"):
         download_checkpoint(REPO, "step0", tmp_path / "c")
     assert pauses == [1, 2, 4, 8, 16, 32, 60]
 
 
-@pytest.mark.parametrize("path", [INFO, FILE, BYTES])
 @pytest.mark.parametrize(
-    ("headers", "least"),
-    [({"Retry-After": "37"}, 37), ({"RateLimit": '"api";r=0;t=55'}, 55), ({}, 1)],
-)
+    ("path", "headers", "least"),
+    [(INFO, {"Retry-After": "37"}, 37), (FILE, {"RateLimit": '"api";r=0;t=55'}, 55),
+     (BYTES, {"Retry-After": "37"}, 37), (BYTES, {}, 1)],
+)  # fmt: skip
 def test_the_wait_that_the_server_asks_for_is_kept(hub, pauses, tmp_path, path, headers, least):
     hub.faults.add(path, "status", status=429, headers=headers, times=2)
     download_checkpoint(REPO, "step0", tmp_path / "c")
@@ -404,20 +375,17 @@ def test_branches_are_listed_with_their_commits_in_spite_of_faults(hub):
 # The user's cache, token and environment
 
 
-def test_files_of_the_users_cache_are_not_fetched_again(hub, tmp_path):
+def test_files_of_the_users_cache_are_not_fetched_again_unless_they_are_damaged(
+    hub, tmp_path, capsys
+):
+    """The hub's library keeps a damaged file and returns it without a check."""
     snapshot_download(REPO, revision="step0")
     hub.requests.clear()
     origin = download_checkpoint(REPO, "step0", tmp_path / "c")
     assert [r.path for r in hub.requests] == ["/api/models/tiny/neox/revision/step0?blobs=true"]
-    assert (tmp_path / "c/model.safetensors").read_bytes() == as_safetensors(model_tensors(0))
+    whole = (tmp_path / "c/model.safetensors").read_bytes()
+    assert whole == as_safetensors(model_tensors(0))
     cached = Path(hf_hub_download(REPO, "model.safetensors", revision=origin["commit"]))
-    assert cached.exists(), "the cache keeps its copy"
-
-
-def test_a_damaged_file_of_the_cache_is_not_used(hub, tmp_path, capsys):
-    """The hub's library keeps such a file and returns it without a check."""
-    cached = Path(hf_hub_download(REPO, "model.safetensors", revision="step0"))
-    whole = cached.read_bytes()
     cached.resolve().write_bytes(bytes(len(whole)))
     download_checkpoint(REPO, "step0", tmp_path / "c")
     assert (tmp_path / "c/model.safetensors").read_bytes() == whole

@@ -107,40 +107,25 @@ def test_steps_0_and_1_may_be_the_same_and_no_others():
 
 
 def test_final_weights_under_early_steps():
-    path = walk()
-    early = (64, 5000, 6000, 7000, 39_000)
-    assert found(path | {step: path[40_000] for step in early}) == {"final_weights_early": [early]}
-
-
-def test_a_hub_that_ignores_the_branch():
-    path = walk()
-    same = {step: path[40_000] for step in GRID}
-    assert found(same) == {"final_weights_early": [tuple(GRID[:-1])]}
-
-
-@pytest.mark.parametrize("early", [(1000,), (8000,), (5000, 6000, 7000)])
-def test_weights_of_the_end_that_are_not_the_final_ones(early):
-    path = walk()
-    random = np.random.default_rng(1)
-    for step in early:
-        near = path[40_000] + random.normal(0, 1e-4, (TENSORS, SIZE))
-        path[step] = near.astype(np.float32)
-    assert found(path) == {"final_weights_early": [early]}
-
-
-@pytest.mark.parametrize("tensors", [1, 4, 7])
-def test_a_shard_of_the_final_weights(tensors):
-    path = walk()
-    mixed = path[5000].copy()
-    mixed[:tensors] = path[40_000][:tensors]
-    assert found(path | {5000: mixed}) == {"stale_shard": [(5000,)]}
+    path, random = walk(), np.random.default_rng(1)
+    for early in ((64, 5000, 6000, 7000, 39_000), tuple(GRID[:-1])):  # all: an ignored branch
+        faults = {step: path[40_000] for step in early}
+        assert found(path | faults) == {"final_weights_early": [early]}
+    for early in ((1000,), (8000,), (5000, 6000, 7000)):  # of the end, but not the final ones
+        near = {s: path[40_000] + random.normal(0, 1e-4, (TENSORS, SIZE)) for s in early}
+        faults = {step: weights.astype(np.float32) for step, weights in near.items()}
+        assert found(path | faults) == {"final_weights_early": [early]}
 
 
 def test_a_shard_of_another_step():
     path = walk()
-    mixed = path[9000].copy()
-    mixed[3] = path[5000][3]
-    assert found(path | {9000: mixed}) == {"stale_shard": [(5000, 9000)]}
+    for tensors, step, other, steps in (
+        (slice(1), 5000, 40_000, (5000,)), (slice(4), 5000, 40_000, (5000,)),
+        (slice(7), 5000, 40_000, (5000,)), (3, 9000, 5000, (5000, 9000)),
+    ):  # fmt: skip
+        mixed = path[step].copy()
+        mixed[tensors] = path[other][tensors]
+        assert found(path | {step: mixed}) == {"stale_shard": [steps]}
 
 
 def test_a_tensor_that_stands_still_for_a_while_is_not_stale():
@@ -162,32 +147,25 @@ def test_a_weight_that_is_rounded_to_and_fro_makes_nothing_stale():
     assert found(path) == {}
 
 
-@pytest.mark.parametrize(
-    "pair", [(5000, 6000), (5000, 20_000), (64, 30_000), (512, 1000), (39_000, 40_000)]
-)
 @pytest.mark.parametrize("straight", [0.0, 0.3])
-def test_two_steps_in_each_others_place(pair, straight):
+def test_two_steps_in_each_others_place(straight):
     path = walk(straight=straight)
-    one, other = pair
-    path[one], path[other] = path[other], path[one]
-    assert found(path) == {"swapped_steps": [pair]}
+    for one, other in (
+        (5000, 6000), (5000, 20_000), (64, 30_000), (512, 1000), (39_000, 40_000),
+    ):  # fmt: skip
+        swapped = path | {one: path[other], other: path[one]}
+        assert found(swapped) == {"swapped_steps": [(one, other)]}
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [(4,), (5000,), (40_000,), tuple(range(5000, 12_001, 1000)), tuple(range(30_000, 40_001, 1000)),
-     tuple(GRID[:5])],
-    ids=["early", "one", "last", "series", "to the end", "from the start"],
-)  # fmt: skip
-def test_weights_of_another_run(steps):
+def test_weights_of_another_run():
     path, other = walk(), walk(seed=1)
-    assert found(path | {step: other[step] for step in steps})["foreign_series"] == [
-        tuple(step for step in steps if step != 1)
-    ]
-
-
-def test_tensors_of_another_shape():
-    kinds = found(walk(), shapes={3000: "8x8", 4000: "8x8"})
+    for steps in (
+        (4,), (5000,), (40_000,), tuple(range(5000, 12_001, 1000)),
+        tuple(range(30_000, 40_001, 1000)), tuple(GRID[:5]),
+    ):  # fmt: skip
+        foreign = found(path | {step: other[step] for step in steps})["foreign_series"]
+        assert foreign == [tuple(step for step in steps if step != 1)]
+    kinds = found(path, shapes={3000: "8x8", 4000: "8x8"})
     assert kinds == {"foreign_series": [(3000, 4000)]}
 
 
@@ -277,20 +255,17 @@ def test_the_line_names_the_finding_the_revisions_and_the_key():
     assert "missing" not in line
 
 
-@pytest.mark.parametrize("kind", FINDINGS)
-def test_severity_decides(kind):
-    one = [Found(kind, (8,), "why")]
-    assert decide(one, {kind: "ignore"}, grid=GRID, key="k") == []
-    assert decide(one, {kind: "warn"}, grid=GRID, key="k") == [f"{kind}: step 8 (why)"]
-    with pytest.raises(IntegrityError, match=f"k.{kind} to warn or ignore"):
-        decide(one, {kind: "stop"}, grid=GRID, key="k")
-    unsure = [Found(kind, (8,), "why", sure=False)]
-    assert decide(unsure, {kind: "stop"}, grid=GRID, key="k") == [f"{kind}: step 8 (why)"]
-    if DEFAULT_SEVERITY[kind] == "stop":
-        with pytest.raises(IntegrityError):
-            decide(one, {}, grid=GRID, key="k")
-    else:
-        assert kind == "missing" and len(decide(one, {}, grid=GRID, key="k")) == 1
+def test_severity_decides():
+    for kind in FINDINGS:
+        one = [Found(kind, (8,), "why")]
+        assert decide(one, {kind: "ignore"}, grid=GRID, key="k") == []
+        assert decide(one, {kind: "warn"}, grid=GRID, key="k") == [f"{kind}: step 8 (why)"]
+        with pytest.raises(IntegrityError, match=f"k.{kind} to warn or ignore"):
+            decide(one, {kind: "stop"}, grid=GRID, key="k")
+        unsure = [Found(kind, (8,), "why", sure=False)]
+        assert decide(unsure, {kind: "stop"}, grid=GRID, key="k") == [f"{kind}: step 8 (why)"]
+    assert [kind for kind in FINDINGS if DEFAULT_SEVERITY[kind] != "stop"] == ["missing"]
+    assert len(decide([Found("missing", (8,), "why")], {}, grid=GRID, key="k")) == 1
 
 
 def test_the_table_shows_what_was_found_and_how_far_each_revision_moved():

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -126,3 +127,15 @@ def test_figures_say_so():
     ]
     assert all(figure.get_suptitle().endswith(f"; {WORDS}") for figure in figures)
     assert "at 153 checkpoints" in figures[0].get_suptitle()
+    for panel in figures[0].axes[:2]:
+        curves = [line.get_xydata() for line in panel.get_lines()]
+        assert any(np.isnan(xy[xy[:, 0] == LOST, 1]).any() for xy in curves), "a broken line"
+
+
+def test_the_papers_points_are_all_to_be_seen():
+    """Beside its 517 % a curve of a few percent needs a logarithmic axis."""
+    paper = synthetic.PAPER_TABLE1
+    audit = synthetic.audit()
+    audit[["gap_pct", "gap_low_pct", "gap_high_pct"]] = [4.0, 3.0, 5.0]
+    axes = audit_figure.draw(audit, PHASES, suite=MINI, paper_points=paper).axes[0]
+    assert axes.get_yscale() == "log" and axes.get_ylim()[1] > paper["int4_gap_pct"].max() > 500

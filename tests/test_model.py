@@ -87,17 +87,7 @@ def test_models_survive_a_file_to_the_bit(tiny_model, checkpoint):
         for model in (tiny_model, load_model(checkpoint))
     ]
     assert_equal(*bits)
-
-
-def test_a_loaded_model_computes_the_same(tiny_model, checkpoint):
-    loaded = load_model(checkpoint)
-    assert not loaded.training
-    assert_float32(loaded)
-    ids = torch.arange(16)[None]
-    with torch.no_grad():
-        expected = tiny_model.eval()(input_ids=ids).logits
-        assert torch.isfinite(expected).all()
-        assert torch.equal(loaded(input_ids=ids).logits, expected)
+    assert not load_model(checkpoint).training
 
 
 def test_a_float16_checkpoint_loads_as_float32(tiny_model, old_checkpoint):
@@ -121,24 +111,20 @@ def test_legacy_buffers_are_neither_read_nor_quantized(tiny_model, old_checkpoin
     assert all(name.endswith(".weight") for name in linear_weights(loaded, "blocks+head"))
 
 
-def test_a_checkpoint_that_lacks_a_weight_is_refused(checkpoint):
-    """It would be filled with random numbers, with no more than a warning."""
-    path = checkpoint / WEIGHTS_FILE
-    stored = load_file(path)
+def test_a_checkpoint_with_fewer_or_more_weights_than_its_model_is_refused(checkpoint):
+    """What it lacks would be filled with random numbers, with no more than a warning."""
+    path, config = checkpoint / WEIGHTS_FILE, checkpoint / "config.json"
+    stored, content = load_file(path), json.loads(config.read_text())
+    config.write_text(json.dumps(content | {"num_hidden_layers": 1}))
+    with pytest.raises(ValueError, match="unexpected weights, such as gpt_neox.layers.1"):
+        load_model(checkpoint)
+    config.write_text(json.dumps(content))
     name = sorted(stored)[3]
     del stored[name]
     save_file(stored, path, metadata={"format": "pt"})
     with pytest.raises(ValueError) as error:
         load_model(checkpoint)
     assert str(error.value) == f"{checkpoint}: 1 missing weights, such as {name}"
-
-
-def test_a_checkpoint_with_more_layers_than_its_configuration_is_refused(checkpoint):
-    config = json.loads((checkpoint / "config.json").read_text())
-    config["num_hidden_layers"] = 1
-    (checkpoint / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="unexpected weights, such as gpt_neox.layers.1"):
-        load_model(checkpoint)
 
 
 def test_a_failed_save_leaves_the_old_checkpoint_and_nothing_else(
@@ -175,46 +161,36 @@ def test_a_model_larger_than_the_memory_is_refused_before_it_is_loaded(checkpoin
         load_model(checkpoint)
 
 
-def test_the_memory_of_a_batch_job_is_what_its_cgroups_leave(tmp_path, monkeypatch):
+def test_the_memory_of_a_batch_job_is_what_its_cgroups_leave(tmp_path):
     for place, limit in (("job", "max"), ("job/step", "3000")):
         (tmp_path / place).mkdir()
         (tmp_path / place / "memory.max").write_text(limit)
         (tmp_path / place / "memory.current").write_text("1000")
     (tmp_path / "cgroup").write_text("0::/job/step\n")
-    own = model_module._cgroups(tmp_path, tmp_path / "cgroup")
-    monkeypatch.setattr(model_module, "_cgroups", lambda: own)
-    assert available_bytes("cpu") == 2000
+    assert available_bytes("cpu", tmp_path, tmp_path / "cgroup") == 2000
 
 
 # Atomic files
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):
-    target = tmp_path / "deep" / "below" / "file.txt"
-    with atomic_path(target) as temporary:
-        temporary.write_text("new")
-        assert not target.exists()
-        assert temporary.parent == target.parent
-    assert names_below(tmp_path) == ["deep", "deep/below", "deep/below/file.txt"]
-    with atomic_path(target) as temporary:
-        temporary.write_text("newer")
-        assert target.read_text() == "new"
-    assert target.read_text() == "newer"
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-@pytest.mark.parametrize("written", [True, False])
-def test_an_error_leaves_nothing_behind(tmp_path, error, written):
-    target = tmp_path / "file.txt"
-    for existing in (False, True):
-        if existing:
-            target.write_text("old")
-        with pytest.raises(error), atomic_path(target) as temporary:
+    target = tmp_path / "deep" / "file.txt"
+    for written in (True, False):
+        with pytest.raises(KeyboardInterrupt), atomic_path(target) as temporary:
             if written:
                 temporary.write_text("half")
-            raise error
-        assert names_below(tmp_path) == (["file.txt"] if existing else [])
-    assert target.read_text() == "old"
+            raise KeyboardInterrupt
+        assert names_below(tmp_path) == ["deep"]
+    for text in ("new", "newer"):
+        before = target.read_text() if target.exists() else None
+        with atomic_path(target) as temporary:
+            temporary.write_text(text)
+            assert (target.read_text() if target.exists() else None) == before
+        assert target.read_text() == text and names_below(tmp_path) == ["deep", "deep/file.txt"]
+    with pytest.raises(ValueError), atomic_path(target) as temporary:
+        temporary.write_text("half")
+        raise ValueError
+    assert target.read_text() == "newer" and names_below(tmp_path) == ["deep", "deep/file.txt"]
 
 
 def test_a_killed_writer_leaves_the_old_file(tmp_path):

@@ -52,12 +52,11 @@ def make_data(settings: ExampleSettings, validation: Path) -> tuple[object, list
     """Tokenizer, training rows and evaluation rows; the validation text goes to a file."""
     documents = deduplicate(package_documents(PACKAGE, MIN_CHARACTERS))
     train, held_out = split(documents, validation_fraction=0.2, seed=0)
-    write_documents(validation, (document.text for document in held_out))
-    tokenizer = train_tokenizer((document.text for document in train), settings.vocab_size)
+    write_documents(validation, held_out)
+    tokenizer = train_tokenizer(train, settings.vocab_size)
 
     def rows(part: Sequence, count: int) -> list[dict]:
-        texts = (document.text for document in part)
-        ids = [i for d in encode_stream(tokenizer, texts, 0) for i in d]
+        ids = [i for d in encode_stream(tokenizer, part, 0) for i in d]
         cut = torch.tensor(ids[: count * settings.length]).view(-1, settings.length)
         return [{"input_ids": row, "labels": row} for row in cut]
 

@@ -4,6 +4,8 @@ It stands in the package, not in ``plot_audit.py``, because the command ``flatmi
 draws it as well, also where only the wheel is installed.
 """
 
+from itertools import product
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -15,6 +17,7 @@ from flatminima.missing import missing_words
 from flatminima.style import GREY, LOOKS, end_labels, place_label, role_labels
 
 QUANTIZED = ("low_bit", "high_bit")
+PAPER_GAPS = {"low_bit": "int4_gap_pct", "high_bit": "int8_gap_pct"}  # columns of its Table 1
 
 
 def draw(
@@ -41,16 +44,22 @@ def draw(
         panels = list(grid.subplots(sharex=True))
         panels[0].set_xlim(0, steps.max())
         style.draw_phases(panels, style.named_segments(phases))
-        _draw_gaps(panels[0], audit, phases, names)
-        _draw_perplexity(panels[1], audit, phases)
+        _draw_gaps(panels[0], audit, phases, names, paper_points)
+        _draw_perplexity(panels[1], audit, phases, paper_points)
         _draw_learning_rate(panels[2], audit)
         last = audit.iloc[-1]
         known = pd.notna(last["tokens_seen"])
         each = last["tokens_seen"] / last["step"] if known else None
         style.step_axis(panels[2], tokens_per_step=each)
         if paper_points is not None:
-            _draw_paper(panels, paper_points)
+            first = paper_points.iloc[len(paper_points) // 2]
+            words = "open markers: the paper's Table 1"
+            place_label(panels[0], first["step"], first["int8_gap_pct"], words, color=GREY)
         _mark_events(panels, audit, phases)
+        for panel, step in product(panels[:2], phases.get("missing", [])):
+            # Where the curves are broken.
+            transform = panel.get_xaxis_transform()
+            panel.plot(step, 0, "x", color=GREY, ms=4, clip_on=False, transform=transform)
         low, high = (names[role] for role in QUANTIZED)
         style.put_title(
             figure,
@@ -67,53 +76,81 @@ def _dots(audit: pd.DataFrame) -> str | None:
     return "o" if audit["step"].nunique() < 40 else None
 
 
-def _draw_gaps(axes: Axes, audit: pd.DataFrame, phases: dict, names: dict[str, str]) -> None:
+def _curve(audit: pd.DataFrame, phases: dict, role: str) -> pd.DataFrame:
+    """Rows of a role by step; those of missing revisions are empty: no line crosses them."""
+    rows = audit[audit["role"] == role].set_index("step")
+    return rows.reindex(sorted({*rows.index, *phases.get("missing", [])}))
+
+
+def _draw_gaps(
+    axes: Axes, audit: pd.DataFrame, phases: dict, names: dict[str, str], paper: pd.DataFrame | None
+) -> None:
     quantized = audit[audit["role"].isin(QUANTIZED)]
     # What the low-bit gap does after rapid learning decides; the rest must stay visible.
     learned = audit["step"] >= phases["segments"][0]["last_step"]
+    shown = [quantized["gap_pct"]]
+    decisive = [audit.loc[learned & (audit["role"] == "low_bit"), "gap_pct"]]
+    if paper is not None:
+        shown += [paper[column] for column in PAPER_GAPS.values()]
+        decisive.append(paper[PAPER_GAPS["low_bit"]])
     words = style.choose_scale(
-        axes.yaxis, quantized["gap_pct"], bounds=quantized["gap_low_pct"],
-        decisive=audit.loc[learned & (audit["role"] == "low_bit"), "gap_pct"],
-    )  # fmt: skip
+        axes.yaxis, pd.concat(shown), bounds=quantized["gap_low_pct"], decisive=pd.concat(decisive)
+    )
     dots = _dots(audit)
     ends = []
-    for role, part in quantized.groupby("role"):
-        look = LOOKS[role]
+    for role in sorted(quantized["role"].unique()):
+        look, part = LOOKS[role], _curve(audit, phases, role)
         axes.fill_between(
-            part["step"], part["gap_low_pct"], part["gap_high_pct"], color=look.color, alpha=0.22,
+            part.index, part["gap_low_pct"], part["gap_high_pct"], color=look.color, alpha=0.22,
             lw=0,
         )  # fmt: skip
         axes.plot(
-            part["step"], part["gap_pct"], color=look.color, ls=look.linestyle,
+            part.index, part["gap_pct"], color=look.color, ls=look.linestyle,
             marker=dots and look.marker,
         )  # fmt: skip
-        ends.append((names[role], part["gap_pct"].iloc[-1], look.color))
+        if paper is not None:
+            _draw_paper(axes, paper, PAPER_GAPS[role], role)
+        ends.append((names[role], part["gap_pct"].dropna().iloc[-1], look.color))
     if axes.get_yscale() != "log":
         axes.axhline(0, color=GREY, lw=0.5, zorder=0)
     axes.set_ylabel("perplexity gap (% of FP32)" + (f"\n{words}" if words else ""))
     end_labels(axes, ends)
 
 
-def _draw_perplexity(axes: Axes, audit: pd.DataFrame, phases: dict) -> None:
-    fp32 = audit[audit["role"] == "fp32"].set_index("step")["ppl"]
-    best = phases["convergence"]
+def _draw_perplexity(
+    axes: Axes, audit: pd.DataFrame, phases: dict, paper: pd.DataFrame | None
+) -> None:
+    curve = _curve(audit, phases, "fp32")["ppl"]
+    fp32, best = curve.dropna(), phases["convergence"]
     late = fp32[fp32.index >= best["step"]]
     # The fall of the first steps would hide the rise of the last ones.
     top = max(1.35 * best["ppl"], 1.05 * late.max())
-    axes.set_ylim(best["ppl"] - 0.4 * (top - best["ppl"]), top)
-    axes.plot(fp32.index, fp32, color=LOOKS["fp32"].color, marker=_dots(audit))
+    low = best["ppl"] - 0.4 * (top - best["ppl"])
+    axes.set_ylim(low, top)
+    axes.plot(curve.index, curve, color=LOOKS["fp32"].color, marker=_dots(audit))
+    inside = [] if paper is None else paper[paper["fp32_ppl"].between(low, top)]
+    if len(inside):
+        _draw_paper(axes, inside, "fp32_ppl", "fp32")
     axes.set_ylabel("FP32 perplexity")
     end_labels(axes, [("FP32", fp32.iloc[-1], LOOKS["fp32"].color)])
     shown = fp32[fp32 <= top]
     if len(shown) < len(fp32):
         # Beside the curve where it has fallen by the height of the text.
-        low = axes.get_ylim()[0] + 0.6 * (top - axes.get_ylim()[0])
+        fallen = fp32[fp32 <= low + 0.6 * (top - low)].index[0]
         axes.annotate(
             f"off the axis\nbefore step {shown.index[0]:,}:\n"
             f"{fp32.iloc[0]:,.0f} at step {fp32.index[0]:,}",
-            (fp32[fp32 <= low].index[0], 1), (5, -2), xycoords=axes.get_xaxis_transform(),
+            (fallen, 1), (5, -2), xycoords=axes.get_xaxis_transform(),
             textcoords="offset points", va="top", color=GREY,
         )  # fmt: skip
+
+
+def _draw_paper(axes: Axes, points: pd.DataFrame, column: str, role: str) -> None:
+    look = LOOKS[role]
+    axes.plot(
+        points["step"], points[column], ls="", marker=look.marker, mfc="white", mec=look.color,
+        ms=4, zorder=5, clip_on=False,
+    )  # fmt: skip
 
 
 def _draw_learning_rate(axes: Axes, audit: pd.DataFrame) -> None:
@@ -124,21 +161,6 @@ def _draw_learning_rate(axes: Axes, audit: pd.DataFrame) -> None:
         axes.text(
             0.5, 0.5, "not known", ha="center", va="center", color=GREY, transform=axes.transAxes
         )
-
-
-def _draw_paper(panels: list[Axes], points: pd.DataFrame) -> None:
-    columns = [(0, "int4_gap_pct", "low_bit"), (0, "int8_gap_pct", "high_bit")]
-    for panel, column, role in [*columns, (1, "fp32_ppl", "fp32")]:
-        look = LOOKS[role]
-        panels[panel].plot(
-            points["step"], points[column], ls="", marker=look.marker, mfc="white",
-            mec=look.color, ms=4, zorder=5, clip_on=False,
-        )  # fmt: skip
-    first = points.iloc[len(points) // 2]
-    place_label(
-        panels[0], first["step"], first["int8_gap_pct"], "open markers: the paper's Table 1",
-        color=GREY,
-    )  # fmt: skip
 
 
 def _mark_events(panels: list[Axes], audit: pd.DataFrame, phases: dict) -> None:

@@ -28,7 +28,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import disable_progress_bars, parse_ratelimit_headers
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt
 
-from flatminima.errors import UserError
+from flatminima.errors import UserError, one_line
 from flatminima.files import atomic_path, file_sha256
 from flatminima.jobs import log
 
@@ -70,6 +70,12 @@ def ask(action: Callable[[], Result], repo: str, revision: str, file: str = "") 
     """
     what = f"{repo} at {revision}" + (f": {file}" if file else "")
 
+    def attempt() -> Result:
+        try:
+            return action()
+        except LocalEntryNotFoundError as error:  # not in the cache either: why is behind it
+            raise error.__cause__ or error from None
+
     def tell(state: RetryCallState) -> None:
         reason = describe_error(state.outcome.exception())
         log(f"{what}: {reason}; again in {state.upcoming_sleep:g} s")
@@ -81,14 +87,13 @@ def ask(action: Callable[[], Result], repo: str, revision: str, file: str = "") 
             wait=_pause,
             before_sleep=tell,
             reraise=True,
-        )(action)
+        )(attempt)
     except _OF_THE_CLIENT as error:
-        raise _one_line(_cause(error), what, repo, revision) from error
+        raise _one_line(error, what, repo, revision) from error
 
 
 def passes(error: BaseException) -> bool:
     """Whether the same request may succeed later."""
-    error = _cause(error)
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code in (*BUSY, _NO_MORE_BYTES)
     # The connection's (refused, reset, timed out), hf_xet's, or a body that ended early.
@@ -98,7 +103,6 @@ def passes(error: BaseException) -> bool:
 
 def describe_error(error: BaseException) -> str:
     """An error of the hub's client in a few words."""
-    error = _cause(error)
     if isinstance(error, HfHubHTTPError):
         response = error.response
         if response.status_code == _NO_MORE_BYTES:
@@ -107,30 +111,20 @@ def describe_error(error: BaseException) -> str:
         return f"the hub answers {response.status_code} {told}"
     if cut := _CUT.search(str(error)):
         return f"the body is cut off ({cut[0]})"
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def _cause(error: BaseException) -> BaseException:
-    """What is behind the client's word that a file is not in its cache either."""
-    hidden = isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None
-    return error.__cause__ if hidden else error
+    return one_line(error)
 
 
 def _pause(state: RetryCallState) -> float:
     """Seconds to wait: twice as long each time, and no shorter than the server asked for."""
-    growing = min(LONGEST_PAUSE_S, 2.0 ** (state.attempt_number - 1))
-    return max(growing, _asked_pause(_cause(state.outcome.exception())))
-
-
-def _asked_pause(error: BaseException) -> float:
-    if not isinstance(error, HfHubHTTPError):
-        return 0.0
-    limit = parse_ratelimit_headers(error.response.headers)
-    if limit is not None and limit.remaining == 0:
-        return float(limit.reset_in_seconds)
-    asked = error.response.headers.get("Retry-After", "").strip()
-    return float(asked) if asked.isdigit() else 0.0
+    error, asked = state.outcome.exception(), 0.0
+    if isinstance(error, HfHubHTTPError):
+        limit = parse_ratelimit_headers(error.response.headers)
+        after = error.response.headers.get("Retry-After", "").strip()
+        if limit is not None and limit.remaining == 0:
+            asked = float(limit.reset_in_seconds)
+        elif after.isdigit():
+            asked = float(after)
+    return max(asked, min(LONGEST_PAUSE_S, 2.0 ** (state.attempt_number - 1)))
 
 
 def _one_line(error: BaseException, what: str, repo: str, revision: str) -> HubError:
@@ -139,15 +133,16 @@ def _one_line(error: BaseException, what: str, repo: str, revision: str) -> HubE
     if isinstance(error, EntryNotFoundError):
         reason = f"a file that it lists is not there ({describe_error(error)})"
         return RevisionMissing(repo, revision, reason)
-    at, hub = f"{repo} at {revision}", constants.ENDPOINT
+    hub = constants.ENDPOINT
     if isinstance(error, GatedRepoError):
         return HubError(
-            f"{at}: the repository is gated; accept its terms at {hub}/{repo} and set HF_TOKEN "
-            "to a token of that account"
+            f"{repo} at {revision}: the repository is gated; accept its terms at {hub}/{repo} and "
+            "set HF_TOKEN to a token of that account"
         )
     if isinstance(error, RepositoryNotFoundError):
         return HubError(
-            f"{at}: {hub} has no such repository, or it is private and HF_TOKEN does not open it"
+            f"{repo} at {revision}: {hub} has no such repository, or it is private and HF_TOKEN "
+            "does not open it"
         )
     of_the_disk = isinstance(error, OSError) and not isinstance(error, HTTPError | ConnectionError)
     plain = of_the_disk and not _CUT.search(str(error))

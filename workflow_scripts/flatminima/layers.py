@@ -71,12 +71,6 @@ class LinearWeight:
         return matrices.movedim(-1, self.input_axis).reshape(self.weight.shape)
 
 
-def check_layers(layers: str) -> None:
-    """Raise ``ValueError`` for a selection that is not known."""
-    if layers not in get_args(Layers):
-        raise ValueError(f"layers {layers!r}: {', '.join(get_args(Layers))}")
-
-
 def linear_layers(model: nn.Module, layers: str = "blocks") -> dict[str, LinearWeight]:
     """The weights that ``layers`` selects, by parameter name.
 
@@ -84,7 +78,8 @@ def linear_layers(model: nn.Module, layers: str = "blocks") -> dict[str, LinearW
     (``embed_out`` or ``lm_head``); ``blocks+head`` includes it. Raises ``ValueError``
     where the head shares its weight with the input embedding, which would be altered too.
     """
-    check_layers(layers)
+    if layers not in get_args(Layers):
+        raise ValueError(f"layers {layers!r}: {', '.join(get_args(Layers))}")
     head = find_head(model)
     if layers == "blocks+head":
         _check_head(model, head)

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -72,43 +73,30 @@ def choose_device(wanted: str) -> str:
 
     Raises ``ValueError`` where a device is asked for by name and is not there.
     """
-    available = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-        "cpu": True,
-    }
-    if wanted == "auto":
-        return next(name for name, there in available.items() if there)
-    if not available[wanted]:
-        there = ", ".join(name for name, is_there in available.items() if is_there)
-        raise ValueError(f"config key device: {wanted!r} is not available here; valid: {there}")
-    return wanted
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    there = ["cuda"] * cuda + ["mps"] * mps + ["cpu"]
+    if wanted not in ("auto", *there):
+        valid = ", ".join(there)
+        raise ValueError(f"config key device: {wanted!r} is not available here; valid: {valid}")
+    return there[0] if wanted == "auto" else wanted
 
 
-def available_bytes(device: str) -> int:
-    """Bytes that a model can still take on a device; limits of a batch job's cgroup kept."""
+def available_bytes(
+    device: str, groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> int:
+    """Bytes that a model can still take on a device; limits of a batch job's cgroups kept."""
     if device.startswith("cuda"):
         return torch.cuda.mem_get_info()[0]
     left = psutil.virtual_memory().available
-    for folder in _cgroups():
+    name = re.search(r"^0::/?(.*)$", own.read_text(), re.MULTILINE) if own.exists() else None
+    folder = groups / name[1] if name else groups
+    for place in (folder, *folder.parents):
         try:
-            limit = int((folder / "memory.max").read_text())
-            left = min(left, limit - int((folder / "memory.current").read_text()))
+            limit = int((place / "memory.max").read_text())
+            left = min(left, limit - int((place / "memory.current").read_text()))
         except (OSError, ValueError):  # no limit here
             continue
     return max(0, left)
-
-
-def _cgroups(
-    root: Path = Path("/sys/fs/cgroup"), of: Path = Path("/proc/self/cgroup")
-) -> Iterator[Path]:
-    """The groups of version 2 that this process is in, the innermost first."""
-    try:
-        line = next(line for line in of.read_text().splitlines() if line.startswith("0::"))
-    except (OSError, StopIteration):
-        return
-    folder = root / line.removeprefix("0::").lstrip("/")
-    yield from (place for place in (folder, *folder.parents) if place.is_relative_to(root))
 
 
 def check_memory(folder: Path, device: str, numbers: int) -> None:
@@ -124,13 +112,6 @@ def check_memory(folder: Path, device: str, numbers: int) -> None:
 
 
 # Checkpoints
-
-
-def hide_progress_bars() -> None:
-    """No bar of transformers for every file: a job's own bar covers all of them."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
 
 
 @contextmanager
@@ -194,8 +175,9 @@ def load_model(folder: str | Path, device: str = "cpu") -> nn.Module:
     are ignored), ``Diverged`` where one is not finite.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
-    hide_progress_bars()
+    logging.disable_progress_bar()  # a job's own bar covers all files
     folder = Path(folder)
     for name in (WEIGHTS_FILE, CONFIG_FILE):
         check_digest(folder / name)
@@ -282,7 +264,9 @@ def save_model(model: nn.Module, folder: Path, *, digests: bool = False) -> None
     are as they were written. A folder appears whole. One that is there already is replaced
     file by file, so that it holds whole weights at every moment.
     """
-    hide_progress_bars()
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
     folder = Path(folder)
     staging = temporary_name(folder)
     remove(staging)
@@ -440,23 +424,16 @@ def head_in_pieces(
 
     ``None`` where all logits are small enough, or are not just what a linear head makes.
     """
-    head = _linear_head(model)
-    if head is None or ids.numel() * head.out_features <= at_once or not _is_plain(model, head):
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if not isinstance(head, nn.Linear) or getattr(model, "base_model", model) is model:
         return None
-    return head
+    large = ids.numel() * head.out_features > at_once
+    return head if large and _is_plain(model, head) else None
 
 
 def last_states(model: nn.Module, ids: Tensor) -> Tensor:
     """What the head is applied to, ``[batch, length, width]``."""
     return model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-
-
-def _linear_head(model: nn.Module) -> nn.Linear | None:
-    """The head where it is a linear layer on top of a model that can run without it."""
-    find = getattr(model, "get_output_embeddings", None)
-    head = find() if find else None
-    alone = getattr(model, "base_model", model) is not model
-    return head if alone and isinstance(head, nn.Linear) else None
 
 
 @torch.no_grad()

@@ -3,11 +3,8 @@ r"""What the checkpoints of a suite are: where they are found, what they are cal
 A hub's branch holds one training step each. A *pattern* is a regular expression that matches
 the whole name of such a branch and has a group called ``step``: ``step(?P<step>\d+)`` for
 Pythia. Which branch holds which step is read from the hub's list once and committed
-(``resources/revisions/{suite}.csv``: step, branch, commit), so that planning needs no network.
-
-One's own run is found on disk by a pattern of folders such as ``runs/mine/checkpoint-{step}``.
-The folders that ``transformers.Trainer`` writes count as they are; a folder that is no whole
-checkpoint is skipped, with the reason.
+(``resources/revisions/{suite}.csv``), so that planning needs no network. One's own run is found
+on disk by a pattern of folders such as ``runs/mine/checkpoint-{step}``.
 
 Weights are deleted once they are measured, yet whether a revision lies where it belongs shows
 only beside the others. So of each checkpoint a random projection is kept: each weight is given
@@ -15,12 +12,12 @@ a random sign and added to one of ``BUCKETS`` sums (a count sketch: Charikar, Ch
 Farach-Colton, 2002, with the bucket taken in turn). Signs depend on the tensor's name only, so
 that sketches of two checkpoints can be subtracted, and the squared length of the difference
 estimates, without bias, the squared L2 distance of all weights; its relative standard error is
-about sqrt(2 / BUCKETS), 1 % for a distance itself. Single tensors have the same in fewer sums,
-9 % for a distance.
+about sqrt(2 / BUCKETS), 1 % for a distance itself, and 9 % for that of a single tensor.
 
 Planning reads this module, so torch is imported where weights are.
 """
 
+import glob
 import hashlib
 import json
 import os
@@ -46,7 +43,9 @@ PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 BUCKETS = 4093  # a prime: no row or column of a matrix keeps falling into the same sum
 TENSOR_BUCKETS = 61
 _FOLD = np.arange(BUCKETS) % TENSOR_BUCKETS
-_COUNTS = ["bytes", "n_tensors", "n_weights", "duplicate_of"]
+_COUNTS = ["bytes", "n_tensors", "n_weights"]
+_COLUMNS = ["step", "status", "reason", "revision", "commit", "tokens_seen", "files", "sha256",
+            "weights_sha256", "bytes", "dtype", "n_tensors", "n_weights"]  # fmt: skip
 
 
 # Branches of a hub
@@ -136,64 +135,39 @@ def _candidates(pattern: str) -> Iterator[tuple[int, Path]]:
     check_pattern(pattern)
     before, after = pattern.split(PLACE)
     fits = re.compile(re.escape(before) + r"(\d+)" + re.escape(after))
-    anchor = Path(before if before.endswith("/") or not before else Path(before).parent)
-    prefix = "" if before.endswith("/") else Path(before).name
-    first, _, rest = after.partition("/")
-    for path in anchor.glob(f"{_literal(prefix)}*{_literal(first)}"):
-        folder = path / rest if rest else path
-        match = fits.fullmatch(_spelled(folder, before))
-        if match and folder.is_dir():
-            yield int(match[1]), folder
-
-
-def _literal(text: str) -> str:
-    """Text that a glob takes letter by letter."""
-    return re.sub(r"([*?[])", r"[\1]", text)
-
-
-def _spelled(path: Path, before: str) -> str:
-    """The path as the pattern writes it: ``./runs`` and ``runs`` are one folder."""
-    text = path.as_posix()
-    return f"./{text}" if before.startswith("./") else text
+    for path in glob.iglob(f"{glob.escape(before)}*{glob.escape(after)}"):
+        if (match := fits.fullmatch(path)) and Path(path).is_dir():
+            yield int(match[1]), Path(path)
 
 
 def read_checkpoint(folder: Path) -> LocalCheckpoint:
     """What a folder holds; raises ``Incomplete`` where that is no whole checkpoint."""
     if not (folder / "config.json").is_file():
         raise Incomplete("no config.json")
-    if (folder / WEIGHTS).is_file():
-        weights, shards = WEIGHTS, [WEIGHTS]
-    elif (folder / INDEX).is_file():
-        weights, shards = INDEX, _shards(folder / INDEX)
-    elif pickle := next((name for name in PICKLES if (folder / name).is_file()), None):
+    forms = (WEIGHTS, INDEX, *PICKLES)
+    weights = next((name for name in forms if (folder / name).is_file()), None)
+    if weights is None:
+        raise Incomplete("no weights")
+    if weights in PICKLES:
         raise Incomplete(
-            f"weights only in {pickle}, a pickle, which could run code; "
+            f"weights only in {weights}, a pickle, which could run code; "
             f"save_pretrained of transformers writes {WEIGHTS}"
         )
-    else:
-        raise Incomplete("no weights")
-    for shard in shards:
-        _check_whole(folder / shard)
-    names = ["config.json", weights, *(shard for shard in shards if shard != weights)]
-    return LocalCheckpoint(folder.as_posix(), weights, tuple(names))
-
-
-def _shards(index: Path) -> list[str]:
-    try:
-        return sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Incomplete(f"{index.name} cannot be read") from error
-
-
-def _check_whole(path: Path) -> None:
-    """Raise ``Incomplete`` unless the file is there and as long as its header says."""
-    if not path.is_file():
-        raise Incomplete(f"no {path.name}, which {INDEX} names")
-    try:
-        with safe_open(path, framework="np"):
-            pass
-    except (SafetensorError, OSError) as error:
-        raise Incomplete(f"{path.name} is not whole ({error})") from error
+    shards = []
+    if weights == INDEX:
+        try:
+            shards = sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Incomplete(f"{INDEX} cannot be read") from error
+    for name in shards or [weights]:
+        if not (folder / name).is_file():
+            raise Incomplete(f"no {name}, which {INDEX} names")
+        try:  # whether it is as long as its header says
+            with safe_open(folder / name, framework="np"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise Incomplete(f"{name} is not whole ({error})") from error
+    return LocalCheckpoint(folder.as_posix(), weights, ("config.json", weights, *shards))
 
 
 def find_checkpoints(pattern: str) -> LocalRun:
@@ -315,58 +289,63 @@ def describe_checkpoint(
     from flatminima.model import weight_files, weights_dtypes
 
     whole = fingerprint["tensor"] == WHOLE
-    digests = fingerprint.loc[~whole].set_index("tensor")["sha256"].to_dict()
-    files = weight_files(weights)
-    return _named(step, PRESENT, "", origin, tokens_per_step) | {
+    files, hashes = weight_files(weights), origin.get("files", {})
+    return {
+        **_named(step, origin.get("revision", f"step{step}"), tokens_per_step),
+        "commit": origin.get("commit", ""),
+        "files": " ".join(f"{name}:{hashes[name]}" for name in sorted(hashes)),
         "sha256": _files_digest(files, files == [Path(weights)]),
-        "weights_sha256": weights_digest(digests),
+        "weights_sha256": weights_digest(
+            fingerprint.loc[~whole].set_index("tensor")["sha256"].to_dict()
+        ),
         "bytes": sum(file.stat().st_size for file in files),
         "dtype": weights_dtypes(weights),
-        "n_tensors": len(digests),
+        "n_tensors": int((~whole).sum()),
         "n_weights": int(fingerprint.loc[whole, "n_weights"].item()),
     }
 
 
 def describe_missing(step: int, revision: str, reason: str, tokens_per_step: int | None) -> dict:
-    """The row of a revision that could not be had, in the columns of ``describe_checkpoint``."""
-    unknown = ("sha256", "weights_sha256", "bytes", "dtype", "n_tensors", "n_weights")
-    row = _named(step, MISSING, reason, {"revision": revision}, tokens_per_step)
-    return row | dict.fromkeys(unknown)
+    """The row of a revision that could not be had; what is not known of it is empty."""
+    named = _named(step, revision, tokens_per_step)
+    return named | {"status": MISSING, "reason": reason}
 
 
-def _named(
-    step: int, status: str, reason: str, origin: Mapping, tokens_per_step: int | None
-) -> dict:
-    files = origin.get("files", {})
-    return {
-        "step": step,
-        "status": status,
-        "reason": reason,
-        "revision": origin.get("revision", f"step{step}"),
-        "commit": origin.get("commit", ""),
-        "tokens_seen": None if tokens_per_step is None else step * tokens_per_step,
-        "files": " ".join(f"{name}:{files[name]}" for name in sorted(files)),
-    }
+def _named(step: int, revision: str, tokens_per_step: int | None) -> dict:
+    tokens = None if tokens_per_step is None else step * tokens_per_step
+    return dict.fromkeys(_COLUMNS) | {
+        "step": step, "status": PRESENT, "reason": "", "revision": revision, "commit": "",
+        "tokens_seen": tokens, "files": "",
+    }  # fmt: skip
 
 
 def revision_table(rows: Sequence[Mapping]) -> pd.DataFrame:
     """Rows of a range as a table whose counts stay whole numbers beside gaps."""
-    table = pd.DataFrame(rows)
-    return table.astype({name: "Int64" for name in _COUNTS if name in table})
+    return pd.DataFrame(rows).astype(dict.fromkeys(_COUNTS, "Int64"))
 
 
 # The whole suite
 
 
-def mark_duplicates(table: pd.DataFrame) -> pd.DataFrame:
-    """Add ``duplicate_of``: the first earlier step with the same weights, or nothing.
+def suite_table(
+    revisions: pd.DataFrame, fingerprints: pd.DataFrame, found: Sequence[Found], suite: str
+) -> pd.DataFrame:
+    """The columns of ``suite.csv``: every revision, how far it moved, and what is odd about it.
 
-    In Pythia step 0 and step 1 are the same, since the first update has a learning
-    rate of zero.
+    ``duplicate_of`` is the first earlier step with the same weights. Pythia's steps 0 and 1 are
+    the same, since the first update has a learning rate of zero.
     """
-    table = table.sort_values("step", ignore_index=True)
+    table = revisions.sort_values("step", ignore_index=True).astype(dict.fromkeys(_COUNTS, "Int64"))
+    table.insert(0, "suite", suite)
     first = table.groupby("weights_sha256")["step"].transform("min")
-    return table.assign(duplicate_of=first.where(first < table["step"]).astype("Int64"))
+    return table.assign(
+        duplicate_of=first.where(first < table["step"]).astype("Int64"),
+        distance_to_previous=table["step"].map(distances_to_previous(table, fingerprints)),
+        findings=[
+            " ".join(dict.fromkeys(one.kind for one in found if step in one.steps))
+            for step in table["step"]
+        ],
+    )
 
 
 def distances_to_previous(table: pd.DataFrame, fingerprints: pd.DataFrame) -> pd.Series:
@@ -381,19 +360,3 @@ def distances_to_previous(table: pd.DataFrame, fingerprints: pd.DataFrame) -> pd
     between = np.diagonal(distances(fingerprints, steps), offset=1)
     relative = between / np.where(norms[:-1] > 0.0, norms[:-1], np.nan)
     return pd.Series([float(f"{value:.4g}") for value in relative], index=steps[1:])
-
-
-def suite_table(
-    revisions: pd.DataFrame, fingerprints: pd.DataFrame, found: Sequence[Found], suite: str
-) -> pd.DataFrame:
-    """The columns of ``suite.csv``: every revision, how far it moved, and what is odd about it."""
-    table = mark_duplicates(revisions)
-    table.insert(0, "suite", suite)
-    moved = table["step"].map(distances_to_previous(table, fingerprints))
-    kinds = {step: [] for step in table["step"]}
-    for one in found:
-        for step in one.steps:
-            kinds[step].append(one.kind)
-    named = [" ".join(dict.fromkeys(kinds[step])) for step in table["step"]]
-    table = table.assign(distance_to_previous=moved, findings=named)
-    return table.astype({name: "Int64" for name in _COUNTS})

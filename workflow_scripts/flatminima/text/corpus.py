@@ -12,9 +12,9 @@ import json
 import random
 import re
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -37,11 +37,9 @@ SURROGATES = re.compile("[\ud800-\udfff]")
 
 def file_format(name: str) -> str:
     """json, parquet or text, by the end of a file's name; ``ValueError`` for any other."""
-    suffixes = PurePosixPath(name).suffixes
-    packed = bool(suffixes) and suffixes[-1] in COMPRESSIONS
-    if packed:
-        suffixes.pop()
-    found = FORMATS.get(suffixes[-1]) if suffixes else None
+    path = PurePosixPath(name)
+    packed = path.suffix in COMPRESSIONS
+    found = FORMATS.get(PurePosixPath(path.stem).suffix if packed else path.suffix)
     if found is None or (packed and found == "parquet"):
         raise ValueError(
             f"{name!r} has no known ending; valid: .jsonl, .json and .txt (each also with .zst "
@@ -67,20 +65,7 @@ def read_documents(path: str | Path) -> Iterator[str]:
             yield json.loads(line)["text"]
 
 
-def words(text: str) -> str:
-    """What makes two documents the same: the text with every white space a single blank."""
-    return " ".join(text.split())
-
-
 # Packages
-
-
-@dataclass(frozen=True)
-class Document:
-    """One docstring and where it was found (``package/module.py::qualified.name``)."""
-
-    origin: str
-    text: str
 
 
 def package_root(package: str) -> Path:
@@ -116,75 +101,46 @@ def _version(package: str) -> str:
     return metadata.version(distributions[0])
 
 
-def _docstrings(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Qualified name and cleaned docstring of each definition, in source order."""
-
-    def visit(node: ast.AST, prefix: str) -> Iterator[tuple[str, str]]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                name = f"{prefix}{child.name}"
-                if text := ast.get_docstring(child):
-                    yield name, text
-                yield from visit(child, f"{name}.")
-            else:
-                yield from visit(child, prefix)
-
-    if text := ast.get_docstring(tree):
-        yield "", text
-    yield from visit(tree, "")
+def _docstrings(node: ast.AST) -> Iterator[str]:
+    """Cleaned docstring of a node and of each definition below it, in source order."""
+    defines = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    if isinstance(node, defines) and (text := ast.get_docstring(node)):
+        yield text
+    for child in ast.iter_child_nodes(node):
+        yield from _docstrings(child)
 
 
 def package_documents(
     package: str, min_characters: int, documents: str = "docstrings"
-) -> list[Document]:
+) -> list[str]:
     """Docstrings or ``modules`` of at least ``min_characters`` in one package, tests left out."""
     root = package_root(package)
     found = []
     for path in sorted(root.rglob("*.py")):
-        relative = path.relative_to(root)
-        if "tests" in relative.parts:
+        if "tests" in path.relative_to(root).parts:
             continue
         try:
             source = path.read_text(encoding="utf-8")
-            if documents == "modules":
-                texts = [("", source)]
-            else:
-                with warnings.catch_warnings():  # about escapes in other people's strings
-                    warnings.simplefilter("ignore")
-                    texts = list(_docstrings(ast.parse(source)))
+            with warnings.catch_warnings():  # about escapes in other people's strings
+                warnings.simplefilter("ignore")
+                texts = [source] if documents == "modules" else _docstrings(ast.parse(source))
         except (SyntaxError, ValueError):  # templates and fixtures some packages ship
             continue
-        for name, text in texts:
-            if len(text) >= min_characters and not SURROGATES.search(text):
-                found.append(Document(f"{package}/{relative.as_posix()}::{name}", text))
+        found += [t for t in texts if len(t) >= min_characters and not SURROGATES.search(t)]
     return found
 
 
-def describe(package: str, documents: Sequence[Document]) -> dict:
-    """Manifest entry of the documents that were taken from ``package``."""
-    digest = hashlib.sha256()
-    for document in documents:
-        digest.update(document.text.encode() + b"\0")
-    return {
-        "package": package,
-        "version": _version(package),
-        "documents": len(documents),
-        "characters": sum(len(document.text) for document in documents),
-        "sha256": digest.hexdigest(),
-    }
-
-
-def deduplicate(documents: Sequence[Document]) -> list[Document]:
+def deduplicate(documents: Iterable[str]) -> list[str]:
     """The first of each group of documents that are equal but for white space."""
-    kept: dict[str, Document] = {}
-    for document in documents:
-        kept.setdefault(words(document.text), document)
+    kept: dict[str, str] = {}
+    for text in documents:
+        kept.setdefault(" ".join(text.split()), text)
     return list(kept.values())
 
 
 def split(
-    documents: Sequence[Document], *, validation_fraction: float, seed: int
-) -> tuple[list[Document], list[Document]]:
+    documents: Sequence[str], *, validation_fraction: float, seed: int
+) -> tuple[list[str], list[str]]:
     """Shuffle with ``seed`` and split by document into (training, validation)."""
     shuffled = list(documents)
     random.Random(seed).shuffle(shuffled)
@@ -202,18 +158,31 @@ def collect_packages(text: Mapping, train: str | Path, validation: str | Path) -
         name: package_documents(name, text["min_characters"], kind)
         for name in progress(text["packages"], "packages")
     }
-    documents = deduplicate([document for group in found.values() for document in group])
+    versions = package_versions(text["packages"])
+    documents = deduplicate(chain.from_iterable(found.values()))
     training, held_out = split(
         documents, validation_fraction=text["validation_fraction"], seed=text["seed"]
     )
     return {
         "source": f"{kind} of installed packages",
-        "packages": [describe(name, group) for name, group in found.items()],
+        "packages": [
+            {"package": name, "version": versions[name], **tally(texts)}
+            for name, texts in found.items()
+        ],
         "documents": len(documents),
         "seed": text["seed"],
-        "train_documents": write_documents(train, (d.text for d in training)),
-        "validation_documents": write_documents(validation, (d.text for d in held_out)),
+        "train_documents": write_documents(train, training),
+        "validation_documents": write_documents(validation, held_out),
     }
+
+
+def tally(texts: Iterable[str]) -> dict[str, int | str]:
+    """Number of documents, their characters, and a digest that sees each of their ends."""
+    documents, characters, digest = 0, 0, hashlib.sha256()
+    for text in texts:
+        documents, characters = documents + 1, characters + len(text)
+        digest.update(text.encode() + b"\0")
+    return {"documents": documents, "characters": characters, "sha256": digest.hexdigest()}
 
 
 # How much of the validation text occurs in training: whole documents, and runs of words.
@@ -223,23 +192,7 @@ def collect_packages(text: Mapping, train: str | Path, validation: str | Path) -
 
 def document_key(text: str) -> bytes:
     """A digest of the words: equal for documents that are the same but for white space."""
-    return hashlib.blake2b(words(text).encode(), digest_size=16).digest()
-
-
-def document_keys(texts: Iterable[str]) -> set[bytes]:
-    """The keys of all texts."""
-    return set(map(document_key, texts))
-
-
-def without(texts: Iterable[str], excluded: Collection[bytes]) -> Iterator[str]:
-    """Texts whose key is not in ``excluded``."""
-    return (text for text in texts if document_key(text) not in excluded)
-
-
-def shared_documents(training: Iterable[str], validation: Iterable[str]) -> int:
-    """How many different validation documents occur in training, white space aside."""
-    known = document_keys(validation)
-    return len({key for key in map(document_key, training) if key in known})
+    return hashlib.blake2b(" ".join(text.split()).encode(), digest_size=16).digest()
 
 
 def window_hashes(text: str) -> np.ndarray:
@@ -287,8 +240,8 @@ def overlap(train: str | Path, validation: str | Path) -> dict:
 
     Raises ``UserError`` where that is whole documents.
     """
-    shared = shared_documents(read_documents(train), read_documents(validation))
-    if shared:
-        raise UserError(f"{train}: {shared} validation documents occur in training")
+    known = set(map(document_key, read_documents(validation)))
+    if shared := known.intersection(map(document_key, read_documents(train))):
+        raise UserError(f"{train}: {len(shared)} validation documents occur in training")
     windows = shared_windows(read_documents(train), read_documents(validation))
     return {"documents_shared_with_training": 0, "word_windows_shared_with_training": windows}

@@ -5,7 +5,6 @@ A source is a local file (``path``) or a file of a hub dataset (``repo``, ``file
 lacks this file, is passed over with its reason, and nothing else ever takes its place.
 """
 
-import hashlib
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import BinaryIO
 
 import pyarrow as pa
 from huggingface_hub import HfApi, HfFileSystem, constants, try_to_load_from_cache
+from pyarrow.parquet import ParquetFile
 
 from flatminima.errors import UserError, suggest
 from flatminima.hub import HubError, ask
@@ -25,18 +25,15 @@ from flatminima.text.corpus import (
     FORMATS,
     SURROGATES,
     collect_packages,
-    document_keys,
+    document_key,
     file_format,
     read_documents,
-    without,
+    tally,
     write_documents,
 )
 
-SPLITS = ("validation", "train")  # validation first: training leaves its documents out
 REMOTE = "hf://"
 LONG = 1 << 20  # characters; of a longer document no more is read than is asked for
-JSON_TYPES = {bool: "true or false", int: "a number", float: "a number", list: "a list",
-              dict: "an object", type(None): "null", str: "text"}  # fmt: skip
 
 
 class TextError(UserError):
@@ -118,17 +115,15 @@ def _on_hub(source: Mapping, field: str) -> TextFile:
         raise NotAvailable(str(error)) from error
     files = [sibling.rfilename for sibling in info.siblings or ()]
     if file not in files:
-        raise NotAvailable(f"there is no {file} in it; {suggest(file, _closest(file, files))}")
+        # For the message a few of its text files, those of the same folder first.
+        texts = [name for name in files if set(PurePosixPath(name).suffixes) & set(FORMATS)]
+        texts.sort(
+            key=lambda name: (PurePosixPath(name).parent != PurePosixPath(file).parent, name)
+        )
+        raise NotAvailable(f"there is no {file} in it; {suggest(file, texts[:5])}")
     cached = _in_cache(repo, file, info.sha)
     location = str(cached) if cached else f"{REMOTE}datasets/{repo}@{info.sha}/{file}"
     return TextFile(name, location, form, field, info.sha)
-
-
-def _closest(file: str, files: Sequence[str], most: int = 5) -> list[str]:
-    """A few of a repository's text files, for the message: those of the same folder first."""
-    folder = PurePosixPath(file).parent
-    texts = [name for name in files if set(PurePosixPath(name).suffixes) & set(FORMATS)]
-    return sorted(texts, key=lambda name: (PurePosixPath(name).parent != folder, name))[:most]
 
 
 def _in_cache(repo: str, file: str, revision: str) -> Path | None:
@@ -168,15 +163,14 @@ def read_texts(file: TextFile) -> Iterator[str]:
 
 def _resumed(file: TextFile) -> Iterator[str]:
     """Texts of a file of the hub; where it breaks off it is begun again, what was given skipped."""
-    given, rest = 0, None
+    given, rest = 0, _texts(file)
 
     def following() -> str | None:
         nonlocal rest
-        rest = rest or islice(_texts(file), given, None)
         try:
             return next(rest, None)
         except BaseException:
-            rest = None
+            rest = islice(_texts(file), given, None)
             raise
 
     repo, _, path = file.location.removeprefix(REMOTE).partition("@")
@@ -187,18 +181,13 @@ def _resumed(file: TextFile) -> Iterator[str]:
 
 
 def _texts(file: TextFile) -> Iterator[str]:
-    if file.format == "parquet":
-        yield from _parquet_texts(file)
-        return
-    with _opened(file.location) as stream:
+    if file.location.startswith(REMOTE):
+        hub = HfFileSystem(endpoint=constants.ENDPOINT, skip_instance_cache=True)
+        stream = hub.open(file.location.removeprefix(REMOTE), "rb")
+    else:
+        stream = open(file.location, "rb")  # noqa: SIM115
+    with stream:
         yield from _READERS[file.format](stream, file)
-
-
-def _opened(location: str) -> BinaryIO:
-    if not location.startswith(REMOTE):
-        return open(location, "rb")
-    hub = HfFileSystem(endpoint=constants.ENDPOINT, skip_instance_cache=True)
-    return hub.open(location.removeprefix(REMOTE), "rb")
 
 
 def _lines(stream: BinaryIO, file: TextFile) -> Iterator[str]:
@@ -230,32 +219,29 @@ def _json_texts(stream: BinaryIO, file: TextFile) -> Iterator[str]:
         except (ValueError, RecursionError) as error:
             raise TextError(f"{where} is not JSON, one object a line ({error})") from error
         if not isinstance(row, dict):
-            raise TextError(f"{where} is {JSON_TYPES[type(row)]}; each line must be an object")
+            raise TextError(f"{where} is {line.strip()[:20]}; each line must be an object")
         if file.field not in row:
             has = ", ".join(row) or "no field"
             raise TextError(f"{where} lacks the field {file.field!r}; it has {has}")
         yield _checked(row[file.field], where, file.field)
 
 
-def _parquet_texts(file: TextFile) -> Iterator[str]:
-    """Rows streamed with `datasets`, which calls any file of no stated split train."""
-    import datasets
-
-    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # no request beside those for the data
-    where = {"data_files": file.location, "split": "train", "streaming": True}
-    columns = datasets.load_dataset("parquet", **where).features
-    if file.field not in columns:
-        has = ", ".join(columns)
+def _parquet_texts(stream: BinaryIO, file: TextFile) -> Iterator[str]:
+    table = ParquetFile(stream)
+    if file.field not in table.schema_arrow.names:
+        has = ", ".join(table.schema_arrow.names)
         raise TextError(f"{file.name}: lacks the column {file.field!r}; it has {has}")
-    rows = datasets.load_dataset("parquet", **where, columns=[file.field], batch_size=1000)
-    for number, row in enumerate(rows, start=1):
-        yield _checked(row[file.field], f"{file.name}: row {number}", file.field)
+    number = 0
+    for batch in table.iter_batches(batch_size=1000, columns=[file.field]):
+        for text in batch[0].to_pylist():
+            number += 1
+            yield _checked(text, f"{file.name}: row {number}", file.field)
 
 
 def _checked(text: object, where: str, field: str) -> str:
     if not isinstance(text, str):
-        kind = JSON_TYPES.get(type(text), type(text).__name__)
-        raise TextError(f"{where}: the field {field!r} is {kind}, not text")
+        shown = json.dumps(text, default=str)[:20]
+        raise TextError(f"{where}: the field {field!r} is {shown}, not text")
     if found := SURROGATES.search(text):
         raise TextError(
             f"{where}: the field {field!r} has half a character ({ascii(found[0])}), which no "
@@ -264,7 +250,7 @@ def _checked(text: object, where: str, field: str) -> str:
     return text
 
 
-_READERS = {"json": _json_texts, "text": _paragraphs}
+_READERS = {"json": _json_texts, "text": _paragraphs, "parquet": _parquet_texts}
 
 
 # Both splits
@@ -287,27 +273,6 @@ def up_to(texts: Iterable[str], wanted: Mapping[str, int]) -> Iterator[str]:
             return
 
 
-class Tally:
-    """Passes texts on and keeps their number, their characters and a digest of them all."""
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        self.texts = texts
-        self.documents = self.characters = 0
-        self._digest = hashlib.sha256()
-
-    def __iter__(self) -> Iterator[str]:
-        for text in self.texts:
-            self.documents += 1
-            self.characters += len(text)
-            self._digest.update(text.encode() + b"\0")
-            yield text
-
-    def record(self) -> dict[str, int | str]:
-        """What went through so far, for the manifest."""
-        counted = {"documents": self.documents, "characters": self.characters}
-        return counted | {"sha256": self._digest.hexdigest()}
-
-
 def collect(source: Mapping, train: str | Path, validation: str | Path) -> dict:
     """Write the documents of both splits and return the manifest.
 
@@ -317,36 +282,43 @@ def collect(source: Mapping, train: str | Path, validation: str | Path) -> dict:
     text = source["text"]
     if text["source"] == "packages":
         return collect_packages(text, train, validation)
-    return _collect_files(text, {"train": train, "validation": validation}, source["wanted"])
+    wanted, records, held_out = source["wanted"], {}, set()
+    # Validation first: training leaves out every document that it holds, white space aside.
+    for split, path in (("validation", validation), ("train", train)):
+        records[split] = _collect_split(split, text.get(split), wanted.get(split), held_out, path)
+        held_out = set(map(document_key, read_documents(path)))
+    counts = {f"{split}_documents": record["documents"] for split, record in records.items()}
+    return {"source": "files", **records, **counts}
 
 
-def _collect_files(text: Mapping, paths: Mapping, wanted: Mapping[str, Mapping]) -> dict:
-    """Write what ``wanted`` says of each split's first available source; return the manifest.
+def _collect_split(
+    split: str, sources: Sequence[Mapping], wanted: Mapping | None, held_out: set[bytes], path: str
+) -> dict:
+    """Write what is ``wanted`` of the first source that can be had; return the record of it.
 
-    Training leaves out every document that validation holds, white space aside. A split of
-    which nothing is wanted has a file without documents.
+    A split of which nothing is wanted has a file without documents.
     """
-    manifest: dict = {"source": "files"}
-    held_out: set[bytes] = set()
-    for split in SPLITS:
-        if split not in wanted:
-            manifest[split] = {"documents": write_documents(paths[split], [])}
-            continue
-        file, passed_over = find_first(text[split], f"{split} text")
-        for entry in passed_over:
-            log(f"{split} text: passed over {entry['source']}: {entry['reason']}")
-        most = max(LONG, *wanted[split].values()) + 1
-        read = Tally(text[:most] for text in read_texts(file))
-        kept = Tally(up_to(without(read, held_out), wanted[split]))
-        write_documents(paths[split], progress(kept, f"documents from {file.name}"))
-        manifest[split] = {
-            "taken": file.name,
-            "commit": file.commit,
-            "field": None if file.format == "text" else file.field,
-            **kept.record(),
-            "left_out_as_validation": read.documents - kept.documents,
-            "passed_over": passed_over,
-        }
-        if split == "validation":
-            held_out = document_keys(read_documents(paths[split]))
-    return manifest | {f"{split}_documents": manifest[split]["documents"] for split in SPLITS}
+    if wanted is None:
+        return {"documents": write_documents(path, [])}
+    file, passed_over = find_first(sources, f"{split} text")
+    for entry in passed_over:
+        log(f"{split} text: passed over {entry['source']}: {entry['reason']}")
+    most, left_out = max(LONG, *wanted.values()) + 1, 0
+
+    def others() -> Iterator[str]:
+        nonlocal left_out
+        for text in read_texts(file):
+            if document_key(text[:most]) in held_out:
+                left_out += 1
+            else:
+                yield text[:most]
+
+    write_documents(path, progress(up_to(others(), wanted), f"documents from {file.name}"))
+    return {
+        "taken": file.name,
+        "commit": file.commit,
+        "field": None if file.format == "text" else file.field,
+        **tally(read_documents(path)),
+        "left_out_as_validation": left_out,
+        "passed_over": passed_over,
+    }

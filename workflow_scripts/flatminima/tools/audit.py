@@ -455,7 +455,7 @@ def open_text(data: str | None) -> tuple[Iterable[str], str]:
         version = package_versions([PACKAGE])[PACKAGE]
         found = deduplicate(package_documents(PACKAGE, MIN_CHARACTERS))
         _, documents = split(found, validation_fraction=1.0, seed=0)  # all of them, shuffled
-        return (document.text for document in documents), f"docstrings of {PACKAGE} {version}"
+        return documents, f"docstrings of {PACKAGE} {version}"
     path = Path(data)
     if not path.is_file():
         raise UserError(f"--data {data}: {'is no file' if path.exists() else 'no such file'}")
