@@ -15,7 +15,7 @@ from flatminima.layers import (
     matrices_of,
     not_selected,
 )
-from flatminima.model import is_legacy_buffer, load_model
+from flatminima.model import build_model, is_legacy_buffer, load_model
 from flatminima.quantizers import (
     coverage,
     coverage_line,
@@ -233,3 +233,14 @@ def test_a_checkpoint_in_shards_loads_whole(models, tmp_path):
     models["llama"].save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
     assert torch.equal(logits(load_model(tmp_path)), logits(models["llama"]))
+
+
+def test_pythia_160m_has_48_matrices_in_663552_groups():
+    shape = {"hidden_size": 768, "num_layers": 12, "num_heads": 12, "max_length": 2048}
+    with torch.device("meta"):
+        model = build_model(shape, 50304, seed=0)
+    for spec, groups in ((affine(4, "group", False, 128), 663_552),
+                         (affine(8, "channel", True), 82_944)):  # fmt: skip
+        found = coverage(model, spec)
+        assert (found["matrices"], found["groups"]) == (48, groups)
+        assert (found["weights"], found["of"]) == (84_934_656, 162_322_944)

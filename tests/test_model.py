@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import signal
 import struct
 
 import pytest
@@ -191,20 +189,6 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
         temporary.write_text("half")
         raise ValueError
     assert target.read_text() == "newer" and names_below(tmp_path) == ["deep", "deep/file.txt"]
-
-
-def test_a_killed_writer_leaves_the_old_file(tmp_path):
-    target = tmp_path / "file.txt"
-    target.write_text("old")
-    child = os.fork()
-    if child == 0:
-        with atomic_path(target) as temporary:
-            temporary.write_text("half")
-            os.kill(os.getpid(), signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    assert os.WTERMSIG(status) == signal.SIGKILL
-    assert target.read_text() == "old"
-    assert [p for p in tmp_path.glob("*") if p != target and not p.name.startswith(".")] == []
 
 
 def test_tensors_survive_a_file(tmp_path):

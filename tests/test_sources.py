@@ -134,16 +134,6 @@ def test_a_broken_parquet_file_is_one_line_with_its_name(tmp_path):
         read(path)
 
 
-def test_a_long_file_is_read_no_further_than_it_must(tmp_path):
-    """A broken line far behind what is wanted does not matter."""
-    line = json.dumps({"text": "x" * 100_000}) + "\n"
-    (tmp_path / "a.jsonl").write_text(line * 25 + "broken\n")
-    texts = read_texts(find_file({"path": str(tmp_path / "a.jsonl")}))
-    assert [len(next(texts)) for _ in range(20)] == [100_000] * 20
-    with pytest.raises(TextError, match="a.jsonl: line 26 is not JSON"):
-        list(texts)
-
-
 # Both splits
 
 
@@ -177,32 +167,17 @@ def test_enough_documents_are_taken_and_none_twice(files, paths):
     assert train == [f"seen {n}" for n in range(8)]
     assert manifest["validation_documents"] == 4 and manifest["train_documents"] == 8
     taken = manifest["train"]
-    assert taken["taken"] == files["text"]["train"][0]["path"] and taken["commit"] is None
     assert taken["documents"] == 8 and taken["characters"] == 48
     assert taken["left_out_as_validation"] == 2 and taken["passed_over"] == []
-
-
-def test_one_file_can_be_both_splits(files, paths):
-    files["text"]["train"] = files["text"]["validation"]
-    files["wanted"]["train"]["amount"] = 30
-    manifest = collect(files, *paths)
+    # One file can be both splits.
+    files["text"]["train"], files["wanted"]["train"] = files["text"]["validation"], {"amount": 30}
+    assert collect(files, *paths)["train"]["left_out_as_validation"] == 4
     assert list(read_documents(paths[0])) == ["held out 4", "held out 5", "held out 6"]
-    assert manifest["train"]["left_out_as_validation"] == 4
-
-
-def test_a_split_of_which_nothing_is_wanted_is_not_read(files, paths):
-    """A suite that trains nothing needs no training text, and none is fetched for it."""
+    # A suite that trains nothing needs no training text, and none is fetched for it.
     del files["text"]["train"], files["wanted"]["train"]
     manifest = collect(files, *paths)
     assert paths[0].read_bytes() == b"" and manifest["train"] == {"documents": 0}
     assert manifest["validation_documents"] == 4 and manifest["train_documents"] == 0
-
-
-def test_a_broken_source_leaves_nothing_behind(files, paths, tmp_path):
-    (tmp_path / "00.jsonl").write_text('{"text": "fine"}\n{"text": \n')
-    with pytest.raises(TextError, match="00.jsonl: line 2 is not JSON"):
-        collect(files, *paths)
-    assert [path.name for path in paths[0].parent.iterdir()] == ["validation.jsonl"]
 
 
 def test_the_first_source_that_can_be_had_is_taken_and_the_others_are_said(files, paths, tmp_path):
@@ -223,10 +198,20 @@ def test_the_first_source_that_can_be_had_is_taken_and_the_others_are_said(files
     )
 
 
-def test_of_a_long_document_no_more_is_taken_than_is_asked_for(files, paths, tmp_path):
+def test_of_long_text_no_more_is_taken_than_is_asked_for(files, paths, tmp_path):
+    """A broken line far behind what is wanted does not matter; one before leaves nothing."""
     write_documents(tmp_path / "val.jsonl", ["word " * 10**6])
-    taken = collect(files, *paths)["validation"]
-    assert taken["documents"] == 1 and 40 < taken["characters"] < 1_100_000
+    lines = [json.dumps({"text": "x" * 100_000})] * 25
+    (tmp_path / "00.jsonl").write_text("\n".join([*lines, "broken"]))
+    files["wanted"]["train"]["amount"] = 2_000_000
+    manifest = collect(files, *paths)
+    assert manifest["validation"]["documents"] == 1 and manifest["train"]["documents"] == 20
+    assert 40 < manifest["validation"]["characters"] < 1_100_000
+    files["wanted"]["train"]["amount"] = 3_000_000
+    paths[0].unlink()
+    with pytest.raises(TextError, match="00.jsonl: line 26 is not JSON"):
+        collect(files, *paths)
+    assert [path.name for path in paths[0].parent.iterdir()] == ["validation.jsonl"]
 
 
 COLLECT = """

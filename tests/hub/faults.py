@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from threading import Lock
 
-KINDS = ("status", "reset", "truncate", "short", "wrong", "stall", "wrong_range", "whole")
+KINDS = ("status", "reset", "truncate", "short", "wrong", "stall", "wrong_range")
 
 
 @dataclass
@@ -37,10 +37,10 @@ class Faults:
         the hub's own answer for a file, ``/lfs/a/b/step1/f/`` the bytes of a large one.
         Kinds: ``status`` (answer with ``status`` and ``headers``), ``reset`` (connection
         reset once ``after`` bytes of the body are out), ``truncate`` (closed cleanly there),
-        ``short`` (only ``after`` bytes, and the length says so), ``wrong`` (right size,
-        wrong bytes), ``stall`` (nothing for ``seconds`` once ``after`` bytes are out),
-        ``wrong_range`` (a range is answered from another offset), ``whole`` (a range is
-        ignored). ``times`` is how many requests meet it, ``None`` for all; ``method`` keeps it
+        ``short`` (only ``after`` bytes, and the length says so), ``wrong`` (right size, wrong
+        bytes), ``stall`` (nothing for ``seconds`` once ``after`` bytes are out),
+        ``wrong_range`` (a range is answered from another offset). ``times`` is how many
+        requests meet it, ``None`` for all; ``method`` keeps it
         to GET or HEAD.
         """
         assert kind in KINDS, kind
