@@ -26,6 +26,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "pandas", "
 DIGESTS_FILE = "SHA256SUMS"
 # A checkpoint in Hugging Face format, as this project writes and reads it.
 CHECKPOINT_FILES = ("model.safetensors", "config.json")
+_NO_ROWS = pd.DataFrame({"step": []})
 
 
 def flush(path: Path) -> None:
@@ -153,13 +154,9 @@ def read_json(path: str | Path) -> dict:
 
 
 def write_rows(tables: Iterable[pd.DataFrame], output: str | Path) -> None:
-    """Write tables below each other, as parquet or CSV by the suffix; a heading alone for none."""
+    """Write tables below each other; a heading alone for none."""
     found = list(tables)
-    rows = pd.concat(found, ignore_index=True) if found else pd.DataFrame({"step": []})
-    if Path(output).suffix == ".parquet":
-        rows.to_parquet(output, index=False)
-    else:
-        rows.to_csv(output, index=False)
+    write_table(output, pd.concat(found, ignore_index=True) if found else _NO_ROWS)
 
 
 def read_rows(paths: Iterable[str | Path]) -> pd.DataFrame:

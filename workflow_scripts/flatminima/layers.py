@@ -80,49 +80,42 @@ def linear_layers(model: nn.Module, layers: str = "blocks") -> dict[str, LinearW
     """
     if layers not in get_args(Layers):
         raise ValueError(f"layers {layers!r}: {', '.join(get_args(Layers))}")
-    head = find_head(model)
+    head = _find_head(model)
     if layers == "blocks+head":
-        _check_head(model, head)
+        if head is None:
+            raise ValueError("layers blocks+head: this model has no output head")
+        if head.weight is model.get_input_embeddings().weight:
+            raise ValueError(
+                "layers blocks+head: this model's head is tied to its input embedding; use blocks"
+            )
     selected = {}
     for name, module in model.named_modules():
-        if module is head and layers == "blocks":
-            continue
-        prefix = f"{name}." if name else ""
-        for suffix, weight in _weights_of(module):
-            if weight is None:
-                weight = _multiplied(model, f"{prefix}{suffix}", module._parameters[suffix])
-            if weight is not None:
-                selected[f"{prefix}{suffix}"] = weight
+        if module is not head or layers == "blocks+head":
+            selected.update(_weights_of(model, f"{name}." if name else "", module))
     return selected
 
 
-def find_head(model: nn.Module) -> nn.Module | None:
+def _find_head(model: nn.Module) -> nn.Module | None:
     """The output head: what the model says, else its last linear layer of the vocabulary's size."""
     head = model.get_output_embeddings()
     rows = getattr(getattr(model, "config", None), "vocab_size", None)
     if head is not None or rows is None:
         return head
-    linear = (m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == rows)
-    return next(reversed(list(linear)), None)
+    linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == rows]
+    return linear[-1] if linear else None
 
 
-def _check_head(model: nn.Module, head: nn.Module | None) -> None:
-    if head is None:
-        raise ValueError("layers blocks+head: this model has no output head")
-    if head.weight is model.get_input_embeddings().weight:
-        raise ValueError(
-            "layers blocks+head: this model's head is tied to its input embedding; use blocks"
-        )
-
-
-def _weights_of(module: nn.Module) -> Iterator[tuple[str, LinearWeight | None]]:
-    """Linear weights that the module itself holds; ``None`` where its products must tell."""
+def _weights_of(
+    model: nn.Module, prefix: str, module: nn.Module
+) -> Iterator[tuple[str, LinearWeight]]:
+    """Linear weights that the module itself holds; its products tell where it does not say."""
     from transformers.pytorch_utils import Conv1D
 
-    if isinstance(module, nn.Linear):
-        yield "weight", LinearWeight(module.weight, -1)
-    elif isinstance(module, Conv1D):
-        yield "weight", LinearWeight(module.weight, -2)
+    if isinstance(module, nn.Linear | Conv1D):
+        yield (
+            f"{prefix}weight",
+            LinearWeight(module.weight, -1 if isinstance(module, nn.Linear) else -2),
+        )
     elif not isinstance(module, _NO_MATRICES):
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.ndim < 2 or min(parameter.shape[-2:]) == 1:
@@ -130,9 +123,11 @@ def _weights_of(module: nn.Module) -> Iterator[tuple[str, LinearWeight | None]]:
             # Set by transformers where the experts of a layer are one parameter.
             transposed = getattr(module, "is_transposed", None)
             if parameter.ndim == 3 and transposed is not None:
-                yield name, LinearWeight(parameter, -2 if transposed else -1)
+                found = LinearWeight(parameter, -2 if transposed else -1)
             else:
-                yield name, None
+                found = _multiplied(model, f"{prefix}{name}", parameter)
+            if found is not None:
+                yield f"{prefix}{name}", found
 
 
 def _multiplied(model: nn.Module, name: str, parameter: Tensor) -> LinearWeight | None:
