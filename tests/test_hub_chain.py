@@ -61,11 +61,10 @@ def kill_once_a_range_is_done(folder: Path, environment: dict) -> None:
             command(*TARGETS), cwd=folder, env=environment, start_new_session=True,
             stdout=stream, stderr=subprocess.STDOUT,
         )  # fmt: skip
-    while not list(folder.glob(f"{ROOT}/revisions/*.csv")):
+    while not re.search(r"Finished jobid: \d+ \(Rule: probe_revision\)", log.read_text()):
         assert process.poll() is None, log.read_text()[-5000:]
         assert time.monotonic() - started < 600
         time.sleep(0.01)
-    time.sleep(0.5)  # until Snakemake has seen it
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     run(folder, environment, *TARGETS, "--unlock")
@@ -134,7 +133,8 @@ def test_the_other_153_go_on_and_the_hole_is_never_a_number(chain):
 
 
 def test_no_more_checkpoints_were_on_disk_than_allowed_and_none_is_left(chain):
-    assert 1 <= chain["most"] <= 2
+    # Two at work, and what the kill has left until its range is begun again.
+    assert 1 <= chain["most"] <= 3
     left = [p for top in ("folder", "home") for p in chain[top].rglob("model.safetensors")]
     assert [path.parent.name for path in left] == ["step70000"], "where forks leave from"
     large = [p for p in chain["home"].rglob("*") if p.is_file() and p.stat().st_size > 20_000]
