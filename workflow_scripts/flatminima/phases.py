@@ -107,21 +107,6 @@ class Onset:
     breaks: list[int] = field(default_factory=list)
 
 
-def growth(steps: np.ndarray, delta: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Steps and ln(delta) from ``start`` on, and how many deltas were not positive.
-
-    ``steps`` and ``delta`` (nats per token, low-bit minus FP32) are ``[checkpoints]``.
-    """
-    window = steps >= start
-    used = window & (delta > 0.0)
-    return steps[used], np.log(delta[used]), int((window & ~used).sum())
-
-
-def shortest_piece(count: int) -> int:
-    """Fewest intervals that a piece of a line through ``count`` checkpoints may span."""
-    return max(2, -(-count // 20))
-
-
 def _effective_count(residuals: np.ndarray, floor: float) -> float:
     """Independent observations that as many AR(1) residuals are worth."""
     power = float(residuals @ residuals)
@@ -135,13 +120,15 @@ def find_onset(steps: np.ndarray, delta: np.ndarray, start: int) -> Onset:
 
     ``steps`` and ``delta`` (nats per token, low-bit minus FP32) are ``[checkpoints]``.
     """
-    x, y, left_out = growth(steps, delta, start)
-    x, count = x.astype(float), len(x)
+    window = steps >= start
+    used = window & (delta > 0.0)
+    x, y, left_out = steps[used].astype(float), np.log(delta[used]), int((window & ~used).sum())
+    count, shortest = len(x), max(2, -(-len(x) // 20))
     allowed = [k for k in range(_MOST_BREAKS + 1) if count >= 2 + 2 * k + SPARE]
     if len(allowed) < 2:
         reason = f"{count} checkpoints with a positive delta NLL after rapid learning are too few"
         return Onset(None, reason, left_out)
-    fits = [fit_broken_line(x, y, k, shortest=shortest_piece(count)) for k in allowed]
+    fits = [fit_broken_line(x, y, k, shortest=shortest) for k in allowed]
     fits = [fit for fit in fits if fit is not None]
     # Below this a residual is rounding, and its logarithm would compare noise with noise.
     floor = count * (1e-12 * max(1.0, float(np.abs(y).max()))) ** 2
