@@ -43,7 +43,7 @@ from flatminima.intervals import (
     stationary_bootstrap,
     two_sided_p,
 )
-from flatminima.missing import holes, missing_words
+from flatminima.missing import even_steps, holes, missing_words
 from flatminima.quantizer_specs import FP32, LOW_BIT
 
 COOLED = "cooled_gap_pct"  # after a common cool-down
@@ -205,11 +205,6 @@ def _curve(audit: pd.DataFrame, role: str, column: str, steps: Sequence[int]) ->
     return audit[audit["role"] == role].set_index("step")[column].loc[list(steps)].to_numpy(float)
 
 
-def _even_steps(audit: pd.DataFrame, spacing: int) -> np.ndarray:
-    steps = np.sort(audit["step"].unique())
-    return steps[(steps > 0) & (steps % spacing == 0)]
-
-
 def kurtosis_rows(
     kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, spacing: int
 ) -> Iterator[Row]:
@@ -218,7 +213,7 @@ def kurtosis_rows(
     Over all evenly spaced checkpoints of phase 3 (without an onset: from FP32
     convergence on), and over 16 spread evenly over the grid, the number the paper took.
     """
-    steps = _even_steps(audit, spacing)
+    steps = even_steps(audit["step"], spacing)
     onset = phases["onset"]["step"]
     late, start = ("phase 3", onset) if onset is not None else (
         "after convergence", phases["convergence"]["step"]
@@ -252,8 +247,8 @@ def bit_width_rows(audit: pd.DataFrame, spacing: int) -> Iterator[Row]:
     and the ratio low/high. Single high-bit deltas are as small as their scatter, so
     logarithms of those that happen to be positive would be a selection by sign.
     """
-    steps = _even_steps(audit, spacing)
-    lost = missing_words(holes(np.sort(audit["step"].unique()), spacing))
+    steps = even_steps(audit["step"], spacing)
+    lost = missing_words(holes(steps, spacing))
     high, low = (
         _curve(audit, role, "delta_nll_nats_per_token", steps) for role in ("high_bit", "low_bit")
     )

@@ -16,7 +16,7 @@ from scipy import stats
 
 from flatminima.hypothesis_tests import join_notes
 from flatminima.intervals import PairedScores, paired_scores
-from flatminima.missing import holes, missing_words
+from flatminima.missing import even_steps, holes, missing_words
 from flatminima.monitor import ConvergenceMonitor, paired_standard_error
 from flatminima.quantizer_specs import FP32, LOW_BIT
 
@@ -182,8 +182,7 @@ def warning_table(
     ``audit`` and ``sequences`` are those of one suite, ``phases`` its phases.json and
     ``spacing`` the distance of its evenly spaced steps.
     """
-    steps = np.sort(audit["step"].unique())
-    steps = steps[(steps > 0) & (steps % spacing == 0)]
+    steps = even_steps(audit["step"], spacing)
     found = [
         {"suite": phases["suite"], "rule": rule, "parameter": parameter}
         | asdict(judge(rings, phases))

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 
+import numpy as np
 import pandas as pd
 
 PRESENT, MISSING = "present", "missing"  # the column status of suite.csv
@@ -11,6 +12,12 @@ _MOST_NAMED = 6
 def missing_steps(suite_table: pd.DataFrame) -> list[int]:
     """Steps of ``suite.csv`` whose revision could not be had."""
     return [int(step) for step in suite_table.loc[suite_table["status"] == MISSING, "step"]]
+
+
+def even_steps(steps: Iterable[int], spacing: int) -> np.ndarray:
+    """The evenly spaced ones of ``steps``, each once and in order: multiples after step 0."""
+    steps = np.unique(np.asarray(steps))
+    return steps[(steps > 0) & (steps % spacing == 0)]
 
 
 def holes(steps: Iterable[int], spacing: int) -> list[int]:

@@ -13,6 +13,7 @@ import pandas as pd
 from statsmodels.nonparametric.smoothers_lowess import lowess
 
 from flatminima.intervals import CONFIDENCE, percentile_interval, resampled_curves
+from flatminima.missing import even_steps
 from flatminima.quantizer_specs import FP32
 
 
@@ -319,8 +320,7 @@ def describe_phases(
     listed. All values are plain Python numbers; what does not exist is ``None``.
     Raises ``ValueError`` where a role or a step is missing.
     """
-    even = (audit["step"] > 0) & (audit["step"] % spacing == 0)
-    steps = np.sort(audit.loc[even, "step"].unique())
+    steps = even_steps(audit["step"], spacing)
     if not len(steps):
         raise ValueError(f"spacing {spacing}: the audit has no step that is a multiple of it")
     fp32, low_bit = _curve(audit, FP32, steps), _curve(audit, "low_bit", steps)

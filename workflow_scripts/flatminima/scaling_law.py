@@ -13,6 +13,7 @@ import pandas as pd
 
 from flatminima.errors import UserError
 from flatminima.intervals import fit_line
+from flatminima.missing import even_steps
 
 FEWEST = 3  # checkpoints that the law is fitted to
 PAPER_WEIGHTS = 84_934_656  # of Pythia-160m's linear layers in its blocks
@@ -57,7 +58,7 @@ def suite_excess(audit: pd.DataFrame, phases: Mapping, *, spacing: int) -> dict:
     excess are the same.
     """
     role = audit.set_index("step").loc[lambda t: t["role"] == "low_bit"].sort_index()
-    even = role[(role.index > 0) & (role.index % spacing == 0)]
+    even = role.loc[even_steps(role.index, spacing)]
     known = even["tokens_seen"].notna().all()
     tokens = (even["tokens_seen"] if known else even.index.to_series()).to_numpy(float)
     per_step = tokens[-1] / even.index[-1]

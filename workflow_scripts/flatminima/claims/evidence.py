@@ -19,6 +19,7 @@ import pandas as pd
 from scipy import signal, stats
 
 from flatminima.hypothesis_tests import correlate
+from flatminima.missing import even_steps
 from flatminima.phases import find_phases
 from flatminima.scaling_law import printed_excess
 from flatminima.schedules import RunSchedule, pretraining_schedule
@@ -522,7 +523,7 @@ class Measured(Evidence):
 
     def curve(self, role: str, column: str) -> dict[int, Interval]:
         rows = self._rows(role)
-        even = rows[(rows.index > 0) & (rows.index % self.settings["spacing"] == 0)]
+        even = rows.loc[even_steps(rows.index, self.settings["spacing"])]
         return {int(step): self._cell(row, column) for step, row in even.iterrows()}
 
     @staticmethod

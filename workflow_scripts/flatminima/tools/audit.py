@@ -30,6 +30,7 @@ from flatminima.errors import UserError, one_line
 from flatminima.files import atomic_path, weights_digest, write_json
 from flatminima.hub import RevisionMissing
 from flatminima.intervals import summarise
+from flatminima.missing import even_steps
 from flatminima.model import (
     INDEX_SUFFIX,
     WEIGHTS_FILE,
@@ -533,7 +534,7 @@ def judge(audited: pd.DataFrame, sequences: pd.DataFrame, *, resamples: int) -> 
     """Apply the rule to an audit and its per-sequence scores (``phases.describe_phases``)."""
     steps = audited["step"].unique()
     spacing = even_spacing(steps)
-    even = steps[(steps > 0) & (steps % spacing == 0)]
+    even = even_steps(steps, spacing)
     if len(even) < FEWEST:
         words = f"undecided: {len(even)} checkpoints after step 0 are too few, {FEWEST} are needed"
         return Verdict(None, words, _without_phases(audited))
