@@ -2,7 +2,7 @@
 
 REQUIRED INPUTS  notebooks/your_run.ipynb
 OUTPUTS          results/example/run/checkpoint-{step}/, validation.jsonl, monitor.json
-                 results/example/audit/audit.csv, audit_sequences.parquet, audit.json, audit.svg
+                 results/example/audit/audit.csv, audit_sequences.parquet, audit.json, audit.svg, audit.html
                  results/example/your_run.html
 """
 
@@ -38,7 +38,7 @@ rule audit_example:
         table="results/example/audit/audit.csv",
         sequences="results/example/audit/audit_sequences.parquet",
         record="results/example/audit/audit.json",
-        figure=multiext("results/example/audit/audit", ".pdf", ".svg", ".png"),
+        figure=multiext("results/example/audit/audit", ".pdf", ".svg", ".png", ".html"),
     log:
         "logs/example/audit_example.log",
     benchmark:

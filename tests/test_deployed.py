@@ -1,8 +1,7 @@
 """Real quantized inference: each format against its definition, and what is skipped by name."""
 
 import importlib.util
-import runpy
-from types import SimpleNamespace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -24,6 +23,7 @@ from flatminima.tools.deployed import (
     probe_deployed,
     probe_format,
 )
+from workflow_scripts import probe_deployed as probe_deployed_script
 
 SHAPE = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "max_length": 16}
 SETTINGS = {
@@ -75,7 +75,7 @@ def test_q4_1_of_the_file_is_its_definition():
         name: weight.detach().numpy().copy() for name, weight in linear_weights(model).items()
     }
     head = model.get_output_embeddings().weight.detach().clone()
-    changed = gguf_model(model, "blocks", "Q4_1")
+    changed = gguf_model(model, "blocks", 32, kind="Q4_1")
     for name, weight in linear_weights(changed).items():
         np.testing.assert_array_equal(weight.detach().numpy(), q4_1(before[name]))
     assert torch.equal(changed.get_output_embeddings().weight, head)
@@ -84,7 +84,7 @@ def test_q4_1_of_the_file_is_its_definition():
 def test_q8_0_of_the_file_is_within_half_a_step():
     model = wide_model()
     before = {name: weight.detach().clone() for name, weight in linear_weights(model).items()}
-    for name, weight in linear_weights(gguf_model(model, "blocks", "Q8_0")).items():
+    for name, weight in linear_weights(gguf_model(model, "blocks", 32, kind="Q8_0")).items():
         blocks = before[name].reshape(-1, 32)
         # Half a step, and the rounding of the scale to float16 over up to 127 steps.
         step = blocks.abs().amax(dim=1, keepdim=True) / 127
@@ -104,11 +104,17 @@ def wrecked(model, layers, group):
     return model
 
 
-def test_a_converted_model_is_scored_beside_its_own_full_precision(prober, monkeypatch):
+def fails(model, layers, group):
+    raise NotImplementedError("no kernel\nfor this device")
+
+
+def test_a_converted_model_is_scored_beside_its_own_full_precision(prober, monkeypatch, capsys):
     model = wide_model()
     formats = {
         "same": Format("numpy", "low_bit", "nothing changed", identity),
         "zeroed": Format("numpy", "high_bit", "no weights", wrecked),
+        "fails": Format("numpy", "low_bit", "fails", fails),
+        "not here": Format("none_such", "low_bit", "not installed", identity),
     }
     monkeypatch.setattr(deployed, "FORMATS", formats)
     before = {name: weight.detach().clone() for name, weight in linear_weights(model).items()}
@@ -124,40 +130,13 @@ def test_a_converted_model_is_scored_beside_its_own_full_precision(prober, monke
     zeroed = wrecked(wide_model(), "blocks", 0)
     expected = prober(zeroed, 5).query("role == 'fp32'")["nll_nats"].sum() / (24 * 15)
     assert table.loc["zeroed"].nll_nats_per_token == pytest.approx(expected, rel=1e-12)
-    assert (table.n_sequences == 24).all() and (table.n_tokens == 24 * 15).all()
-
-
-def test_gguf_is_measured_and_its_finer_groups_cost_about_as_much(prober):
-    model = wide_model()
-    table = probe_deployed(model, prober, 7, prober(model, 7), resamples=20).set_index("format")
-    assert list(table.index) == list(FORMATS)
-    q4, q8 = table.loc["gguf_q4_1"], table.loc["gguf_q8_0"]
-    assert (q4.status, q8.status, q4.version) == ("measured", "measured", q8.version)
-    assert q4.difference_points == q4.gap_pct - q4.simulated_gap_pct
-    assert q4.kl_nats_per_token > 50 * q8.kl_nats_per_token > 0
-    # Q4_1 of 32 is the simulated quantizer of the same groups but for a zero point and float16.
-    simulated = summarise(prober(model, 7), ["step"], resamples=20, seed=0).set_index("role")
-    low = simulated.loc["low_bit"]
-    assert q4.kl_nats_per_token == pytest.approx(low.kl_nats_per_token, rel=0.5)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_what_is_not_installed_is_skipped_by_name(prober, name, monkeypatch):
-    monkeypatch.setattr(deployed.util, "find_spec", lambda package: None)
-    table, reason = probe_format(wide_model(), prober, 1, name)
-    assert table is None and reason == f"the package {FORMATS[name].package} is not installed"
-
-
-def test_a_back_end_that_fails_says_why_in_one_line(prober, monkeypatch, capsys):
-    def fails(model, layers, group):
-        raise NotImplementedError("no kernel\nfor this device")
-
-    monkeypatch.setattr(deployed, "FORMATS", {"x": Format("numpy", "low_bit", "fails", fails)})
-    model = wide_model()
-    table = probe_deployed(model, prober, 3, prober(model, 3), resamples=20)
-    assert table.status.tolist() == ["skipped"] and table.gap_pct.isna().all()
-    assert table.reason[0] == "NotImplementedError: no kernel for this device"
-    assert "step 3: x skipped: NotImplementedError" in capsys.readouterr().err
+    assert table.n_sequences.tolist()[:2] == [24, 24] and table.n_tokens["same"] == 24 * 15
+    # What cannot be run is a row with its reason.
+    assert table.status.tolist() == ["measured", "measured", "skipped", "skipped"]
+    assert table.gap_pct.isna().tolist() == [False, False, True, True]
+    assert table.reason["fails"] == "NotImplementedError: no kernel for this device"
+    assert table.reason["not here"] == "the package none_such is not installed"
+    assert "step 5: fails skipped: NotImplementedError" in capsys.readouterr().err
 
 
 def test_layers_that_are_no_linear_are_skipped_by_name():
@@ -169,37 +148,30 @@ def test_layers_that_are_no_linear_are_skipped_by_name():
     with pytest.raises(NotHere, match=r"c_attn.weight belongs to a layer that is no nn.Linear"):
         _only_linear(model, "blocks")
     before = {name: weight.detach().clone() for name, weight in linear_weights(model).items()}
-    changed = linear_weights(gguf_model(model, "blocks", "Q8_0"))
-    assert all(
-        torch.allclose(changed[name], before[name], atol=1e-3)
-        and not torch.equal(changed[name], before[name])
-        for name in before
-    )
+    for name, weight in linear_weights(gguf_model(model, "blocks", 32, kind="Q8_0")).items():
+        assert torch.allclose(weight, before[name], atol=1e-3)
+        assert not torch.equal(weight, before[name])
 
 
 def test_script_writes_the_same_bytes_twice(validation, tmp_path):
-    for step in (4, 9):
-        save_model(wide_model(), tmp_path / f"step{step}")
-    written = []
+    folders = {step: str(tmp_path / f"step{step}") for step in (4, 9)}
+    for folder in folders.values():
+        save_model(wide_model(), Path(folder))
     for name in ("a.csv", "b.csv"):
-        job = SimpleNamespace(
-            input=SimpleNamespace(validation=validation),
-            output=SimpleNamespace(table=tmp_path / name),
-            params=SimpleNamespace(
-                folders={step: str(tmp_path / f"step{step}") for step in (4, 9)}, probe=SETTINGS,
-                resamples=20,
-            ),
-            wildcards=SimpleNamespace(suite="tiny"), threads=1, log=[str(tmp_path / "log")],
-        )  # fmt: skip
-        runpy.run_path(
-            "workflow_scripts/probe_deployed.py",
-            init_globals={"snakemake": job}, run_name="__main__",
-        )  # fmt: skip
-        written.append((tmp_path / name).read_bytes())
-    assert written[0] == written[1]
+        probe_deployed_script.main(folders, validation, SETTINGS, 20, 1, "tiny", tmp_path / name)
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
     table = pd.read_csv(tmp_path / "a.csv")
-    assert table.groupby("step").size().to_dict() == {4: len(FORMATS), 9: len(FORMATS)}
+    assert table.groupby("step").format.apply(list).to_dict() == {4: [*FORMATS], 9: [*FORMATS]}
     assert set(table.suite) == {"tiny"}
+    for _, found in table.set_index("format").groupby("step"):
+        q4, q8 = found.loc["gguf_q4_1"], found.loc["gguf_q8_0"]
+        assert (q4.status, q8.status, q4.version) == ("measured", "measured", q8.version)
+        assert q4.difference_points == pytest.approx(q4.gap_pct - q4.simulated_gap_pct)
+        assert q4.kl_nats_per_token > 50 * q8.kl_nats_per_token > 0
+    # Q4_1 of 32 is the simulated quantizer of the same groups but for a zero point and float16.
+    scores = Prober(validation, SETTINGS, 1)(wide_model(), 4)
+    low = summarise(scores, ["step"], resamples=20, seed=0).set_index("role").loc["low_bit"]
+    assert q4.kl_nats_per_token == pytest.approx(low.kl_nats_per_token, rel=0.5)
 
 
 def installed(package):

@@ -63,35 +63,15 @@ def jobs(tmp_path):
         job.process.kill()
 
 
-def test_jobs_at_the_same_time_have_gpus_of_their_own(jobs):
-    running = [jobs() for _ in range(GPUS)]
-    assert {job.gpu() for job in running} == {"0", "1", "2", "3"}
-    for job in running:
-        job.end()
-
-
-def test_one_job_more_than_gpus_waits_for_the_next_that_is_free(jobs):
-    running = [jobs() for _ in range(GPUS)]
-    held = {job.gpu(): job for job in running}
+def test_jobs_at_the_same_time_have_gpus_of_their_own_until_they_end_or_are_killed(jobs):
+    held = {job.gpu(): job for job in [jobs() for _ in range(GPUS)]}
+    assert set(held) == {"0", "1", "2", "3"}
     late = jobs()
     assert late.gpu(seconds=3.0) is None
     held["2"].end()
     assert late.gpu() == "2"
-
-
-def test_a_killed_job_lets_go_of_its_gpu(jobs):
-    running = [jobs() for _ in range(GPUS)]
-    held = {job.gpu(): job for job in running}
     held["1"].kill()
     assert jobs().gpu() == "1"
-
-
-def test_a_slot_is_free_again_once_it_is_closed(tmp_path):
-    first = take_slot(["a", "b"], tmp_path)
-    second = take_slot(["a", "b"], tmp_path)
-    assert (first.gpu, second.gpu) == ("a", "b")
-    first.lock.close()
-    assert take_slot(["a", "b"], tmp_path).gpu == "a"
 
 
 def test_a_job_that_waits_says_so_once(tmp_path, capsys, monkeypatch):
@@ -108,31 +88,26 @@ def test_a_job_that_waits_says_so_once(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err.count("all 1 GPUs are taken by other jobs") == 1
 
 
-@pytest.mark.parametrize(
-    ("visible", "expected"),
-    [("2,3", "2"), ("GPU-8f0a, GPU-91bc", "GPU-8f0a"), ("MIG-1/7/0,MIG-1/8/0", "MIG-1/7/0")],
-)
-def test_only_gpus_that_the_user_left_visible_are_taken(tmp_path, visible, expected):
-    environment = {"CUDA_VISIBLE_DEVICES": visible}
-    slot = own_gpu("auto", 8, environment, tmp_path)
-    assert slot.gpu == environment["CUDA_VISIBLE_DEVICES"] == expected
+def test_only_gpus_that_the_user_left_visible_are_taken(tmp_path):
+    for visible, expected in (
+        ("2,3", "2"),
+        ("GPU-8f0a, GPU-91bc", "GPU-8f0a"),
+        ("MIG-1/7/0,MIG-1/8/0", "MIG-1/7/0"),
+    ):
+        environment = {"CUDA_VISIBLE_DEVICES": visible}
+        slot = own_gpu("auto", 8, environment, tmp_path)
+        assert slot.gpu == environment["CUDA_VISIBLE_DEVICES"] == expected
 
 
-@pytest.mark.parametrize(
-    ("device", "count", "environment"),
-    [
-        ("cpu", 4, {}),
-        ("mps", 4, {}),
-        ("cuda", 1, {}),
-        ("auto", 0, {}),
+def test_nothing_is_taken_where_there_is_no_choice(tmp_path):
+    for device, count, environment in (
+        ("cpu", 4, {}), ("mps", 4, {}), ("cuda", 1, {}), ("auto", 0, {}),
         ("cuda", 1, {"CUDA_VISIBLE_DEVICES": "3"}),
         ("cuda", 2, {"SLURM_JOB_ID": "7", "CUDA_VISIBLE_DEVICES": "0,1"}),
-    ],
-)
-def test_nothing_is_taken_where_there_is_no_choice(tmp_path, device, count, environment):
-    before = dict(environment)
-    assert own_gpu(device, count, environment, tmp_path / "slots") is None
-    assert environment == before and not (tmp_path / "slots").exists()
+    ):  # fmt: skip
+        before = dict(environment)
+        assert own_gpu(device, count, environment, tmp_path / "slots") is None
+        assert environment == before and not (tmp_path / "slots").exists()
 
 
 def test_a_probe_takes_its_gpu_before_it_looks_for_devices(tmp_path, monkeypatch):

@@ -61,39 +61,27 @@ def test_both_cosines_are_the_pure_functions(run):
         same(found, [expected(step) for step in range(total + 5)])
 
 
-@given(runs, st.integers(1, 15), st.integers(0, 59), st.sampled_from(["cosine", "cosine_neox_v1"]))
-def test_restarts_are_the_pure_function_after_the_baseline(run, period, later, kind):
-    lr_max, lr_min, warmup, total = run
-    start = min(warmup + later, total - 1)
-    optimizer = optimizer_of(lr_max)
-    scheduler = get_sgdr_schedule(
-        optimizer, warmup, total, period, start=start, baseline=kind, min_lr=lr_min
-    )
-    before = pure_run(kind, lr_max, lr_min, warmup, total)
-    after = fork_schedule(
-        {"kind": "sgdr", "period": period}, baseline=before, start=start, stop=total
-    )
-    expected = [(before if step < start else after)(step) for step in range(total)]
-    same([rates[0] for rates in rates_of(optimizer, scheduler, total)], expected)
-
-
 @given(
     runs, st.integers(1, 6), st.integers(1, 9), st.floats(0.1, 20.0),
     st.sampled_from(["bump", "cool"]), st.integers(0, 59),
+    st.sampled_from(["cosine", "cosine_neox_v1"]),
 )  # fmt: skip
-def test_oli_is_the_pure_function_after_the_baseline(run, bump, cool, amplitude, first, later):
+def test_what_leaves_a_baseline_is_the_pure_function(
+    run, bump, cool, amplitude, first, later, baseline
+):
     lr_max, lr_min, warmup, total = run
     start = min(warmup + later, total - 1)
-    optimizer = optimizer_of(lr_max)
-    scheduler = get_oli_schedule(
-        optimizer, warmup, total, bump, cool, amplitude=amplitude, first=first, start=start,
-        min_lr=lr_min,
-    )  # fmt: skip
-    base = pure_run("cosine_neox_v1", lr_max, lr_min, warmup, total)
-    oli = {"kind": "oli", "bump_steps": bump, "cool_steps": cool, "amplitude": amplitude}
-    pure = fork_schedule(oli | {"first": first}, baseline=base, start=start, stop=total)
-    expected = [(base if step < start else pure)(step) for step in range(total)]
-    same([rates[0] for rates in rates_of(optimizer, scheduler, total)], expected)
+    base = pure_run(baseline, lr_max, lr_min, warmup, total)
+    oli = {"bump_steps": bump, "cool_steps": cool, "amplitude": amplitude, "first": first}
+    kinds = (("sgdr", get_sgdr_schedule, {"period": cool}), ("oli", get_oli_schedule, oli))
+    for kind, factory, numbers in kinds:
+        optimizer = optimizer_of(lr_max)
+        scheduler = factory(
+            optimizer, warmup, total, **numbers, start=start, baseline=baseline, min_lr=lr_min
+        )
+        pure = fork_schedule({"kind": kind, **numbers}, baseline=base, start=start, stop=total)
+        expected = [(base if step < start else pure)(step) for step in range(total)]
+        same([rates[0] for rates in rates_of(optimizer, scheduler, total)], expected)
 
 
 def test_the_papers_numbers_by_their_defaults():
@@ -110,17 +98,15 @@ def test_the_papers_numbers_by_their_defaults():
     assert found[300] > 4.9 * found[299]
 
 
-def test_groups_keep_their_own_highest_rate():
+def test_groups_keep_their_own_highest_rate_and_a_tenth_is_the_lowest():
     optimizer = optimizer_of(1.0, 0.01)
-    scheduler = get_cosine_schedule(optimizer, 5, 50, min_lr_rate=0.2)
-    for first, second in rates_of(optimizer, scheduler, 50):
+    rates = rates_of(optimizer, get_cosine_schedule(optimizer, 5, 50), 51)
+    for first, second in rates:
         assert second == pytest.approx(first / 100, rel=1e-14)
-
-
-def test_two_rates_and_a_tenth_by_default():
-    optimizer = optimizer_of(0.5)
-    scheduler = get_cosine_schedule(optimizer, 0, 10)
-    assert rates_of(optimizer, scheduler, 11)[-1][0] == pytest.approx(0.05, rel=1e-14)
+    assert rates[-1][0] == pytest.approx(0.1, rel=1e-14)
+    optimizer = optimizer_of(1.0)
+    rates = rates_of(optimizer, get_cosine_schedule(optimizer, 5, 50, min_lr_rate=0.2), 51)
+    assert rates[-1][0] == pytest.approx(0.2, rel=1e-14)
 
 
 FACTORIES = {
@@ -131,8 +117,7 @@ FACTORIES = {
 }
 
 
-@pytest.mark.parametrize("name", FACTORIES)
-@pytest.mark.parametrize("stopped", [1, 11, 19])
+@given(st.sampled_from(sorted(FACTORIES)), st.integers(1, 39))
 def test_a_run_that_was_stopped_goes_on_with_the_same_bits(name, stopped):
     optimizer = optimizer_of(0.3, 0.02)
     whole = rates_of(optimizer, FACTORIES[name](optimizer), 40)
@@ -150,25 +135,22 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits(name, stopped):
     assert first + rates_of(optimizer, scheduler, 40 - stopped) == whole
 
 
-@pytest.mark.parametrize(
-    ("make", "line"),
-    [
-        (lambda o: get_cosine_schedule(o, 10, 10), "num_warmup_steps 10: 0 to num_training_steps"),
-        (lambda o: get_cosine_schedule(o, 1, 9, min_lr=2.0), "lowest learning rate 2.0: 0 to the"),
-        (lambda o: get_cosine_schedule(o, 1, 9, min_lr=0.1, min_lr_rate=0.1), "one of the two"),
-        (lambda o: get_sgdr_schedule(o, 1, 9, 0), "period 0: 1 or more"),
-        (lambda o: get_sgdr_schedule(o, 5, 9, 2, start=4), "start 4: from num_warmup_steps 5"),
-        (lambda o: get_oli_schedule(o, 1, 9, 0, 3), "bump_steps 0: 1 or more"),
-        (lambda o: get_oli_schedule(o, 1, 9, first="hot"), "first 'hot': either"),
-        (lambda o: get_oli_schedule(o, 1, 9, baseline="wsd"), "baseline 'wsd': cosine, cosine_"),
-    ],
+MISTAKES = (
+    (lambda o: get_cosine_schedule(o, 10, 10), "num_warmup_steps 10: 0 to num_training_steps"),
+    (lambda o: get_cosine_schedule(o, 1, 9, min_lr=2.0), "lowest learning rate 2.0: 0 to the"),
+    (lambda o: get_cosine_schedule(o, 1, 9, min_lr=0.1, min_lr_rate=0.1), "one of the two"),
+    (lambda o: get_cosine_schedule(optimizer_of(0.0), 1, 9), "lr 0.0 of a parameter group"),
+    (lambda o: get_sgdr_schedule(o, 1, 9, 0), "period 0: "),
+    (lambda o: get_sgdr_schedule(o, 5, 9, 2, start=4), "start 4: from num_warmup_steps 5"),
+    (lambda o: get_oli_schedule(o, 1, 9, 0, 3), "bump_steps 0: "),
+    (lambda o: get_oli_schedule(o, 1, 9, amplitude=float("inf")), "amplitude inf: "),
+    (lambda o: get_oli_schedule(o, 1, 9, first="hot"), "first 'hot': "),
+    (lambda o: get_oli_schedule(o, 1, 9, baseline="wsd"), "'wsd': known are cosine, cosine_"),
 )  # fmt: skip
-def test_a_mistake_is_one_line(make, line):
-    with pytest.raises(ValueError, match=line) as caught:
-        make(optimizer_of(1.0))
-    assert "\n" not in str(caught.value)
 
 
-def test_a_rate_of_zero_is_refused():
-    with pytest.raises(ValueError, match="lr 0.0 of a parameter group"):
-        get_cosine_schedule(optimizer_of(0.0), 1, 9)
+def test_a_mistake_is_one_line():
+    for make, line in MISTAKES:
+        with pytest.raises(ValueError, match=line) as caught:
+            make(optimizer_of(1.0))
+        assert "\n" not in str(caught.value)

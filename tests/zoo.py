@@ -16,9 +16,9 @@ import math
 import multiprocessing
 import platform
 import re
+import signal
 import sys
 import tempfile
-import time
 import warnings
 from pathlib import Path
 
@@ -360,56 +360,29 @@ def _line(error: BaseException) -> str:
 # All of them
 
 
-def _child(family: str, pipe) -> None:
+def _guarded(family: str) -> dict:
+    """``run_family`` in a process of its own, without its words, and not for ever."""
     quiet()
+    signal.alarm(SECONDS)  # ends the process; its family is then missing
     with open("/dev/null", "w") as nowhere, contextlib.redirect_stderr(nowhere):
-        pipe.send(run_family(family))
-
-
-class _Guarded:
-    """``run_family`` in a process of its own, which may hang or die."""
-
-    def __init__(self, family: str) -> None:
-        context = multiprocessing.get_context("fork")
-        self.family, self.start = family, time.monotonic()
-        self._receiver, sender = context.Pipe(duplex=False)
-        self._child = context.Process(target=_child, args=(family, sender))
-        self._child.start()
-        sender.close()
-
-    def result(self) -> dict | None:
-        """What was found; ``None`` while the process works."""
-        late = time.monotonic() - self.start > SECONDS
-        if not (late or self._receiver.poll()):
-            return None
-        found = {"family": self.family, "kind": FAMILIES[self.family], "verdict": "traceback"}
-        try:
-            found |= {"reason": f"longer than {SECONDS} s"} if late else self._receiver.recv()
-        except EOFError:
-            self._child.join()
-            found |= {"reason": f"the process ended with code {self._child.exitcode}"}
-        if late:
-            self._child.kill()
-        self._child.join()
-        return found
+        return run_family(family)
 
 
 def run_all(families: list[str], jobs: int) -> list[dict]:
     """Results in the order of ``families``, some at a time."""
-    results, running, waiting = {}, [], list(families)
-    while running or waiting:
-        while waiting and len(running) < jobs:
-            running.append(_Guarded(waiting.pop(0)))
-        for guarded in list(running):
-            if (found := guarded.result()) is None:
-                continue
-            running.remove(guarded)
-            results[guarded.family] = found
-            share = f"{100 * found['share']:5.1f} %" if "share" in found else ""
-            print(guarded.family, share, found["verdict"], found.get("reason", ""),
-                  f"{time.monotonic() - guarded.start:.1f} s", flush=True)  # fmt: skip
-        time.sleep(0.05)
-    return [results[family] for family in families]
+    results = []
+    with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
+        started = [(family, pool.apply_async(_guarded, (family,))) for family in families]
+        for family, found in started:
+            try:
+                result = found.get(2 * SECONDS)
+            except multiprocessing.TimeoutError:
+                result = {"family": family, "kind": FAMILIES[family], "verdict": "traceback",
+                          "reason": f"longer than {SECONDS} s, or its process ended"}  # fmt: skip
+            share = f"{100 * result['share']:5.1f} %" if "share" in result else ""
+            print(family, share, result["verdict"], result.get("reason", ""), flush=True)
+            results.append(result)
+    return results
 
 
 def quiet() -> None:

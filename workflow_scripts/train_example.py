@@ -94,15 +94,12 @@ def train(settings: ExampleSettings, run: Path, validation: Path, record: Path) 
     monitor = ConvergenceMonitor(window=5, patience=2)
     callback = ConvergenceCallback(monitor, actions=("save", "probe")).attach(trainer)
     trainer.train()
-    write_json(record, {"history": _plain(trainer.state.log_history), "events": callback.events})
-
-
-def _plain(history: list[dict]) -> list[dict]:
-    """The log without what differs from run to run: times and speeds."""
-    return [
-        {k: v for k, v in entry.items() if not k.endswith(("_runtime", "_per_second", "flos"))}
-        for entry in history
+    differs = ("_runtime", "_per_second", "flos")  # from run to run
+    history = [
+        {key: value for key, value in entry.items() if not key.endswith(differs)}
+        for entry in trainer.state.log_history
     ]
+    write_json(record, {"history": history, "events": callback.events})
 
 
 def main(run: str, validation: str, record: str, settings: dict) -> None:

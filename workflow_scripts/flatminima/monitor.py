@@ -10,7 +10,7 @@ The standard error of the slope is the larger of two: what the evaluations' own 
 errors amount to, where they are given, and what the scatter about the line says. The
 first alone misses how the loss wavers from step to step; the second alone trusts few points.
 
-Nothing here knows a framework: ``monitor_callback`` has the one for the Trainer.
+Nothing here knows a framework: ``tools.callback`` is for the Trainer.
 """
 
 import math
@@ -72,7 +72,7 @@ class ConvergenceMonitor:
     def __init__(
         self, *, window: int = 10, patience: int = 5, noise: float = 1.0, start: int = 0
     ) -> None:
-        self.settings = MonitorSettings(window, patience, noise, start)
+        self.settings = MonitorSettings(window, patience, float(noise), start)
         self.state: MonitorState | None = None
         self._recent: list[tuple[int, float, float | None]] = []
 
@@ -85,7 +85,11 @@ class ConvergenceMonitor:
         Raises ``MonitorError`` for a loss or an error that is not finite and for a step that
         is not after the last one; the monitor then stays as it was.
         """
-        loss, stderr = _finite("loss", loss, step), _error(stderr, step)
+        loss = float(loss)
+        stderr = None if stderr is None else float(stderr)
+        for name, value in (("loss", loss), ("standard error", 0.0 if stderr is None else stderr)):
+            if not math.isfinite(value) or (name != "loss" and value < 0.0):
+                raise MonitorError(f"monitor: the {name} at step {step} is {value}; left out")
         last = self.state
         if last is not None and (step, loss) == (last.step, last.loss):
             return last
@@ -167,19 +171,3 @@ def paired_standard_error(
     rise = (nll_nats.sum() - previous_nll_nats.sum()) / scored.sum()
     residual = nll_nats - previous_nll_nats - rise * scored
     return float(np.sqrt(len(scored) * np.var(residual, ddof=1)) / scored.sum())
-
-
-def _finite(name: str, value: float, step: int) -> float:
-    value = float(value)
-    if not math.isfinite(value):
-        raise MonitorError(f"monitor: the {name} at step {step} is {value}; left out")
-    return value
-
-
-def _error(stderr: float | None, step: int) -> float | None:
-    if stderr is None:
-        return None
-    stderr = _finite("standard error", stderr, step)
-    if stderr < 0.0:
-        raise MonitorError(f"monitor: the standard error at step {step} is {stderr}; left out")
-    return stderr

@@ -9,9 +9,11 @@ however far it went: that is not a plateau left. With too few checkpoints the ru
 tell, and says so.
 """
 
+import html
 import json
+import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,16 +22,16 @@ import numpy as np
 import pandas as pd
 import torch
 from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-from tokenizers import Tokenizer
 from torch import nn
+from tqdm import tqdm
 
 from flatminima import audit_figure, style
 from flatminima.errors import UserError, one_line
 from flatminima.files import atomic_path, weights_digest, write_json
 from flatminima.hub import RevisionMissing
 from flatminima.intervals import summarise
+from flatminima.jobs import progress
+from flatminima.layers import count_weights
 from flatminima.missing import even_steps
 from flatminima.model import (
     INDEX_SUFFIX,
@@ -42,24 +44,35 @@ from flatminima.model import (
 from flatminima.phases import SPARE, describe_phases
 from flatminima.quantizer_specs import FP32, HIGH_BIT, LOW_BIT, printed_names
 from flatminima.scaling_law import excess_sentence, suite_excess
-from flatminima.scoring import Prober, gather_audit
-from flatminima.text.batches import encode_stream, read_tokenizer
-from flatminima.text.corpus import deduplicate, package_documents, package_versions, split
-from flatminima.text.sources import NotAvailable, TextError, find_file, read_texts
-from flatminima.text.tokens import end_of_text, leading_ids, write_tokens
+from flatminima.scoring import Forward, Prober, SequenceScores, gather_audit
+from flatminima.text.batches import read_tokenizer
+from flatminima.text.tokens import write_tokens
 from flatminima.tools.deployed import FORMATS, probe_deployed
 from flatminima.tools.options import AuditOptions
-from flatminima.tools.sources import Source, open_source
+from flatminima.tools.sources import fixed_batches, learning_rates, open_source, open_text
 
 PASSED, BAD_INPUT, LEFT_PLATEAU = 0, 2, 3
 FEWEST = 4 + SPARE  # checkpoints that a line with a break takes
 PHASE_RESAMPLES = 100
-RECORD, VALIDATION, DEPLOYED = "audit.json", "validation.safetensors", "deployed.csv"
 TABLES = ("audit.csv", "audit_sequences.parquet")
-FIGURES = ("audit.pdf", "audit.svg", "audit.png")
-TRAINER_STATE = "trainer_state.json"
-PACKAGE, MIN_CHARACTERS = "numpy", 200  # text that every machine has
-COLUMNS = ("step", "FP32 ppl", "INT4 gap %", "95 % interval", "INT8 gap %", "INT4 ppl", "top-1 %")
+RECORD, VALIDATION, DEPLOYED = "audit.json", "validation.safetensors", "deployed.csv"
+FIGURES, PAGE = ("audit.pdf", "audit.svg", "audit.png"), "audit.html"
+# What is printed of a checkpoint, and how wide.
+COLUMNS = {"step": 9, "FP32 ppl": 11, "INT4 ppl": 11, "INT4 gap %": 12, "95 % interval": 20,
+           "INT8 gap %": 12, "top-1 %": 9}  # fmt: skip
+_SVG = '<svg role="img" aria-label="gaps, FP32 perplexity and learning rate over training steps" '
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>body {{font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em}}
+svg {{width: 100%; height: auto}} .wide {{overflow-x: auto}} table {{border-collapse: collapse}}
+th, td {{text-align: right; padding: .1em .8em; border-bottom: 1px solid #ddd}}</style></head>
+<body><h1>{title}</h1>
+<ul>{answers}</ul>
+{figure}
+<h2>Checkpoints</h2><div class="wide">{table}</div>
+<h2>What was measured</h2><ul>{notes}</ul></body></html>
+"""
 
 
 @dataclass(frozen=True)
@@ -89,12 +102,32 @@ def audit(options: AuditOptions, console: Console) -> int:
     return LEFT_PLATEAU if verdict.left else PASSED
 
 
+class _LeftOut(Exception):
+    """Why one checkpoint was not measured; the others go on."""
+
+
+class _Watched(Prober):
+    """A prober that calls ``after_batch`` for each batch that is scored."""
+
+    after_batch: Callable[[], object]
+
+    def score(self, forwards: Mapping[str, Forward]) -> dict[str, SequenceScores]:
+        last = list(forwards)[-1]
+
+        def counted(ids: torch.Tensor) -> Iterator[torch.Tensor]:
+            found = forwards[last](ids)
+            self.after_batch()
+            return found
+
+        return super().score({**forwards, last: counted})
+
+
 class _Audit:
     """One audit: its options, its source, its folder, and the record that it leaves.
 
     ``record`` has what was asked, ``checkpoints`` (identity by step), ``left_out`` (reasons by
     step), ``notes`` (what a reader of the numbers should know, a line each), what the prober
-    knows of itself, the verdict and its phases.
+    knows of itself, the verdict, its answers and its phases.
     """
 
     def __init__(self, options: AuditOptions, console: Console) -> None:
@@ -102,13 +135,15 @@ class _Audit:
         self.options, self.console = options, console
         self.source = open_source(options.target, options.revisions)
         self.folder = Path(options.out or f"audit-{options.name}")
-        self.prober: Prober | None = None
+        self.prober: _Watched | None = None
+        self.kind = ""  # of the first model that was measured
         self.record: dict = {
             "target": options.target, "checkpoints": {}, "left_out": {}, "notes": [],
         }  # fmt: skip
 
     def say(self, line: str) -> None:
-        self.console.print(line, markup=False, soft_wrap=True)
+        with tqdm.external_write_mode():
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def note(self, line: str) -> None:
         """Say a line and keep it in the record."""
@@ -117,24 +152,32 @@ class _Audit:
 
     def run(self) -> tuple[Verdict, dict]:
         for line in self.source.skipped:
-            self.say(f"skipped: {line}")
+            self.note(f"skipped: {line}")
         for line in self.source.notes:
             self.note(line)
         self._claim_folder()
         audited, sequences = self._measure_all()
-        verdict = self._judge(audited, sequences)
-        told = answers(audited, verdict.phases)
+        verdict = judge(audited, sequences, min(self.options.resamples, PHASE_RESAMPLES))
+        words, last = f"INT4 gap: {verdict.words}", self.source.steps[-1]
+        if last in self.record["left_out"]:
+            words += f"; step {last:,}, the last, could not be measured"
+        told = [words, *answers(audited, verdict.phases)]
         self.record |= {"left_plateau": verdict.left, "verdict": verdict.words, "answers": told,
                         "phases": verdict.phases, **self.prober.made_by}  # fmt: skip
-        self._compare_weights()
+        same = self._same_weights()
+        for steps in same:
+            self.note(f"steps {', '.join(f'{s:,}' for s in steps)} hold the same weights")
+        written = [*TABLES, RECORD, VALIDATION, *self._draw(audited, verdict.phases), PAGE]
         write_json(self.folder / RECORD, self.record)
-        written = [*TABLES, RECORD, VALIDATION, *self._draw(audited, verdict.phases)]
+        self._write_page(audited)
         if self.options.deployed:
             self._probe_as_shipped(sequences)
             written.append(DEPLOYED)
         self.say(f"{self.folder}: {', '.join(written)}")
-        self._refuse_one_model_under_many_steps()
-        self.say(f"INT4 gap: {verdict.words}")
+        if same and len(same[0]) == len(self.record["checkpoints"]):
+            hub = "; the hub, or a mirror of it, ignores the revision" if self.source.repo else ""
+            raise UserError(f"{self.options.target}: all {len(same[0])} checkpoints hold the same "
+                            f"weights, so there is no curve{hub}")  # fmt: skip
         for line in told:
             self.say(line)
         rows = audited.astype(object).where(audited.notna(), None).to_dict("records")
@@ -142,19 +185,17 @@ class _Audit:
 
     def _claim_folder(self) -> None:
         """Make the folder of the results, unless it holds those of another run."""
-        record = self.folder / RECORD
-        if record.is_file():
+        other = None
+        if (self.folder / RECORD).is_file():
             try:
-                other = str(json.loads(record.read_text(encoding="utf-8"))["target"])
+                other = str(json.loads((self.folder / RECORD).read_text("utf-8"))["target"])
             except (ValueError, KeyError, TypeError):
                 other = "something else"
-            if os.path.realpath(other) != os.path.realpath(self.options.target):
-                raise UserError(
-                    f"{self.folder} holds the audit of {other}; name another folder with --out"
-                )
         elif any((self.folder / name).exists() for name in (*TABLES, *FIGURES)):
+            other = "something else"
+        if other and os.path.realpath(other) != os.path.realpath(self.options.target):
             raise UserError(
-                f"{self.folder} holds results of something else; name another folder with --out"
+                f"{self.folder} holds the audit of {other}; name another folder with --out"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -167,24 +208,33 @@ class _Audit:
             self.note(line)
         with (
             source.tokenizer(self.options.tokenizer) as file,
-            LiveTable(self.console, len(source.steps), self.options.name).shown() as table,
+            progress(None, "scored", total=len(source.steps)) as bar,
         ):
-            for step in source.steps:
+            for done, step in enumerate(source.steps, start=1):
                 try:
-                    measured, summary = self._measure(step, texts, words, file)
+                    measured, summary = self._measure(step, texts, words, file, bar)
                 except _LeftOut as reason:
                     self.record["left_out"][step] = str(reason)
-                    table.leave_out(step, str(reason))
+                    if len(source.steps) > 1:  # else it ends the audit, and is said there
+                        self.say(f"not measured: {reason}")
                     continue
+                finally:
+                    bar.update(done * bar.total // len(source.steps) - bar.n)
+                if not scores:
+                    self.say(_line(COLUMNS))
+                self.say(_line(cells(summary)))
                 scores.append(measured)
                 rows.append(summary)
-                table.add(summary)
                 audited = gather_audit(
                     pd.concat(rows), (lambda s: rates.get(s, np.nan)) if rates else None,
                     suite=self.options.name, lr_max=max(rates.values(), default=None),
                     tokens_per_step=None,
                 )  # fmt: skip
-                write_tables(self.folder, audited, pd.concat(scores))
+                # Whole or not at all: an audit that is stopped loses nothing.
+                with atomic_path(self.folder / TABLES[0]) as path:
+                    audited.to_csv(path, index=False)
+                with atomic_path(self.folder / TABLES[1]) as path:
+                    pd.concat(scores).to_parquet(path, index=False)
         if not scores:
             reasons = [*self.record["left_out"].values()]
             rest = f" (none of {len(reasons)} checkpoints is measured)" if len(reasons) > 1 else ""
@@ -192,16 +242,21 @@ class _Audit:
         return audited, pd.concat(scores)
 
     def _measure(
-        self, step: int, texts: Iterable[str], words: str, tokenizer_file: Path
+        self, step: int, texts: Iterable[str], words: str, tokenizer_file: Path, bar: tqdm
     ) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Scores of one checkpoint by sequence, and their summary. Raises ``_LeftOut``."""
         try:
             with self.source.checkpoint(step) as (place, origin):
                 with self._leaving_out(step):
                     model = load_model(place)
-                    digest = weights_digest(tensor_digests(weights_path(place)))
+                    weights = place / WEIGHTS_FILE  # which transformers takes, else the shards
+                    if not weights.is_file():
+                        weights = place / f"{WEIGHTS_FILE}{INDEX_SUFFIX}"
+                    digest = weights_digest(tensor_digests(weights))
                 if self.prober is None:  # what it raises ends the audit
                     self.prober = self._prepare(model, texts, words, tokenizer_file)
+                    bar.total *= self._batches()
+                    self.prober.after_batch = bar.update
                 with self._leaving_out(step):
                     scores = self.prober(model.to(self.prober.device), step)
                     resamples = self.options.resamples
@@ -211,8 +266,11 @@ class _Audit:
         self.record["checkpoints"][step] = {
             "place": self.source.places[step], **origin, "weights_sha256": digest,
         }  # fmt: skip
-        gap = summary.set_index("role")["gap_pct"][LOW_BIT]
-        if gap == 0.0:
+        kind = f"{model.config.model_type} of {count_weights(model):,} weights"
+        self.kind = self.kind or kind
+        if kind != self.kind:
+            self.note(f"step {step}: {kind}, not {self.kind} as before it")
+        if summary.set_index("role")["gap_pct"][LOW_BIT] == 0.0:
             self.note(f"step {step}: a 4-bit gap of exactly 0 %: does the model use its weights?")
         return scores, summary
 
@@ -229,43 +287,37 @@ class _Audit:
                 reason = reason.removeprefix(known)
             raise _LeftOut(f"{where}: step {step}: {reason}") from error
 
+    def _batches(self) -> int:
+        return math.ceil(len(self.prober.tokens) / self.prober.batch_size)
+
     def _prepare(
         self, model: nn.Module, texts: Iterable[str], words: str, tokenizer_file: Path
-    ) -> Prober:
+    ) -> _Watched:
         """The prober of all checkpoints, fitted to a model of theirs."""
         options, config = self.options, text_config(model)
-        tokenizer = read_tokenizer(tokenizer_file)
+        most = getattr(config, "max_position_embeddings", None)
+        fits = not (isinstance(most, int) and 1 < most < options.length)
         tokens, made = fixed_batches(
-            texts, tokenizer, sequences=options.sequences, length=shortened(options, config),
+            texts, read_tokenizer(tokenizer_file), sequences=options.sequences,
+            length=options.length if fits else most,
             batch_size=min(options.batch_size, options.sequences), name=words,
             configured_end=getattr(config, "eos_token_id", None),
         )  # fmt: skip
-        self._forget_earlier()
+        # An earlier audit's files, none of which belongs to the numbers that come.
+        for name in (*TABLES, *FIGURES, RECORD, VALIDATION, DEPLOYED, PAGE):
+            (self.folder / name).unlink(missing_ok=True)
         write_tokens(self.folder / VALIDATION, tokens)
         words += f", {len(tokens)} sequences of {tokens.shape[1]} tokens, {made}"
-        if tokens.shape[1] < options.length:
+        if not fits:
             words += f"; this model takes no more (--length is {options.length})"
         if options.data is None:
             words += "; embedded text, perhaps unlike what this model was trained on: see --data"
         self.record["text"] = words
         write_json(self.folder / RECORD, self.record)
         self.say(f"text: {words}")
-        settings = probe_settings(options)
-        return Prober(str(self.folder / VALIDATION), settings, torch.get_num_threads())
-
-    def _forget_earlier(self) -> None:
-        """An earlier audit's files, none of which belongs to the numbers that come."""
-        for name in (*TABLES, *FIGURES, RECORD, VALIDATION, DEPLOYED):
-            (self.folder / name).unlink(missing_ok=True)
-
-    def _judge(self, audited: pd.DataFrame, sequences: pd.DataFrame) -> Verdict:
-        resamples = min(self.options.resamples, PHASE_RESAMPLES)
-        verdict = judge(audited, sequences, resamples=resamples)
-        last = self.source.steps[-1]
-        if last in self.record["left_out"]:
-            words = f"{verdict.words}; step {last:,}, the last, could not be measured"
-            return Verdict(verdict.left, words, verdict.phases)
-        return verdict
+        return _Watched(
+            str(self.folder / VALIDATION), probe_settings(options), torch.get_num_threads()
+        )
 
     def _same_weights(self) -> list[list[int]]:
         """Steps that hold the same weights; 0 and 1 may, where the first rate is zero."""
@@ -273,20 +325,6 @@ class _Audit:
         for step, known in self.record["checkpoints"].items():
             by_digest.setdefault(known["weights_sha256"], []).append(step)
         return [steps for steps in by_digest.values() if len(steps) > 1 and max(steps) > 1]
-
-    def _compare_weights(self) -> None:
-        for steps in self._same_weights():
-            named = ", ".join(f"{step:,}" for step in steps)
-            self.note(f"steps {named} hold the same weights")
-
-    def _refuse_one_model_under_many_steps(self) -> None:
-        steps = self._same_weights()
-        if steps and len(steps[0]) == len(self.record["checkpoints"]):
-            hub = "; the hub, or a mirror of it, ignores the revision" if self.source.repo else ""
-            raise UserError(
-                f"{self.options.target}: all {len(steps[0])} checkpoints hold the same weights, "
-                f"so there is no curve{hub}"
-            )
 
     def _draw(self, audited: pd.DataFrame, phases: dict) -> list[str]:
         """Figure 1 of the audit; nothing for a single checkpoint, which is no curve."""
@@ -302,15 +340,35 @@ class _Audit:
             return []
         return [*FIGURES]
 
+    def _write_page(self, audited: pd.DataFrame) -> None:
+        """All of it in one file that needs no other."""
+        found, figure = self.record, self.folder / "audit.svg"
+        drawn = figure.read_text("utf-8") if figure.is_file() else ""
+        drawn = drawn[drawn.find("<svg") :].replace("<svg ", _SVG, 1)
+        left = found["left_out"].values()
+        notes = [f"{found['target']}, {found['text']}", *found["notes"], *found["peculiarities"],
+                 *(f"not measured: {line}" for line in left)]  # fmt: skip
+        rows = [cells(rows) for _, rows in audited.groupby("step")]
+        page = _PAGE.format(
+            title=html.escape(f"Audit of {self.options.name}"),
+            answers="".join(f"<li>{html.escape(line)}</li>" for line in found["answers"]),
+            figure=drawn,
+            table=pd.DataFrame(rows, columns=[*COLUMNS]).to_html(index=False, border=0),
+            notes="".join(f"<li>{html.escape(line)}</li>" for line in notes),
+        )
+        (self.folder / PAGE).write_text(page, encoding="utf-8")
+
     def _probe_as_shipped(self, sequences: pd.DataFrame) -> None:
         """Write ``deployed.csv`` of the last checkpoint and print each format's gap."""
         step, prober = max(self.record["checkpoints"]), self.prober
         with self.source.checkpoint(step) as (place, _):
             model = load_model(place, prober.device)
-        table = probe_deployed(
-            model, prober, step, sequences[sequences["step"] == step],
-            resamples=self.options.resamples,
-        )  # fmt: skip
+        with progress(None, "as shipped", total=len(FORMATS) * self._batches()) as bar:
+            prober.after_batch = bar.update
+            table = probe_deployed(
+                model, prober, step, sequences[sequences["step"] == step],
+                resamples=self.options.resamples,
+            )  # fmt: skip
         table.to_csv(self.folder / DEPLOYED, index=False)
         for row in table[table["status"] == "measured"].itertuples():
             self.say(
@@ -318,22 +376,6 @@ class _Audit:
                 f"[{row.gap_low_pct:.3f}, {row.gap_high_pct:.3f}], simulated {row.counterpart} "
                 f"{row.simulated_gap_pct:.3f} %"
             )
-
-
-class _LeftOut(Exception):
-    """Why one checkpoint was not measured; the others go on."""
-
-
-def weights_path(folder: Path) -> Path:
-    """The file of a checkpoint's weights, or the index of its shards."""
-    index = folder / f"{WEIGHTS_FILE}{INDEX_SUFFIX}"
-    return index if index.is_file() else folder / WEIGHTS_FILE
-
-
-def shortened(options: AuditOptions, config: object) -> int:
-    """Tokens of a sequence: what is asked for, or what the model takes."""
-    most = getattr(config, "max_position_embeddings", None)
-    return min(options.length, most) if isinstance(most, int) and most > 1 else options.length
 
 
 def check_options(options: AuditOptions) -> None:
@@ -364,160 +406,19 @@ def probe_settings(options: AuditOptions) -> dict:
     }
 
 
-def learning_rates(source: Source) -> tuple[dict[int, float], str]:
-    """Learning rate by step as the Trainer of a local run logged it, and what is wrong with it."""
-    state = Path(source.places[source.steps[-1]]) / TRAINER_STATE
-    if source.repo is not None or not state.is_file():
-        return {}, ""
-    found, odd = {}, 0
-    try:
-        for entry in json.loads(state.read_text(encoding="utf-8"))["log_history"]:
-            if "learning_rate" not in entry:
-                continue
-            step, rate = entry.get("step"), entry["learning_rate"]
-            if isinstance(step, int) and isinstance(rate, int | float) and 0 <= rate < np.inf:
-                found[step] = float(rate)
-            else:
-                odd += 1
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return {}, f"{state}: cannot be read ({one_line(error)}); learning rates are left empty"
-    rates = {step: found[step] for step in source.steps if step in found}
-    line = f"{state}: {odd} entries without a step or a number as learning rate are left empty"
-    return (rates if any(rates.values()) else {}), line if odd else ""
+def cells(rows: pd.DataFrame) -> list[str]:
+    """What is shown of a checkpoint, from its rows of the audit, under ``COLUMNS``."""
+    by_role = rows.set_index("role")
+    low, high, fp32 = (by_role.loc[role] for role in (LOW_BIT, HIGH_BIT, FP32))
+    gaps = [low["gap_pct"], low["gap_low_pct"], low["gap_high_pct"], high["gap_pct"]]
+    gap, from_, to, gap8 = (f"{v:.3f}" if abs(v) < 1e5 else f"{v:.2e}" for v in gaps)
+    ppl, ppl4 = (f"{v:.3f}" if v < 1e6 else f"{v:.3e}" for v in (fp32["ppl"], low["ppl"]))
+    return [f"{low['step']:,}", ppl, ppl4, gap, f"[{from_}, {to}]", gap8,
+            f"{low['top1_changed_pct']:.2f}"]  # fmt: skip
 
 
-def write_tables(folder: Path, audited: pd.DataFrame, sequences: pd.DataFrame) -> None:
-    """Write what is known so far, whole or not at all: an audit that is stopped loses nothing."""
-    with atomic_path(folder / TABLES[0]) as path:
-        audited.to_csv(path, index=False)
-    with atomic_path(folder / TABLES[1]) as path:
-        sequences.to_parquet(path, index=False)
-
-
-class LiveTable:
-    """A table that grows on a terminal; a line for each checkpoint where there is none."""
-
-    def __init__(self, console: Console, total: int, title: str) -> None:
-        self.console, self.total, self.title = console, total, title
-        self.rows: list[tuple[str, ...]] = []
-        self._live: Live | None = None
-
-    def table(self) -> Table:
-        """The table as it stands."""
-        table = Table(title=f"{self.title}: {len(self.rows)} of {self.total} checkpoints")
-        for name in COLUMNS:
-            table.add_column(name, justify="right")
-        for row in self.rows:
-            table.add_row(*row)
-        return table
-
-    def add(self, rows: pd.DataFrame) -> None:
-        """Show one checkpoint from its rows of the audit."""
-        by_role = rows.set_index("role")
-        low, high, fp32 = (by_role.loc[role] for role in (LOW_BIT, HIGH_BIT, FP32))
-        row = (
-            f"{low['step']:,}", f"{fp32['ppl']:.3f}", f"{low['gap_pct']:.3f}",
-            f"[{low['gap_low_pct']:.3f}, {low['gap_high_pct']:.3f}]", f"{high['gap_pct']:.3f}",
-            f"{low['ppl']:.3f}", f"{low['top1_changed_pct']:.2f}",
-        )  # fmt: skip
-        self.rows.append(row)
-        if self._live:
-            self._live.update(self.table())
-        else:
-            pairs = (f"{n} {v}" for n, v in zip(COLUMNS, row, strict=True))
-            line = f"{len(self.rows)}/{self.total}: {', '.join(pairs)}"
-            self.console.print(line, markup=False, soft_wrap=True)
-
-    def leave_out(self, step: int, reason: str) -> None:
-        """A row for a checkpoint that could not be measured, and the reason above the table."""
-        self.rows.append((f"{step:,}", "not measured", *[""] * (len(COLUMNS) - 2)))
-        if self.total == 1:  # it ends the audit, and is said there
-            return
-        self.console.print(f"not measured: {reason}", markup=False, soft_wrap=True)
-        if self._live:
-            self._live.update(self.table())
-
-    @contextmanager
-    def shown(self) -> Iterator["LiveTable"]:
-        """Keep the table on the screen while the block runs."""
-        if not self.console.is_terminal:
-            yield self
-            return
-        with Live(self.table(), console=self.console, auto_refresh=False) as live:
-            self._live = live
-            yield self
-            live.update(self.table(), refresh=True)
-        self._live = None
-
-
-def open_text(data: str | None) -> tuple[Iterable[str], str]:
-    """The documents of ``data``, or docstrings that every machine has, and what they are."""
-    if data is None:
-        version = package_versions([PACKAGE])[PACKAGE]
-        found = deduplicate(package_documents(PACKAGE, MIN_CHARACTERS))
-        _, documents = split(found, validation_fraction=1.0, seed=0)  # all of them, shuffled
-        return documents, f"docstrings of {PACKAGE} {version}"
-    path = Path(data)
-    if not path.is_file():
-        raise UserError(f"--data {data}: {'is no file' if path.exists() else 'no such file'}")
-    if not path.stat().st_size:
-        raise UserError(f"--data {data}: the file is empty")
-    try:
-        return read_texts(find_file({"path": data})), data
-    except (NotAvailable, ValueError) as error:
-        raise UserError(f"--data {data}: {error}") from error
-
-
-def fixed_batches(
-    texts: Iterable[str],
-    tokenizer: Tokenizer,
-    *,
-    sequences: int,
-    length: int,
-    batch_size: int,
-    name: str,
-    configured_end: int | list[int] | None = None,
-) -> tuple[np.ndarray, str]:
-    """``[sequences, length]`` int32 token ids, fewer where the text is shorter, and how they are.
-
-    Documents are concatenated, each followed by the tokenizer's end of text, or where it has
-    none by the configuration's (``configured_end``) if that is an id of it. Where the
-    tokenizer begins a text with a token such as ``<bos>``, so does every sequence. Raises
-    ``UserError`` where there is not even one batch of ``batch_size`` sequences.
-    """
-    configured = configured_end[0] if isinstance(configured_end, list) else configured_end
-    own, before = end_of_text(tokenizer), leading_ids(tokenizer)
-    fits = configured is not None and tokenizer.id_to_token(configured) is not None
-    end = own if own is not None else configured if fits else None
-    taken = length - len(before)
-    if taken < 2:
-        raise UserError(f"--length {length}: {2 + len(before)} or more, {len(before)} of which are "
-                        "the tokenizer's own at the start")  # fmt: skip
-    ids: list[int] = []
-    try:
-        for document in encode_stream(tokenizer, texts, end, sequences * taken):
-            ids += document
-            if len(ids) >= sequences * taken:
-                break
-    except TextError as error:
-        raise UserError(f"--data {error}") from error
-    whole = min(len(ids) // taken, sequences)
-    if whole < batch_size:
-        raise UserError(
-            f"{name}: {len(ids):,} tokens are fewer than one batch of {batch_size} sequences of "
-            f"{length} ({batch_size * taken:,}); give more text, or a smaller --batch-size or "
-            "--length"
-        )
-    cut = np.asarray(ids[: whole * taken], dtype=np.int32).reshape(whole, taken)
-    words = "nothing between documents"
-    if end is not None:
-        words = f"{tokenizer.id_to_token(end)} (id {end}) between documents"
-        if configured is not None and configured != end:
-            words += f" (eos_token_id of the configuration is {configured})"
-    if before:
-        words += f", {' '.join(tokenizer.id_to_token(i) for i in before)} before each sequence"
-    start = np.tile(np.asarray(before, dtype=np.int32), (whole, 1))
-    return np.hstack([start, cut]), words
+def _line(shown: Iterable[str]) -> str:
+    return "".join(f"{cell:>{width}}" for cell, width in zip(shown, COLUMNS.values(), strict=True))
 
 
 def even_spacing(steps: np.ndarray) -> int:
@@ -530,13 +431,16 @@ def even_spacing(steps: np.ndarray) -> int:
     return spacing if 2 * np.sum(steps % spacing == 0) > len(steps) else 1
 
 
-def judge(audited: pd.DataFrame, sequences: pd.DataFrame, *, resamples: int) -> Verdict:
+def judge(audited: pd.DataFrame, sequences: pd.DataFrame, resamples: int) -> Verdict:
     """Apply the rule to an audit and its per-sequence scores (``phases.describe_phases``)."""
-    steps = audited["step"].unique()
+    steps = even_steps(audited["step"], 1)  # all after step 0
     spacing = even_spacing(steps)
-    even = even_steps(steps, spacing)
-    if len(even) < FEWEST:
-        words = f"undecided: {len(even)} checkpoints after step 0 are too few, {FEWEST} are needed"
+    even = len(even_steps(steps, spacing))
+    if even < FEWEST:
+        found = f"{even} checkpoint{'s' if even != 1 else ''} after step 0"
+        if even < len(steps):
+            found = f"{even} of {len(steps)} checkpoints after step 0, every {spacing:,} steps,"
+        words = f"undecided: {found} {'are' if even != 1 else 'is'} too few, {FEWEST} are needed"
         return Verdict(None, words, _without_phases(audited))
     phases = describe_phases(audited, sequences, spacing=spacing, resamples=resamples, seed=0)
     onset = phases["onset"]
@@ -558,29 +462,43 @@ def judge(audited: pd.DataFrame, sequences: pd.DataFrame, *, resamples: int) -> 
 
 def answers(audited: pd.DataFrame, phases: dict) -> list[str]:
     """What a trainer asks: the cost at the end, FP32's convergence, the trend, what to ship."""
-    low = audited[audited["role"] == LOW_BIT].set_index("step").sort_index()
-    end, best = low.iloc[-1], low.loc[low["ppl"].idxmin()]
-    found = phases["convergence"]
-    fp32 = f"FP32 perplexity was best at step {found['step']:,}"
-    if found["step"] == low.index[-1]:
-        fp32 = "FP32 perplexity is still improving at the last checkpoint"
-    elif "rise_pct" in found:
-        fp32 += f" and has risen by {found['rise_pct']:.1f} % since"
-    try:
-        trend = suite_excess(audited, phases, spacing=even_spacing(low.index.to_numpy()))
-        trend = excess_sentence(trend)
-    except (UserError, KeyError, IndexError) as error:
-        trend = f"no trend to hold the end against: {error}"
-        if not isinstance(error, UserError):
-            trend = "no trend to hold the end against: too few checkpoints for phases"
-    return [
-        f"at step {low.index[-1]:,} INT4 costs {end['gap_pct']:.2f} % of perplexity "
+    by_role = {role: part.set_index("step").sort_index() for role, part in audited.groupby("role")}
+    low, fp32 = by_role[LOW_BIT], by_role[FP32]
+    end, last = low.iloc[-1], low.index[-1]
+    cost = (
+        f"Is INT4 affordable? At step {last:,} it costs {end['gap_pct']:.2f} % of perplexity "
         f"[{end['gap_low_pct']:.2f}, {end['gap_high_pct']:.2f}], "
-        f"{end['delta_nll_nats_per_token']:.4f} nats per token",
-        fp32,
-        trend,
-        f"to ship at INT4: step {best.name:,}, whose INT4 perplexity of {best['ppl']:.2f} is the "
-        "lowest measured",
+        f"{end['delta_nll_nats_per_token']:.4f} nats per token"
+    )
+    as_good = fp32.index[fp32["ppl"] <= end["ppl"]]
+    if end["gap_low_pct"] <= 0.0:
+        cost += ", no more than chance"
+    elif len(as_good) and as_good[0] < last:
+        cost += f"; FP32 was as good at step {as_good[0]:,}"
+    best, rise = phases["convergence"]["step"], phases["convergence"].get("rise_pct")
+    if len(low) == 1:
+        converged = "cannot be told from one checkpoint"
+    elif best == last:
+        converged = "not yet: its perplexity is lowest at the last checkpoint"
+    else:
+        converged = f"at step {best:,}" + (f"; up {rise:.1f} % since" if rise is not None else "")
+    try:
+        spacing = even_spacing(low.index.to_numpy())
+        trend = excess_sentence(suite_excess(audited, phases, spacing=spacing))
+    except UserError as error:
+        trend = f"cannot be told: {error}"
+    except (KeyError, IndexError):  # an audit that is too short for phases
+        trend = "cannot be told from so few checkpoints"
+    best = {role: part.loc[part["ppl"].idxmin()] for role, part in by_role.items()}
+    ship = "; ".join(
+        f"at {name} step {best[role].name:,} (perplexity {best[role]['ppl']:.2f})"
+        for name, role in (("INT4", LOW_BIT), ("INT8", HIGH_BIT), ("FP32", FP32))
+    )
+    return [
+        cost,
+        f"Has FP32 converged? {converged[0].upper()}{converged[1:]}",
+        f"Has the gap left its trend? {trend[0].upper()}{trend[1:]}",
+        f"What to ship, by the lowest perplexity of each width: {ship}",
     ]
 
 

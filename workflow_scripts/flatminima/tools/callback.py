@@ -9,6 +9,7 @@ Whatever goes wrong here is one line of the log: training goes on.
 """
 
 import copy
+import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,6 @@ from dataclasses import asdict
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 from transformers.trainer_callback import (
     ExportableState,
     TrainerCallback,
@@ -29,12 +29,13 @@ from transformers.training_args import TrainingArguments
 from flatminima.errors import one_line
 from flatminima.intervals import gap_pct
 from flatminima.jobs import log
+from flatminima.model import check_causal
 from flatminima.monitor import ConvergenceMonitor, MonitorError, MonitorState
 from flatminima.quantizer_specs import FP32, read_specs
-from flatminima.quantizers import coverage, coverage_line, quantized_weights
-from flatminima.scoring import score_variants
+from flatminima.quantizers import Quantized, coverage, coverage_line
+from flatminima.scoring import TRIED, ModelForward, score
+from flatminima.text.tokens import check_ids
 
-_SAID = "said"  # among other losses: that the metric does not come has been logged
 ACTIONS = ("warn", "save", "probe", "stop")
 # Definitions as under ``quantizers`` in config.yaml, and how much of the evaluation set.
 DEFAULT_PROBE = {
@@ -48,10 +49,7 @@ DEFAULT_PROBE = {
 
 
 def from_rank_zero(value: object) -> object:
-    """What rank 0 passed, on every rank; ``value`` itself in a run of one process.
-
-    Every rank of ``torch.distributed`` must call it.
-    """
+    """What rank 0 passed, on every rank, each of which must call it."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return value
     shared = [value]
@@ -68,6 +66,7 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
     of the loss, which ``compute_metrics`` may give; without it the scatter of the losses
     decides. ``probe`` is as ``DEFAULT_PROBE``. ``events`` has one entry for each time the
     loss converged. A save strategy of ``best`` takes precedence over ``save``.
+    Raises ``MonitorError`` for an action or a setting that is none.
     """
 
     def __init__(
@@ -84,12 +83,15 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
                 raise MonitorError(f"monitor: action {action!r}; valid: {', '.join(ACTIONS)}")
         is_monitor = isinstance(monitor, ConvergenceMonitor)
         self.monitor = monitor if is_monitor else ConvergenceMonitor(**(monitor or {}))
-        self.actions = tuple(actions)
-        self.metric, self.stderr_metric = metric, stderr_metric
-        self.probe = DEFAULT_PROBE | dict(probe or {})
+        self.actions, self.metric, self.stderr_metric = tuple(actions), metric, stderr_metric
+        try:  # the Trainer writes it into every checkpoint, and would fail there
+            self.probe = json.loads(json.dumps(DEFAULT_PROBE | dict(probe or {})))
+            read_specs(self.probe["quantizers"])
+        except (TypeError, ValueError, AttributeError) as error:
+            raise MonitorError(f"monitor: probe: {one_line(error)}") from error
         self.events: list[dict] = []
         self._trainer = None
-        self._other_losses: set[str] = set()  # seen while ``metric`` was not
+        self._other_losses: set[str] | None = set()  # without ``metric``; None once that is said
 
     def attach(self, trainer: object) -> "ConvergenceCallback":
         """Become a callback of ``trainer`` and log to whatever it reports to."""
@@ -133,6 +135,8 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
 
     def _resumed(self, state: TrainerState) -> list[str]:
         found = state.stateful_callbacks.get(type(self).__name__)
+        if isinstance(found, list):  # one for each monitor of the run
+            found = next((one for one in found if one["args"]["metric"] == self.metric), None)
         if found is None:
             return [f"the checkpoint of step {state.global_step} has no state; starting anew"]
         try:
@@ -143,23 +147,22 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
         return []
 
     def _cannot_work(self, args: TrainingArguments, model: nn.Module | None) -> Iterator[str]:
-        trainer = self._trainer
-        if trainer is None:
+        if self._trainer is None:
             yield "not attached, so nothing is logged; use callback.attach(trainer)"
         if getattr(args.eval_strategy, "value", args.eval_strategy) == "no":
             yield "no evaluation is planned, so nothing can converge; set eval_strategy"
         if "save" in self.actions and args.save_total_limit:
             yield f"save_total_limit {args.save_total_limit} may delete what it saves"
-        data = getattr(trainer, "eval_dataset", None)
+        data = getattr(self._trainer, "eval_dataset", None)
         if isinstance(data, Mapping):
             losses = [f"eval_{name}_loss" for name in data]
             if self.metric not in losses:
-                self._other_losses.add(_SAID)
+                self._other_losses = None
                 yield _no_metric(self.metric, losses)
             data = next(iter(data.values()), None)
-        if "probe" in self.actions and trainer is not None and data is not None:
+        if "probe" in self.actions and data is not None:
             try:
-                check_model(model)
+                check_model(model, args)
                 with _same_random_numbers():
                     read_rows(data, 1)
             except Exception as error:  # noqa: BLE001, whatever somebody's data set raises
@@ -172,6 +175,7 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
         control: TrainerControl,
         metrics: Mapping,
         model: nn.Module | None = None,
+        eval_dataloader: object = None,
         **kwargs,
     ) -> TrainerControl:
         """Update the monitor, log what it says, and act where the loss has just converged."""
@@ -188,29 +192,27 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
             return control
         if now is before:
             return control
-        gaps = {}
-        if now.began:
-            gaps = self._act(state, control, now, model, kwargs.get("eval_dataloader"))
+        gaps = self._act(args, state, control, now, model, eval_dataloader) if now.began else {}
         if self._trainer is not None:
             self._trainer.log(_logged(now) | {f"eval_{name}": gap for name, gap in gaps.items()})
         return control
 
     def _miss(self, metrics: Mapping, state: TrainerState) -> None:
         """Log once that ``metric`` does not come: when the other sets come a second time."""
-        losses = {name for name in metrics if name.endswith("_loss")} or {"none"}
-        known = self.monitor.state is not None or _SAID in self._other_losses
-        if not known and losses & self._other_losses:
-            if state.is_world_process_zero:
-                log(f"monitor: {_no_metric(self.metric, sorted(self._other_losses))}")
-            self._other_losses.add(_SAID)
-        self._other_losses |= losses
+        if self.monitor.state is not None or self._other_losses is None:
+            return
+        losses = {name for name in metrics if name.endswith("_loss")} or {"no loss"}
+        if not losses & self._other_losses:
+            self._other_losses |= losses
+            return
+        if state.is_world_process_zero:
+            log(f"monitor: {_no_metric(self.metric, sorted(self._other_losses))}")
+        self._other_losses = None
 
-    def _act(self, state, control, now: MonitorState, model, loader) -> dict[str, float]:
+    def _act(self, args, state, control, now: MonitorState, model, loader) -> dict[str, float]:
         gaps, leads = {}, state.is_world_process_zero
         if "probe" in self.actions:
-            gaps, trouble = from_rank_zero(self._measure(model, loader) if leads else None)
-            if trouble and leads:
-                log(trouble)
+            gaps = from_rank_zero(self._measure(args, model, loader) if leads else None)
         self.events.append({"step": now.step, "loss": now.loss, "slope": now.slope, **gaps})
         control.should_save = control.should_save or "save" in self.actions
         control.should_training_stop = control.should_training_stop or "stop" in self.actions
@@ -224,37 +226,40 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
             )
         return gaps
 
-    def _measure(self, model, loader) -> tuple[dict[str, float], str]:
-        """Gaps by name, or one line that says why there are none."""
+    def _measure(self, args, model, loader) -> dict[str, float]:
         try:
-            return probe_gaps(model, loader, self.probe), ""
+            check_model(model, args)
+            return probe_gaps(model, getattr(loader, "dataset", None), self.probe)
         except Exception as error:  # noqa: BLE001, training must go on
-            return {}, f"monitor: no probe: {one_line(error)}"
+            log(f"monitor: no probe: {one_line(error)}")
+            return {}
 
 
 def _no_metric(metric: str, losses: Sequence[str]) -> str:
-    there = ", ".join(name for name in losses if name != "none") or "what is evaluated"
-    return f"no {metric} among {there}; set metric="
+    return f"no {metric} among {', '.join(losses)}; set metric="
 
 
 def _logged(now: MonitorState) -> dict[str, float]:
     """The numbers of a state, under names that report as metrics of the evaluation."""
     values = {
-        "eval_loss_slope_per_1000_steps": None if now.slope is None else 1000.0 * now.slope,
-        "eval_loss_slope_error_per_1000_steps":
-            None if now.slope_error is None else 1000.0 * now.slope_error,
         "eval_evaluations_without_fall": float(now.without_fall),
         "eval_converged": float(now.converged),
-    }  # fmt: skip
-    return {name: value for name, value in values.items() if value is not None}
+    }
+    if now.slope is not None:
+        values["eval_loss_slope_per_1000_steps"] = 1000.0 * now.slope
+        values["eval_loss_slope_error_per_1000_steps"] = 1000.0 * now.slope_error
+    return values
 
 
-def check_model(model: nn.Module) -> None:
-    """Raise ``ValueError`` for what is no causal language model as transformers makes one."""
+def check_model(model: nn.Module | None, args: TrainingArguments) -> None:
+    """Raise ``ValueError`` for what is no causal language model that rank 0 has alone and whole."""
     if not (hasattr(model, "config") and hasattr(model, "get_output_embeddings")):
         raise ValueError(f"{type(model).__name__} is no model of transformers")
     if hasattr(model, "peft_config"):
         raise ValueError("the model has adapters, which would have to be merged first")
+    if getattr(args, "fsdp", None) or getattr(args, "deepspeed", None):
+        # One rank's forward would wait for the others for ever.
+        raise ValueError("the weights are spread over processes; audit a saved checkpoint")
 
 
 def read_rows(data: Sequence, count: int) -> np.ndarray:
@@ -273,6 +278,8 @@ def read_rows(data: Sequence, count: int) -> np.ndarray:
         if mask is not None and not np.asarray(mask).all():
             raise ValueError(f"evaluation sequence {index} is padded; pack them to one length")
         rows.append(np.asarray(row["input_ids"], dtype=np.int32).reshape(-1))
+        if (rows[-1] < 0).any():
+            raise ValueError(f"evaluation row {index} has ids below 0 among its input_ids")
     lengths = sorted({len(row) for row in rows})
     if len(lengths) != 1 or lengths[0] < 2:
         raise ValueError(f"evaluation sequences of {lengths} tokens; pack them to one length")
@@ -300,36 +307,36 @@ def _measuring(model: nn.Module) -> Iterator[nn.Module]:
     exact = all(parameter.dtype == torch.float32 for parameter in model.parameters())
     try:
         matmul.allow_tf32 = cudnn.allow_tf32 = False
-        yield model if exact else copy.deepcopy(model).float()
+        yield model.eval() if exact else copy.deepcopy(model).float().eval()
     finally:
         matmul.allow_tf32, cudnn.allow_tf32 = tf32
         for module, mode in training.items():
             module.training = mode
 
 
-def probe_gaps(model: nn.Module, loader: DataLoader | None, settings: Mapping) -> dict[str, float]:
+def probe_gaps(model: nn.Module, data: Sequence | None, settings: Mapping) -> dict[str, float]:
     """Gap in percent (equation 3) of each quantizer, as ``int4_gap_pct``.
 
     Neither the weights nor the state of the random numbers changes; the data set is read
     directly, for starting a loader would draw from them.
     """
-    check_model(model)
-    if loader is None or not hasattr(loader, "dataset"):
+    if data is None:
         raise ValueError("the trainer has no evaluation set")
     with _same_random_numbers():
-        tokens = read_rows(loader.dataset, settings["sequences"])
+        tokens = read_rows(data, settings["sequences"])
+    # A GPU that is given an id beyond its table is lost to training as well.
+    check_ids(tokens, model.get_input_embeddings().weight.shape[0], whose="the embedding")
     device = str(next(model.parameters()).device)
     with _measuring(model) as measured:
+        check_causal(measured, torch.from_numpy(tokens[:1, :TRIED]).long().to(device))
         specs = read_specs(settings["quantizers"])
-        variants = {name: quantized_weights(measured, spec) for name, spec in specs.items()}
+        forwards = {FP32: ModelForward(measured)}
+        forwards |= {n: ModelForward(measured, Quantized(measured, s)) for n, s in specs.items()}
+        scores = score(tokens, forwards, batch_size=settings["batch_size"], device=device)
         for name, spec in specs.items():
-            log(f"monitor: {name}: {coverage_line(coverage(measured, spec))}")
-        scores = score_variants(
-            measured, tokens, variants, batch_size=settings["batch_size"], device=device
-        )
-    fp32 = scores[FP32].mean_nll()
-    return {
-        f"{name}_gap_pct": float(gap_pct(record.mean_nll(), fp32))
-        for name, record in scores.items()
-        if name != FP32
-    }
+            found = coverage(measured, spec, forwards[name].read)
+            if not found["weights"]:
+                raise ValueError(f"{name}: no weight that the model reads can be quantized")
+            log(f"monitor: {name}: {coverage_line(found)}")
+    fp32 = scores.pop(FP32).mean_nll()
+    return {f"{n}_gap_pct": float(gap_pct(found.mean_nll(), fp32)) for n, found in scores.items()}

@@ -11,6 +11,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata, util
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from torch import nn
 
 from flatminima.intervals import summarise
 from flatminima.jobs import log
-from flatminima.layers import linear_layers
+from flatminima.layers import LinearWeight, linear_layers
 from flatminima.quantizer_specs import FP32, HIGH_BIT, LOW_BIT
 from flatminima.scoring import ModelForward, Prober, model_logits
 
@@ -34,7 +35,7 @@ class NotHere(Exception):
     """Why a format cannot be used for this model on this device, in one line."""
 
 
-def gguf_model(model: nn.Module, layers: str, kind: str) -> nn.Module:
+def gguf_model(model: nn.Module, layers: str, group: int, *, kind: str) -> nn.Module:
     """The model with its weights written to a GGUF file in ``kind`` and read back.
 
     The file holds these tensors and nothing else: it is no file for an inference engine.
@@ -42,9 +43,7 @@ def gguf_model(model: nn.Module, layers: str, kind: str) -> nn.Module:
     import gguf
 
     quantization, selected = gguf.GGMLQuantizationType[kind], linear_layers(model, layers)
-    for name, layer in selected.items():
-        if layer.in_features % GGUF_BLOCK:
-            raise NotHere(f"{name} has {layer.in_features} inputs, no multiple of {GGUF_BLOCK}")
+    _check_rows(selected, GGUF_BLOCK)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.gguf"
         writer = gguf.GGUFWriter(path, "none")
@@ -65,6 +64,12 @@ def gguf_model(model: nn.Module, layers: str, kind: str) -> nn.Module:
             rows = torch.from_numpy(read[name]).reshape(layer.matrices().shape)
             layer.weight.copy_(layer.restored(rows.to(layer.weight.device)))
     return model
+
+
+def _check_rows(layers: Mapping[str, LinearWeight | nn.Linear], block: int) -> None:
+    for name, layer in layers.items():
+        if layer.in_features % block:
+            raise NotHere(f"{name} has {layer.in_features} inputs, no multiple of {block}")
 
 
 def _only_linear(model: nn.Module, layers: str) -> dict[str, nn.Linear]:
@@ -102,9 +107,8 @@ def torchao_int4(model: nn.Module, layers: str, group: int) -> nn.Module:
 
     if next(model.parameters()).device.type != "cuda":
         raise NotHere("its packed 4-bit kernels need a CUDA device")
-    config = Int4WeightOnlyConfig(
-        group_size=_torchao_group(model, layers, group), int4_packing_format="tile_packed_to_4d"
-    )
+    size = _torchao_group(model, layers, group)
+    config = Int4WeightOnlyConfig(group_size=size, int4_packing_format="tile_packed_to_4d")
     return _torchao(model.to(torch.bfloat16), layers, config)
 
 
@@ -129,56 +133,30 @@ def torchao_int8(model: nn.Module, layers: str, group: int) -> nn.Module:
     return _torchao(model, layers, Int8WeightOnlyConfig())
 
 
-def _replace(model: nn.Module, layers: str, make: Callable[[nn.Linear], nn.Module]) -> nn.Module:
-    """Put ``make(layer)`` in the place of each layer, on the device that the model is on."""
-    device = next(model.parameters()).device
-    for name, layer in _only_linear(model, layers).items():
-        parent, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(parent), attribute, make(layer).to(device))
-    return model
-
-
-def bitsandbytes_nf4(model: nn.Module, layers: str, group: int) -> nn.Module:
-    """4-bit NormalFloat weights, computed with in float32."""
+def bitsandbytes_model(model: nn.Module, layers: str, group: int, *, bits: int) -> nn.Module:
+    """NF4, computed with in float32, or LLM.int8(), features beyond 6 kept in 16 bits."""
     import bitsandbytes as bnb
 
-    for name, layer in _only_linear(model, layers).items():
-        if layer.in_features % NF4_BLOCK:
-            raise NotHere(f"{name} has {layer.in_features} inputs, no multiple of {NF4_BLOCK}")
-
-    def make(layer: nn.Linear) -> nn.Module:
-        new = bnb.nn.Linear4bit(
-            layer.in_features, layer.out_features, bias=layer.bias is not None,
-            quant_type="nf4", compute_dtype=torch.float32,
-        )  # fmt: skip
-        new.weight = bnb.nn.Params4bit(
-            layer.weight.detach().cpu(), requires_grad=False, quant_type="nf4", blocksize=NF4_BLOCK
-        )
-        new.bias = layer.bias
-        return new
-
-    return _replace(model, layers, make)
-
-
-def bitsandbytes_int8(model: nn.Module, layers: str, group: int) -> nn.Module:
-    """LLM.int8(): 8-bit weights and activations, features beyond 6 kept in 16 bits."""
-    import bitsandbytes as bnb
-
+    device, chosen = next(model.parameters()).device, _only_linear(model, layers)
+    if bits == 4:
+        _check_rows(chosen, NF4_BLOCK)
     # It says for every product that it casts the inputs, which is what is asked for.
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
-
-    def make(layer: nn.Linear) -> nn.Module:
-        new = bnb.nn.Linear8bitLt(
-            layer.in_features, layer.out_features, bias=layer.bias is not None,
-            has_fp16_weights=False, threshold=6.0,
-        )  # fmt: skip
-        new.weight = bnb.nn.Int8Params(
-            layer.weight.detach().cpu(), has_fp16_weights=False, requires_grad=False
-        )
+    for name, layer in chosen.items():
+        shape, given = (layer.in_features, layer.out_features), {"bias": layer.bias is not None}
+        weight = layer.weight.detach().cpu()
+        if bits == 4:
+            new = bnb.nn.Linear4bit(*shape, **given, quant_type="nf4", compute_dtype=torch.float32)
+            new.weight = bnb.nn.Params4bit(
+                weight, requires_grad=False, quant_type="nf4", blocksize=NF4_BLOCK
+            )
+        else:
+            new = bnb.nn.Linear8bitLt(*shape, **given, has_fp16_weights=False, threshold=6.0)
+            new.weight = bnb.nn.Int8Params(weight, has_fp16_weights=False, requires_grad=False)
         new.bias = layer.bias
-        return new
-
-    return _replace(model, layers, make)
+        parent, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, new.to(device))
+    return model
 
 
 @dataclass(frozen=True)
@@ -198,15 +176,14 @@ class Format:
 FORMATS = {
     "gguf_q4_1": Format(
         "gguf", LOW_BIT, "GGUF Q4_1: 4 bits, scale and minimum in float16, groups of 32",
-        lambda model, layers, group: gguf_model(model, layers, "Q4_1"),
+        partial(gguf_model, kind="Q4_1"),
     ),
     "gguf_q8_0": Format(
         "gguf", HIGH_BIT, "GGUF Q8_0: 8 bits symmetric, scale in float16, groups of 32",
-        lambda model, layers, group: gguf_model(model, layers, "Q8_0"),
+        partial(gguf_model, kind="Q8_0"),
     ),
     "torchao_int4": Format(
-        "torchao", LOW_BIT, "Int4WeightOnlyConfig: packed 4-bit kernels in bfloat16",
-        torchao_int4,
+        "torchao", LOW_BIT, "Int4WeightOnlyConfig: packed 4-bit kernels in bfloat16", torchao_int4
     ),
     "torchao_intx4": Format(
         "torchao", LOW_BIT, "IntxWeightOnlyConfig of 4 bits, asymmetric, not packed, float32",
@@ -218,11 +195,11 @@ FORMATS = {
     ),
     "bitsandbytes_nf4": Format(
         "bitsandbytes", LOW_BIT, "NF4: 4-bit normal-float code book, groups of 64",
-        bitsandbytes_nf4,
+        partial(bitsandbytes_model, bits=4),
     ),
     "bitsandbytes_int8": Format(
         "bitsandbytes", HIGH_BIT, "LLM.int8(): weights and activations in 8 bits, outliers apart",
-        bitsandbytes_int8,
+        partial(bitsandbytes_model, bits=8),
     ),
 }  # fmt: skip
 
@@ -242,7 +219,7 @@ def probe_format(
         found = prober.score(forwards)[name]
     except NotHere as reason:
         return None, str(reason)
-    except (AssertionError, ImportError, NotImplementedError, RuntimeError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001, whatever a back-end raises
         return None, " ".join(f"{type(error).__name__}: {error}".split())[:200]
     return found.table(step, name, DEPLOYED), ""
 
@@ -272,22 +249,14 @@ def _beside(rows: pd.DataFrame, reasons: Mapping[str, str], step: int) -> pd.Dat
     measured = rows[rows["role"] == DEPLOYED].set_index("quantizer").drop(columns=["step", "role"])
     found = []
     for name, form in FORMATS.items():
-        beside = simulated.loc[form.counterpart]
-        there = name in measured.index
+        beside, there = simulated.loc[form.counterpart], name in measured.index
         numbers = measured.loc[name].to_dict() if there else dict.fromkeys(measured.columns)
-        found.append(
-            {
-                "step": step,
-                "format": name,
-                "package": form.package,
-                "version": metadata.version(form.package) if there else "",
-                "status": "measured" if there else "skipped",
-                "reason": reasons[name],
-                **numbers,
-                "counterpart": beside["quantizer"],
-                "simulated_gap_pct": beside["gap_pct"],
-                "difference_points": numbers["gap_pct"] - beside["gap_pct"] if there else None,
-            }
-        )
-    whole = {"n_sequences": "Int64", "n_tokens": "Int64"}
-    return pd.DataFrame(found).astype(whole)
+        found.append({
+            "step": step, "format": name, "package": form.package,
+            "version": metadata.version(form.package) if there else "",
+            "status": "measured" if there else "skipped", "reason": reasons[name],
+            **numbers,
+            "counterpart": beside["quantizer"], "simulated_gap_pct": beside["gap_pct"],
+            "difference_points": numbers["gap_pct"] - beside["gap_pct"] if there else None,
+        })  # fmt: skip
+    return pd.DataFrame(found).astype({"n_sequences": "Int64", "n_tokens": "Int64"})
