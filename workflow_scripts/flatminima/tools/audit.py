@@ -472,7 +472,7 @@ def answers(audited: pd.DataFrame, phases: dict) -> list[str]:
     )
     as_good = fp32.index[fp32["ppl"] <= end["ppl"]]
     if end["gap_low_pct"] <= 0.0:
-        cost += ", no more than chance"
+        cost += ", so none is shown"
     elif len(as_good) and as_good[0] < last:
         cost += f"; FP32 was as good at step {as_good[0]:,}"
     best, rise = phases["convergence"]["step"], phases["convergence"].get("rise_pct")

@@ -135,8 +135,9 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
 
     def _resumed(self, state: TrainerState) -> list[str]:
         found = state.stateful_callbacks.get(type(self).__name__)
-        if isinstance(found, list):  # one for each monitor of the run
-            found = next((one for one in found if one["args"]["metric"] == self.metric), None)
+        if isinstance(found, list):  # of a run with several monitors, each save after the other
+            mine = (one for one in reversed(found) if one["args"]["metric"] == self.metric)
+            found = next(mine, None)
         if found is None:
             return [f"the checkpoint of step {state.global_step} has no state; starting anew"]
         try:
