@@ -67,7 +67,17 @@ def checkpoints(folder):
     return sorted(path.name for path in folder.glob("checkpoint-*"))
 
 
-def test_save_probe_and_stop_at_the_step_of_convergence(tiny_model, tmp_path, capsys):
+def scalars(folder):
+    """Tags of the event file that was written below ``folder``, each with its (step, value)."""
+    [file] = list(folder.rglob("events.out.tfevents*"))
+    events = EventAccumulator(str(file)).Reload()
+    return {
+        tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
+
+
+def test_save_probe_and_stop_at_the_step_of_convergence(tiny_model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
     callback = ConvergenceCallback(
         ConvergenceMonitor(**SETTINGS), actions=("save", "probe", "stop")
     )
@@ -90,6 +100,12 @@ def test_save_probe_and_stop_at_the_step_of_convergence(tiny_model, tmp_path, ca
     for name in ("int4", "int8"):
         gap = 100 * np.expm1(scores[name].mean_nll() - scores["fp32"].mean_nll())
         assert event[f"{name}_gap_pct"] == pytest.approx(gap, rel=1e-12)
+    # TensorBoard has what the monitor says.
+    found = scalars(tmp_path / "events")
+    assert found["eval/converged"] == [(1, 0), (2, 0), (3, 0), (4, 1)]
+    assert found["eval/evaluations_without_fall"][-1] == (4, 2)
+    assert found["eval/loss_slope_per_1000_steps"] == [(3, 0), (4, 0)]
+    assert found["eval/int4_gap_pct"] == [(4, pytest.approx(event["int4_gap_pct"], rel=1e-6))]
     said = capsys.readouterr().err.splitlines()
     [line] = [line for line in said if "has converged" in line]
     assert line.startswith("monitor: eval_loss has converged at step 4 (no fall in 2 evaluations")
@@ -98,27 +114,6 @@ def test_save_probe_and_stop_at_the_step_of_convergence(tiny_model, tmp_path, ca
     saved = json.loads((tmp_path / "checkpoint-4/trainer_state.json").read_text())
     kept = saved["stateful_callbacks"]["ConvergenceCallback"]["attributes"]["saved"]
     assert kept == json.loads(json.dumps(callback.saved))
-
-
-def scalars(folder):
-    """Tags of the event file that was written below ``folder``, each with its (step, value)."""
-    [file] = list(folder.rglob("events.out.tfevents*"))
-    events = EventAccumulator(str(file)).Reload()
-    return {
-        tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]
-    }
-
-
-def test_tensorboard_has_what_the_monitor_says(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
-    callback = ConvergenceCallback(SETTINGS, actions=("probe",))
-    trainer_of(tiny_model, tmp_path / "run", callback, report_to="tensorboard", steps=6).train()
-    found = scalars(tmp_path / "events")
-    assert found["eval/converged"] == [(1, 0), (2, 0), (3, 0), (4, 1), (5, 1), (6, 1)]
-    assert found["eval/evaluations_without_fall"][-1] == (6, 4)
-    assert found["eval/loss_slope_per_1000_steps"] == [(3, 0), (4, 0), (5, 0), (6, 0)]
-    [(step, gap)] = found["eval/int4_gap_pct"]
-    assert step == 4 and gap == pytest.approx(callback.events[0]["int4_gap_pct"], rel=1e-6)
 
 
 def test_a_probe_leaves_training_as_it_was(tmp_path):

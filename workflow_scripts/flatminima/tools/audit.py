@@ -14,7 +14,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,7 +142,7 @@ class _Audit:
         }  # fmt: skip
 
     def say(self, line: str) -> None:
-        with tqdm.external_write_mode():
+        with tqdm.external_write_mode() if self.console.is_terminal else nullcontext():
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def note(self, line: str) -> None:
