@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from flatminima.errors import UserError
+from flatminima.jobs import progress
 from flatminima.model import build_model, load_model, save_model
 from flatminima.quantizers import linear_weights
 from flatminima.scoring import Prober
@@ -100,8 +101,12 @@ def steps_of(folder):
     return pd.read_csv(folder / "out/audit.csv").step.unique().tolist()
 
 
-def test_a_run_is_audited_whole(run, audited, tmp_path, capsys):
-    code, printed, record = audited(run, json=True)
+def test_a_run_is_audited_whole(run, audited, tmp_path, capsys, monkeypatch):
+    bars = []
+    watched = lambda *given, **more: bars.append(progress(*given, **more)) or bars[0]  # noqa: E731
+    monkeypatch.setattr("flatminima.tools.audit.progress", watched)
+    code, printed, record = audited(run, json=True, batch_size=2)
+    assert [(bar.n, bar.total) for bar in bars] == [(16, 16)]  # two batches a checkpoint
     out = tmp_path / "out"
     assert code == PASSED and "checkpoint-85: no config.json" in printed
     lines = printed.splitlines()
