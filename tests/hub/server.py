@@ -1,13 +1,12 @@
 """A hub of a few tiny repositories: a real HTTP server on the loopback interface.
 
-It speaks as much of the Hugging Face hub's protocol as the unmodified ``huggingface_hub``,
-``transformers`` and ``datasets`` use to read: branches, model and dataset information,
+It speaks as much of the Hugging Face hub's protocol as the unmodified ``huggingface_hub``
+and ``transformers`` use to read: branches, model and dataset information,
 trees, files with ``X-Repo-Commit`` and ``ETag``, large files behind a redirect to another
 origin with ``X-Linked-Etag`` and ``X-Linked-Size``, ranges, and the error codes.
 """
 
 import hashlib
-import itertools
 import json
 import os
 import re
@@ -196,11 +195,6 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
-    def do_POST(self) -> None:
-        length = int(self.headers.get("Content-Length", 0))
-        self._form = parse_qs(self.rfile.read(length).decode())
-        self._answer()
-
     def _answer(self) -> None:
         self._status = 0
         fault = self.fault = self.hub.faults.meet(self.command, self.hub.with_branch(self.path))
@@ -271,10 +265,7 @@ class _Handler(BaseHTTPRequestHandler):
         if what in (None, "revision"):
             self._json(self._info(repository, branch, "blobs" in query))
         elif what == "tree":
-            self._tree(repository, branch, folder, query.get("recursive", ["false"])[0])
-        elif what == "paths-info":
-            wanted = self._form.get("paths", [])
-            self._json([e for e in _entries(repository.blobs(branch)) if e["path"] in wanted])
+            self._tree(repository, branch, folder)
         else:
             self._error(404, None, f"no such thing as {what}")
 
@@ -294,15 +285,23 @@ class _Handler(BaseHTTPRequestHandler):
             "lastModified": "2023-04-03T00:00:00.000Z", "createdAt": "2023-04-03T00:00:00.000Z",
         }  # fmt: skip
 
-    def _tree(self, repository: Repository, branch: str, folder: str, recursive: str) -> None:
-        entries = _entries(repository.blobs(branch))
-        inside = [e for e in entries if not folder or e["path"].startswith(f"{folder}/")]
-        if folder and not inside:
-            return self._error(404, "EntryNotFound", f"{folder} does not exist")
-        if recursive.lower() not in ("true", "1"):
-            depth = folder.count("/") + 1 if folder else 0
-            inside = [e for e in inside if e["path"].count("/") == depth]
-        self._json(inside)
+    def _tree(self, repository: Repository, branch: str, folder: str) -> None:
+        """Files and folders right below ``folder``, as the hub lists them."""
+        above, entries = f"{folder}/" if folder else "", {}
+        for blob in repository.blobs(branch).values():
+            if not blob.name.startswith(above):
+                continue
+            name, _, below = blob.name.removeprefix(above).partition("/")
+            entry = {"type": "file", "path": f"{above}{name}", "size": blob.size, "oid": blob.oid}
+            if below:
+                entry |= {"type": "directory", "size": 0, "oid": "0" * 40}
+            elif blob.large:
+                entry["lfs"] = {"oid": blob.sha256, "size": blob.size, "pointerSize": 130}
+            entries[name] = entry
+        if entries:
+            self._json(list(entries.values()))
+        else:
+            self._error(404, "EntryNotFound", f"{folder} does not exist")
 
     def _resolve(self, kind: str, name: str, revision: str, file: str) -> None:
         repository = self._repository(kind, name)
@@ -379,20 +378,3 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(0.05)  # what was sent arrives before the reset does
             self.connection.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
             os.close(self.connection.detach())
-
-
-def _entries(blobs: Mapping[str, Blob]) -> list[dict]:
-    """Files and the folders above them, as the hub lists them."""
-    folders = {
-        "/".join(parts[:depth])
-        for parts in (name.split("/") for name in blobs)
-        for depth in range(1, len(parts))
-    }
-    files = []
-    for blob in blobs.values():
-        entry = {"type": "file", "path": blob.name, "size": blob.size, "oid": blob.oid}
-        if blob.large:
-            entry["lfs"] = {"oid": blob.sha256, "size": blob.size, "pointerSize": 130}
-        files.append(entry)
-    listed = [{"type": "directory", "path": f, "size": 0, "oid": "0" * 40} for f in folders]
-    return sorted(itertools.chain(listed, files), key=lambda entry: entry["path"])
