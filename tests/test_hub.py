@@ -77,7 +77,7 @@ BROKEN = {
              "pytorch_model.bin is a pickle that holds more than tensors"),
     "step": ({"pytorch_model.bin": as_pickle({"step": 3})}, "something other than named tensors"),
     "pointer": ({"pytorch_model.bin": b"version https://git-lfs"}, "pytorch_model.bin "),
-    "page": ({"model.safetensors": b"<html>"}, "model.safetensors is no safetensors file"),
+    "page": ({"model.safetensors": b"<html>"}, "model.safetensors is not whole"),
     "index": ({"model.safetensors.index.json": b"{"}, "the index of its shards cannot be read"),
     "lacking": ({"pytorch_model.bin.index.json": INDEX, "x.bin": as_pickle(PART)},
                 "its shards lack 1 weights, such as b"),

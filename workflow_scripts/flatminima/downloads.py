@@ -4,7 +4,6 @@ Whatever form its weights have there, they end as one safetensors file in the dt
 in; a pickle is read as data and never run.
 """
 
-import json
 import os
 import shutil
 from collections.abc import Collection, Sequence
@@ -12,12 +11,11 @@ from pathlib import Path
 from pickle import UnpicklingError
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from flatminima.errors import UserError
-from flatminima.files import atomic_path, file_sha256, flush
+from flatminima.errors import DamagedFile, one_line
+from flatminima.files import atomic_path, check_whole, file_sha256, flush, read_index
 from flatminima.hub import CONFIG_FILE, HubError, RevisionMissing, fetch_file, find_revision
 
 WEIGHTS_FILE = "model.safetensors"
@@ -29,10 +27,6 @@ FORMS = (
     "pytorch_model.bin.index.json",
 )
 STAGING = ".download"  # what is on the way to its place in a folder
-
-
-class WeightsRefused(UserError):
-    """A file of weights that is damaged, incomplete, or holds more than tensors."""
 
 
 def download_checkpoint(repo: str, revision: str, folder: str | Path) -> dict:
@@ -51,19 +45,19 @@ def download_checkpoint(repo: str, revision: str, folder: str | Path) -> dict:
     staging = folder / STAGING
     try:
         paths = {name: fetch_file(found, name, staging) for name in (CONFIG_FILE, start)}
-        weight_map = _read_index(paths[start]) if start.endswith(".index.json") else {}
+        weight_map = read_index(paths[start]) if start.endswith(".index.json") else {}
         shards = sorted(set(weight_map.values())) or [start]
         paths |= {name: fetch_file(found, name, staging) for name in shards if name not in paths}
         files = {name: found.files[name].sha256 or file_sha256(p) for name, p in paths.items()}
         size = sum(path.stat().st_size for path in paths.values())
         if shards == [WEIGHTS_FILE]:
-            _check_safetensors(paths[start], start)
+            check_whole(paths[start])
             _place(paths[start], folder / WEIGHTS_FILE, staging)
         else:
             with atomic_path(folder / WEIGHTS_FILE) as temporary:
-                join_weights([(name, paths[name]) for name in shards], weight_map, temporary)
+                join_weights([paths[name] for name in shards], weight_map, temporary)
         _place(paths[CONFIG_FILE], folder / CONFIG_FILE, staging)
-    except (WeightsRefused, OSError) as error:
+    except (DamagedFile, OSError) as error:
         raise HubError(f"{found}: {error}") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -85,61 +79,38 @@ def _place(source: Path, target: Path, staging: Path) -> None:
 # Weights
 
 
-def _read_index(path: Path) -> dict[str, str]:
-    """Shard of each tensor."""
-    try:
-        return dict(json.loads(path.read_bytes())["weight_map"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise WeightsRefused("the index of its shards cannot be read") from error
-
-
-def _check_safetensors(path: Path, name: str) -> None:
-    """Refuse a file whose header or length is not that of a safetensors file."""
-    try:
-        with safe_open(path, framework="np"):
-            pass
-    except SafetensorError as error:
-        raise WeightsRefused(f"{name} is no safetensors file ({error})") from error
-
-
-def read_tensors(path: Path, name: str) -> dict[str, Tensor]:
-    """Tensors of one file called ``name``; a pickle is read as data and never run."""
-    if name.endswith(".safetensors"):
-        _check_safetensors(path, name)
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Tensors of one file; a pickle is read as data and never run."""
+    if path.suffix == ".safetensors":
+        check_whole(path)
         return load_file(path)
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
-        raise WeightsRefused(
-            f"{name} is a pickle that holds more than tensors, which could run code; refused"
+        raise DamagedFile(
+            f"{path.name} is a pickle that holds more than tensors, which could run code; refused"
         ) from error
     except (RuntimeError, EOFError, ValueError) as error:
-        raise WeightsRefused(f"{name} cannot be read as weights ({_first_line(error)})") from error
+        raise DamagedFile(f"{path.name} cannot be read as weights: {one_line(error)}") from error
     if not isinstance(found, dict) or not all(isinstance(t, Tensor) for t in found.values()):
-        raise WeightsRefused(f"{name} holds something other than named tensors; refused")
+        raise DamagedFile(f"{path.name} holds something other than named tensors; refused")
     return found
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def join_weights(
-    parts: Sequence[tuple[str, Path]], expected: Collection[str], output: Path
-) -> None:
-    """Write the tensors of all ``parts`` (name and path) to one safetensors file.
+def join_weights(parts: Sequence[Path], expected: Collection[str], output: Path) -> None:
+    """Write the tensors of all ``parts`` to one safetensors file.
 
     ``expected`` are the names that an index promises; empty where there is none.
     """
     tensors: dict[str, Tensor] = {}
-    for name, path in parts:
-        for key, tensor in read_tensors(path, name).items():
+    for path in parts:
+        for key, tensor in read_tensors(path).items():
             if key in tensors:
-                raise WeightsRefused(f"{key} is in {name} and in a shard before it")
+                raise DamagedFile(f"{key} is in {path.name} and in a shard before it")
             tensors[key] = tensor
     missing = sorted(set(expected) - set(tensors))
     if missing:
-        raise WeightsRefused(f"its shards lack {len(missing)} weights, such as {missing[0]}")
+        raise DamagedFile(f"its shards lack {len(missing)} weights, such as {missing[0]}")
     seen: set[int] = set()
     for name, tensor in tensors.items():  # the format wants memory of its own for each tensor
         address = tensor.untyped_storage().data_ptr()

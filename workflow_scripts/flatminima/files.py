@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pandas as pd
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from flatminima.errors import DamagedFile, UserError
 
@@ -101,6 +101,23 @@ def file_sha256(path: str | Path) -> str:
 def weights_digest(digests: Mapping[str, str]) -> str:
     """One sha256 over those of all tensors: equal for equal weights, however they are laid out."""
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """File of each tensor, by the index of a checkpoint's shards."""
+    try:
+        return dict(json.loads(path.read_bytes())["weight_map"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedFile(f"{path.name}: the index of its shards cannot be read") from error
+
+
+def check_whole(path: Path) -> None:
+    """Raise ``DamagedFile`` unless a safetensors file is as long as its header says."""
+    try:
+        with safe_open(path, framework="np"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise DamagedFile(f"{path.name} is not whole ({error})") from error
 
 
 def write_digests(folder: Path, names: Iterable[str]) -> None:

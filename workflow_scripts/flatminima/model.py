@@ -26,6 +26,7 @@ from flatminima.files import (
     atomic_path,
     check_digest,
     flush,
+    read_index,
     refusals_named,
     remove,
     temporary_name,
@@ -307,8 +308,7 @@ def weight_files(path: str | Path) -> list[Path]:
     path = Path(path)
     if not path.name.endswith(INDEX_SUFFIX):
         return [path]
-    shards = json.loads(path.read_bytes())["weight_map"].values()
-    return [path.with_name(name) for name in sorted(set(shards))]
+    return [path.with_name(name) for name in sorted(set(read_index(path).values()))]
 
 
 def read_weights(path: str | Path) -> Iterator[tuple[str, Tensor]]:

@@ -19,7 +19,6 @@ Planning reads this module, so torch is imported where weights are.
 
 import glob
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,9 +27,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from safetensors import SafetensorError, safe_open
 
-from flatminima.files import file_sha256, weights_digest
+from flatminima.errors import DamagedFile
+from flatminima.files import check_whole, file_sha256, read_index, weights_digest
 from flatminima.integrity import WHOLE, Found, distances
 from flatminima.missing import MISSING, PRESENT
 
@@ -153,20 +152,14 @@ def read_checkpoint(folder: Path) -> LocalCheckpoint:
             f"weights only in {weights}, a pickle, which could run code; "
             f"save_pretrained of transformers writes {WEIGHTS}"
         )
-    shards = []
-    if weights == INDEX:
-        try:
-            shards = sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Incomplete(f"{INDEX} cannot be read") from error
-    for name in shards or [weights]:
-        if not (folder / name).is_file():
-            raise Incomplete(f"no {name}, which {INDEX} names")
-        try:  # whether it is as long as its header says
-            with safe_open(folder / name, framework="np"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise Incomplete(f"{name} is not whole ({error})") from error
+    try:
+        shards = sorted(set(read_index(folder / INDEX).values())) if weights == INDEX else []
+        for name in shards or [weights]:
+            if not (folder / name).is_file():
+                raise Incomplete(f"no {name}, which {INDEX} names")
+            check_whole(folder / name)
+    except DamagedFile as error:
+        raise Incomplete(str(error)) from error
     return LocalCheckpoint(folder.as_posix(), weights, ("config.json", weights, *shards))
 
 
