@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,6 +14,7 @@ from safetensors.torch import save_file
 
 from flatminima import plan
 from flatminima.errors import ConfigError
+from flatminima.files import weights_digest
 from flatminima.integrity import WHOLE, distances
 from flatminima.model import tensor_digests
 from flatminima.revisions import (
@@ -22,6 +25,7 @@ from flatminima.revisions import (
     check_pattern,
     find_checkpoints,
     fingerprint_checkpoint,
+    notice_replaced,
     read_table,
     sketch,
     step_of,
@@ -187,6 +191,42 @@ def test_a_found_grid_is_planned_where_it_lies(runs):
     assert plan.tokens_per_step(own(tokens_per_step=128)) == 128
     with pytest.raises(ConfigError, match="step 7 is not a revision of this suite"):
         plan.weights(suite, "step7")
+
+
+def test_a_replaced_checkpoint_is_noticed_by_its_bytes_and_not_by_its_time(runs, tmp_path):
+    """What was made of its range, and of no other, is older than any weights afterwards."""
+    shards(runs / "checkpoint-1000")
+    checkpoints, root = find_checkpoints("runs/mine/checkpoint-{step}").checkpoints, Path("r/own")
+    made = {}
+    for name in plan.ranges(own()):
+        rows = [(step, *_of_the_weights(checkpoints[step])) for step in own().steps_in(name)]
+        made[name] = [root / f"revisions/{name}.csv", root / f"probes/{name}.parquet"]
+        for path in made[name]:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pd.DataFrame(rows, columns=["step", "bytes", "sha256"]).to_csv(path, index=False)
+    assert notice_replaced(checkpoints, root) == []
+    for step, name, part in (
+        (1500, "model.safetensors", "step1500"),
+        (1000, "model-00002-of-00002.safetensors", "step500-step1000"),
+    ):
+        file = runs / f"checkpoint-{step}" / name
+        kept = file.read_bytes()
+        file.write_bytes(kept)
+        os.utime(file, (9, 9))
+        assert notice_replaced(checkpoints, root) == [], "the same bytes"
+        file.write_bytes(kept[:-1] + b"x")
+        os.utime(file, (9, 9))
+        assert notice_replaced(checkpoints, root) == [checkpoints[step].folder]
+        assert {path.stat().st_mtime for path in made.pop(part)} == {1}
+        assert all(path.stat().st_mtime > 9 for paths in made.values() for path in paths)
+        file.write_bytes(kept)
+
+
+def _of_the_weights(checkpoint) -> tuple[int, str]:
+    files = [Path(checkpoint.folder, n) for n in checkpoint.files if n.endswith(".safetensors")]
+    digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    one = digests.get(checkpoint.weights)
+    return sum(file.stat().st_size for file in files), one or weights_digest(digests)
 
 
 def test_a_choice_of_steps_must_be_there(runs):
