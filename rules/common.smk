@@ -8,8 +8,9 @@ from pathlib import Path
 from snakemake.utils import update_config
 
 # Snakemake asks nbformat for the language of each script. jsonschema behind it builds 38 grammars
-# for kinds of addresses where it finds this package: more than two seconds at every start.
-sys.modules.setdefault("rfc3987_syntax", None)
+# for kinds of addresses where it finds these packages: more than two seconds at every start.
+for package in ("rfc3987_syntax", "rfc3986_validator"):
+    sys.modules.setdefault(package, None)
 # Snakemake puts the folder of a script on the path of its job, but not on its own.
 sys.path.insert(0, Path(workflow.basedir, "workflow_scripts").as_posix())
 

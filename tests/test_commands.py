@@ -1,11 +1,13 @@
 """``make plan`` and ``make freeze`` as a person runs them, in a checkout of their own."""
 
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 
+from flatminima.model import build_model, save_model
 from tests.conftest import TINY
 from tests.hub.repos import config_bytes
 from tests.hub.server import TinyHub
@@ -80,52 +82,48 @@ def test_a_suite_is_frozen_once_and_then_planned_without_the_hub(checkout, hub, 
     assert hub.requests == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["--suite", "mini"], "Error: suite mini: its source is pretrain, not hub"),
-        (["--suite", "pythia-70m"], "EleutherAI/pythia-70m at its list of branches: "),
-    ],
-)
-def test_a_mistake_of_freezing_is_one_line(arguments, line, checkout, hub, tmp_path):
-    environment = hub.environment(tmp_path)
-    run = command("freeze", *arguments, folder=checkout, **environment)
-    assert run.returncode == 1 and line in run.stderr
-    assert "Traceback" not in run.stderr and run.stderr.count("\n") == 1, run.stderr
+def test_a_mistake_of_freezing_is_one_line(checkout, hub, tmp_path):
+    for suite, line in (
+        ("mini", "Error: suite mini: its source is pretrain, not hub"),
+        ("pythia-70m", "EleutherAI/pythia-70m at its list of branches: "),
+    ):
+        environment = hub.environment(tmp_path)
+        run = command("freeze", "--suite", suite, folder=checkout, **environment)
+        assert run.returncode == 2 and line in run.stderr
+        assert "Traceback" not in run.stderr and run.stderr.count("\n") == 1, run.stderr
     assert not (checkout / "resources/revisions/pythia-70m.csv").exists()
+
+
+@pytest.mark.parametrize("name", ["plan", "freeze"])
+def test_outside_a_clone_a_command_says_what_is_missing(name, checkout, tmp_path):
+    """As after ``pip install``: the package alone; then in a clone that is not the package's."""
+    shutil.copytree(checkout / "workflow_scripts/flatminima", tmp_path / "installed/flatminima")
+    alone = {"PYTHONPATH": str(tmp_path / "installed")}
+    for folder, line in ((tmp_path, "no Snakefile in"), (checkout, "it is .venv/bin/flatminima")):
+        run = command(name, folder=folder, **alone)
+        assert run.returncode == 2 and run.stdout == "" and line in run.stderr
+        assert run.stderr.startswith(f"Error: {name} ") and run.stderr.count("\n") == 1, run.stderr
 
 
 def test_the_plan_of_a_suite_is_printed(checkout):
     run = command("plan", "--suite", "pythia-160m", "--seconds", "0",
                   folder=checkout, COLUMNS="160")  # fmt: skip
     assert run.returncode == 0, run.stderr
-    for text in (
-        "Pythia-160m",
-        "154",
-        "162,322,944 parameters",
-        "58.1 GB",
-        "7.8e+15 FLOP",
-        "jobs left",
-    ):
+    for text in ("Pythia-160m", "154", "162,322,944 parameters", "58.1 GB", "375.0 MB each",
+                 "7.8e+15 FLOP", "9 forks", "jobs left", "probe_revision"):  # fmt: skip
         assert text in run.stdout, text
     assert "measured" not in run.stdout.replace("is not measured", ""), "nothing was timed"
 
 
 def test_a_missing_text_is_said_and_nothing_called_done(checkout):
-    run_of_ones_own(checkout)
+    for step in (1, 2):
+        save_model(build_model(TINY, 64, seed=step), checkout / f"runs/mine/checkpoint-{step}")
+    (checkout / "runs/mine/tokenizer.json").write_text("{}")
+    (checkout / "lacks.yaml").write_text(LACKS)
     run = command("plan", "--configfile", "lacks.yaml", "--seconds", "0", folder=checkout)
     assert run.returncode == 1
     assert "no such file" in run.stderr and "nowhere.txt" in run.stderr
     assert "not known" in run.stdout and "everything is done" not in run.stdout
-
-
-def run_of_ones_own(folder):
-    from flatminima.model import build_model, save_model
-
-    for step in (1, 2):
-        save_model(build_model(TINY, 64, seed=step), folder / f"runs/mine/checkpoint-{step}")
-    (folder / "runs/mine/tokenizer.json").write_text("{}")
-    (folder / "lacks.yaml").write_text(LACKS)
 
 
 def test_hours_follow_from_a_measurement(checkout):

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import math
 
 import pytest
 import yaml
@@ -12,11 +11,12 @@ from snakemake.cli import parse_config
 
 from flatminima import plan, plan_forks, plan_mechanism
 from flatminima.config import (
+    KEYS_FILE,
     SCHEMA_FILE,
     check_config,
     describe_keys,
-    find_suite,
     json_schema,
+    keys_page,
     read_config,
     whole_config,
 )
@@ -56,6 +56,7 @@ def refusal(config) -> str:
 
 def test_the_committed_configurations_are_valid():
     check_config(CONFIG)
+    plan_everything(CONFIG)
     merged = copy.deepcopy(CONFIG)
     for key in ("suites", "quantizers"):
         merged[key] |= TINY[key]
@@ -65,6 +66,7 @@ def test_the_committed_configurations_are_valid():
 
 MINI = CONFIG["suites"]["mini"]
 SOURCES = "suites.pythia-160m.text.train"
+# One for each check, and one for each way in which pydantic refuses a value.
 MISTAKES = [
     ("suite", "minni", "suite: 'minni' is not known; did you mean mini? valid: mini, pythia-160m"),
     ("sute", "mini", "config key sute is not known; did you mean suite?"),
@@ -72,10 +74,8 @@ MISTAKES = [
     ("suites.mini.source", "hubb", "'hubb' is not valid; did you mean hub? valid: pretrain, hub"),
     ("suites.mini.source", DELETE, "suites.mini lacks source"),
     ("suites.mini.repo", "some/model", "repo goes with source hub; source is pretrain"),
-    ("suites.pythia-160m.source", "local", "repo goes with source hub"),
     ("suites.pythia-160m.repo", DELETE, "suites.pythia-160m lacks repo"),
     ("suites.pythia-160m.repo", "a b", "suites.pythia-160m.repo: 'a b' is not valid"),
-    ("suites.pythia-160m.tokenizer.repo", "../b", "tokenizer.repo: '../b' is not valid"),
     ("suites.pythia-160m.tokenizer.revision", "a b", "'a b' is not valid; valid: a branch"),
     ("suites.pythia-160m.revision", "step(?P<step>[0-9]+", "is no regular expression"),
     ("suites.pythia-160m.revision", "step[0-9]+", "has no group (?P<step>...) for the step"),
@@ -91,51 +91,39 @@ MISTAKES = [
     ("quantizers.nf4", {"kind": "nf4", "bits": 4}, "bits goes with kind affine; kind is nf4"),
     ("quantizers.fp32", CONFIG["quantizers"]["int8_channel"], "taken by full precision"),
     ("suites.paper", MINI, "taken by the printed tables"),
-    (("suites", "no/slash"), MINI, "'no/slash' does not match"),
     (("suites", "x" * 256), MINI, "does not match"),
     (("suites", ".."), MINI, "'..' does not match"),
     ("suites.mini.label", "two\nlines", "is not valid; valid: text without line breaks"),
     ("suites.mini.training", DELETE, "suites.mini lacks training"),
     ("suites.mini.training.jobs_end_at", [2800], "must rise and end at the last step 5720"),
-    ("suites.mini.training.jobs_end_at", [2801, 5720], "step 2801 is not on the grid"),
     ("suites.mini.training.warmup_steps", 5720, "not below the suite's last step 5720"),
     ("suites.mini.training.lr_min", 0.1, "above lr_max 0.01"),
-    ("suites.mini.training.lr_max", math.nan, "nan is not a finite number"),
     ("suites.mini.training.lr_max", 10**400, "is not a finite number"),
     ("suites.mini.training.eps", "1e-8", "'1e-8' is not a finite number"),  # YAML needs 1.0e-8
     ("suites.mini.training.seed", 2**70, "is not valid; valid: below 4294967296"),
-    ("suites.mini.training.schedule", "cosin", "did you mean cosine? valid: cosine, cosine_neox"),
     ("suites.mini.grid.powers_of_two", 10.0, "10.0 is not a whole number"),
-    ("suites.mini.grid.powers_of_two", True, "True is not a whole number"),
-    ("suites.mini.grid.powers_of_two", 10**9, "is past 5720"),
     ("suites.mini.grid.last", 5721, "must be a multiple of spacing 40"),
     ("suites.mini.grid.last", 10**15, "25000000000000 revisions; at most 100000"),
     ("suites.mini.grid", "discover", "suites.mini.grid: discover goes with source hub or local"),
     ("suites.mini.grid", "discovr", "'discovr' is not valid; did you mean discover?"),
     ("suites.pythia-160m.grid", {"steps": [9, 80], "last": 10}, "grid.last: 10 is before step 80"),
-    ("suites.pythia-160m.grid", {"steps": [0, 90000]}, "step 70000 is not on the grid"),
     ("suites.mini.architecture.num_heads", 5, "5 does not divide hidden_size 64"),
     ("suites.mini.architecture.hidden_size", 2**40, "weights in float32 would take"),
     ("suites.mini.batches.train.length", 65, "65 is longer than architecture.max_length 64"),
     ("suites.mini.batches.train.sequences", 10**18, "its tokens would take 2.56e+20 bytes"),
     ("suites.mini.text.packages", ["numpy", "nosuchpackage"], "'nosuchpackage' is not installed"),
-    ("suites.mini.text.packages", ["json"], "'json' belongs to no installed distribution"),
     ("suites.mini.text.source", "package", "'package' is not valid; did you mean packages?"),
     (SOURCES, DELETE, "text lacks train, needed for batches.train"),
     (SOURCES, [{"path": "a.pdf"}], "text.train.0.path: 'a.pdf' has no known ending"),
-    (SOURCES, [{"path": "a{b}.txt"}], "'a{b}.txt' has a brace"),
+    (SOURCES, [{"path": "a{b}.txt"}], "'a{b}.txt' is not valid; valid: a path without braces"),
     (SOURCES, [{"repo": "a/b"}], "train.0 has repo; valid: path, or repo"),
-    (SOURCES, [{"repo": "a/b", "file": "../c.txt"}], "leads out of the repository"),
-    (SOURCES, [{"path": "a.txt", "fild": "b"}], "did you mean field?"),
+    (SOURCES, [{"repo": "a/b", "file": "../c.txt"}], "'../c.txt' is not valid; valid: a path in"),
     ("suites.mini.fork.start", 2801, "fork.start: step 2801 is not on the grid; nearest: 2800 and"),
-    ("suites.mini.fork.start", -1, "fork.start: -1 is not valid; valid: at least 0"),
     ("suites.mini.fork.probe_every", 41, "41 does not divide fork.steps 1200"),
     ("suites.mini.fork.seeds", [0, 0], "[0, 0] has 0 twice"),
     ("suites.mini.fork.phase_resolved.cycles", 81, "at most fork.steps 1200"),
     ("suites.mini.fork.schedules.cosine", DELETE, "lacks cosine, the control"),
     ("suites.mini.fork.schedules.cosine", {"kind": "sgdr", "period": 400}, "'sgdr' is not valid"),
-    ("suites.mini.fork.schedules.sgdr.kind", "sgd", "'sgd' is not valid; did you mean sgdr?"),
-    ("suites.mini.fork.schedules.oli.ampltude", 2, "did you mean amplitude?"),
     ("suites.mini.fork.schedules.oli.kind", DELETE, "oli lacks kind"),
     ("suites.mini.fork.schedules", {"cosine": {"kind": "cosine"}}, "needs a schedule of kind oli"),
     ("suites.mini.fork.optimizer_state", "rewarmed", "rewarm_steps goes with optimizer_state rew"),
@@ -143,7 +131,6 @@ MISTAKES = [
      "a suite with source hub does not have; valid: fresh, rewarmed"),
     ("suites.mini.fork.pilot.length", 12, "12 must divide batches.train.length 64 and be shorter"),
     ("suites.mini.fork.rivals.sgdr", {"kind": "linear"}, "rivals.sgdr: this name is taken"),
-    ("suites.mini.fork.rivals.wsd", {"kind": "wsd"}, "rivals.wsd lacks decay_steps"),
     ("suites.mini.fork.rivals.wsd.decay_steps", 1201, "1201 is more than fork.steps 1200"),
     ("suites.mini.fork.rivals.wsd.window", 3, "window goes with kind average; kind is wsd"),
     ("suites.mini.fork.rivals.run.window", 200, "up to step 4000 are more than there are; valid:"),
@@ -156,21 +143,13 @@ MISTAKES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("path", "value", "line"), MISTAKES)
-def test_a_mistake_is_one_line(path, value, line):
-    assert line in refusal(changed(path, value))
-
-
-def test_restored_moments_need_a_state_at_the_fork():
-    config = changed("suites.mini.fork.optimizer_state", "restored")
-    check_config(config)
-    config["suites"]["mini"]["training"]["jobs_end_at"] = [5720]
-    assert "restored needs a training state at step 2800" in refusal(config)
-
-
-def test_an_unknown_suite_names_the_known():
-    with pytest.raises(ConfigError, match="'foo' is not known; valid: mini, pythia-160m"):
-        find_suite(CONFIG, "foo")
+def test_a_mistake_is_one_line():
+    for path, value, line in MISTAKES:
+        assert line in refusal(changed(path, value))
+    restored = changed("suites.mini.fork.optimizer_state", "restored")
+    check_config(restored)
+    restored["suites"]["mini"]["training"]["jobs_end_at"] = [5720]
+    assert "restored needs a training state at step 2800" in refusal(restored)
 
 
 def test_a_mistake_is_that_of_the_suite_it_was_made_in():
@@ -292,18 +271,13 @@ def test_whatever_is_changed_is_planned_or_refused_in_one_line(changes):
         plan_everything(config)
 
 
-def test_the_committed_suites_can_be_planned():
-    plan_everything(CONFIG)
-
-
 # The schema and the list of keys
 
 
-def test_the_committed_schema_is_that_of_the_keys():
-    assert json.loads(SCHEMA_FILE.read_text()) == json_schema(), "python -m flatminima.config"
-
-
-def test_every_key_is_described():
+def test_the_committed_schema_and_page_are_those_of_the_keys_and_every_key_is_described():
+    remedy = "PYTHONPATH=workflow_scripts python -m flatminima.config"
+    assert json.loads(SCHEMA_FILE.read_text()) == json_schema(), remedy
+    assert KEYS_FILE.read_text() == keys_page(), remedy
     rows = list(describe_keys())
     assert [row[0] for row in rows if not row[3]] == []
     assert len({row[0] for row in rows}) == len(rows) > 150

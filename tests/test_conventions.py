@@ -16,29 +16,17 @@ def load(name: str) -> dict:
     return yaml.safe_load((ROOT / name).read_text())
 
 
-def test_github_runs_what_ci_runs():
+def test_continuous_integration_runs_what_the_readme_and_make_lint_say():
     (job,) = load(".github/workflows/ci.yml")["jobs"].values()
     assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
-
-
-def test_ci_runs_the_test_commands_of_the_readme():
     commands = [line for line in (ROOT / ".ci/run").read_text().splitlines() if line[:5] == "make "]
-    assert commands == ["make test"]
-    assert all(command in (ROOT / "README.md").read_text() for command in commands)
-
-
-def test_pre_commit_checks_what_make_lint_checks():
+    assert commands == ["make test"] and commands[0] in (ROOT / "README.md").read_text()
     hooks = [hook for repo in load(".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]]
     lint = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
     for hook in hooks:
-        command = hook["entry"].replace(".venv/bin/", "$(BIN)/")
-        assert command in lint, command
-
-
-def test_the_catalog_file_has_the_keys_of_the_catalog():
+        assert hook["entry"].replace(".venv/bin/", "$(BIN)/") in lint, hook["entry"]
     usage = load(".snakemake-workflow-catalog.yml")["usage"]
-    assert usage["software-stack-deployment"]["conda"] is True
-    assert usage["report"] is True
+    assert usage["software-stack-deployment"]["conda"] is usage["report"] is True
 
 
 def test_every_module_imports():

@@ -39,43 +39,23 @@ def changed(name: str, path: str, value) -> Suite:
 # Revisions and ranges
 
 
-@pytest.mark.parametrize("suite", [MINI, PYTHIA])
-def test_jobs_on_ranges_cover_every_revision_once(suite):
-    parts = [suite.steps_in(name) for name in plan.ranges(suite)]
-    assert sum(parts, []) == suite.steps and len(suite.steps) == 154
-    assert all(len(steps) <= suite.key("probe.steps_per_job") for steps in parts)
-
-
-@given(st.data())
-def test_a_range_holds_the_revisions_between_its_ends(data):
-    first, last = sorted(data.draw(st.lists(st.sampled_from(PYTHIA.steps), min_size=2, max_size=2)))
-    name = f"step{first}-step{last}"
-    steps = [step for step in PYTHIA.steps if first <= step <= last]
+def test_a_job_works_on_a_range_of_revisions_and_all_cover_them_once():
+    for suite, first in ((MINI, "step0-step2640"), (PYTHIA, "step0")):
+        parts = [suite.steps_in(name) for name in plan.ranges(suite)]
+        assert sum(parts, []) == suite.steps and len(suite.steps) == 154
+        assert plan.ranges(suite)[0] == first
+    name, steps = "step512-step2000", [512, 1000, 2000]
     assert PYTHIA.steps_in(name) == steps == list(plan.folders(PYTHIA, name))
-    assert len(plan.checkpoint_files(PYTHIA, name)) == 2 * len(steps)
     folder = "results/pythia-160m/checkpoints"
     assert plan.weights(PYTHIA, name) == [f"{folder}/step{s}/model.safetensors" for s in steps]
+    assert len(plan.checkpoint_files(PYTHIA, name)) == 2 * len(steps)
     assert plan.branches(PYTHIA, name) == {step: f"step{step}" for step in steps}
 
 
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("step1001", "step 1001 is not a revision of this suite; nearest: 1000 and 1040"),
-        ("step1000-step40", "'step1000-step40' runs backwards; write step40-step1000"),
-        ("step0040", "'step0040' is no step or range"),
-        ("", "'' is no step or range"),
-    ],
-)
-def test_a_mistaken_range_is_one_line_that_names_the_suite(name, line):
+def test_what_a_suite_lacks_is_one_line_that_names_it():
     for ask in (Suite.steps_in, plan.weights, plan.checkpoint_files, plan.folders):
-        with pytest.raises(ConfigError) as error:
-            ask(MINI, name)
-        assert str(error.value).startswith("suite mini: ") and line in str(error.value)
-        assert "\n" not in str(error.value)
-
-
-def test_a_key_that_a_suite_lacks_is_one_line():
+        with pytest.raises(ConfigError, match="^suite mini: step 1001 is not .*: 1000 and 1040$"):
+            ask(MINI, "step1001")
     assert MINI.key("probe.resamples") == 1000
     with pytest.raises(ConfigError, match="suite mini: config key tokens_per_step is needed"):
         MINI.key("tokens_per_step")
@@ -110,24 +90,18 @@ def test_training_jobs_divide_the_grid_wherever_they_are_cut(cuts):
 # Forks
 
 
-def test_forks_are_every_schedule_with_every_seed():
-    assert plan_forks.trajectories(MINI, "forks") == [
-        f"results/mini/forks/{schedule}-seed{seed}.csv"
-        for schedule in ("cosine", "sgdr", "oli")
-        for seed in (0, 1, 2)
+def test_forks_are_every_schedule_with_every_seed_and_dense_probes_belong_to_oli_alone():
+    assert plan_forks.runs(MINI, "forks") == [
+        f"{name}-seed{seed}" for name in ("cosine", "sgdr", "oli") for seed in (0, 1, 2)
     ]
-    assert plan_forks.condition_inputs(MINI, "forks", "oli") == {
-        "weights": "results/mini/checkpoints/step2800/model.safetensors",
-        "config": "results/mini/checkpoints/step2800/config.json",
-    }
+    runs = plan_forks.runs(MINI, "cycles")
+    assert runs == [f"oli-{order}first-seed{s}" for order in ("bump", "cool") for s in (0, 1, 2)]
+    start = plan_forks.condition_inputs(MINI, "forks", "oli")
+    folder = "results/mini/checkpoints/step2800"
+    assert start == {"weights": f"{folder}/model.safetensors", "config": f"{folder}/config.json"}
     restored = changed("mini", "fork.optimizer_state", "restored")
     state = plan_forks.condition_inputs(restored, "forks", "oli")["state"]
     assert state == "results/mini/training/step2800.safetensors"
-
-
-def test_dense_probes_belong_to_oli_alone():
-    runs = plan_forks.runs(MINI, "cycles")
-    assert runs == [f"oli-{order}first-seed{s}" for order in ("bump", "cool") for s in (0, 1, 2)]
     settings = plan_forks.condition_settings(MINI, "cycles", "oli-bumpfirst")
     assert settings["definition"]["first"] == "bump"
     assert settings["fork"]["probe_last"] == 4 * (3 + 12) and settings["fork"]["probe_every"] == 1
@@ -205,30 +179,25 @@ KEYS = {
 }
 
 
-@pytest.mark.parametrize("path", KEYS)
-def test_a_key_moves_the_parameters_that_read_it_and_no_other(path):
-    value, expected = KEYS[path]
-    assert moved(MINI, changed("mini", path, value)) == expected
+# A hub suite is trained already: its training section describes what the forks do, and
+# enough documents for the batches are taken from the hub.
+HUB_KEYS = {
+    "integrity.duplicate": ("warn", {"integrity"}),
+    "tokenizer.revision": ("step3000", {"tokenizer_source"}),
+    "tokenizer.end_of_text": ("</s>", {"vocabulary"}),
+    "training.seed": (1, set()),
+    "batches.train.sequences": (1000, {"batches", "text"}),
+    "batches.validation.document_start": (True, {"batches", "text"}),
+    "batches.validation.end_of_text": (False, {"batches"}),
+    "text.characters_per_token": (9, {"text"}),
+    "architecture.vocab_size": (50_432, {"vocabulary"}),
+}
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "expected"),
-    [
-        ("integrity.duplicate", "warn", {"integrity"}),
-        ("tokenizer.revision", "step3000", {"tokenizer_source"}),
-        ("tokenizer.end_of_text", "</s>", {"vocabulary"}),
-        # A hub suite is trained already: its training section describes what the forks do.
-        ("training.seed", 1, set()),
-        # Enough documents for the batches are taken from the hub.
-        ("batches.train.sequences", 1000, {"batches", "text"}),
-        ("batches.validation.document_start", True, {"batches", "text"}),
-        ("batches.validation.end_of_text", False, {"batches"}),
-        ("text.characters_per_token", 9, {"text"}),
-        ("architecture.vocab_size", 50_432, {"vocabulary"}),
-    ],
-)
-def test_a_key_of_a_hub_suite_moves_what_reads_it(path, value, expected):
-    assert moved(PYTHIA, changed("pythia-160m", path, value)) == expected
+def test_a_key_moves_the_parameters_that_read_it_and_no_other():
+    for suite, keys in ((MINI, KEYS), (PYTHIA, HUB_KEYS)):
+        for path, (value, expected) in keys.items():
+            assert moved(suite, changed(suite.name, path, value)) == expected, path
 
 
 def test_only_the_two_quantizers_of_a_suite_are_read():
@@ -292,15 +261,15 @@ def test_a_local_file_is_an_input_where_nothing_can_come_before_it(tmp_path, mon
 
 
 @pytest.mark.parametrize("suite", [MINI, PYTHIA])
-@pytest.mark.parametrize("measure", plan_mechanism.RANGED)
-def test_the_jobs_of_a_measurement_cover_its_checkpoints_once(suite, measure):
-    names = plan_mechanism.measure_ranges(suite, measure)
-    parts = [list(plan_mechanism.measure_folders(suite, name, measure)) for name in names]
-    covered = sum(parts, [])
-    assert covered == plan_mechanism.measured_steps(suite, measure)
-    assert covered[-1] == suite.last and set(covered) <= set(suite.steps)
-    size = suite.key(f"mechanism.{measure}.steps_per_job")
-    assert all(len(steps) <= size for steps in parts)
+def test_the_jobs_of_a_measurement_cover_its_checkpoints_once(suite):
+    for measure in plan_mechanism.RANGED:
+        names = plan_mechanism.measure_ranges(suite, measure)
+        parts = [list(plan_mechanism.measure_folders(suite, name, measure)) for name in names]
+        covered = sum(parts, [])
+        assert covered == plan_mechanism.measured_steps(suite, measure)
+        assert covered[-1] == suite.last and set(covered) <= set(suite.steps)
+        size = suite.key(f"mechanism.{measure}.steps_per_job")
+        assert all(len(steps) <= size for steps in parts)
 
 
 def test_a_measurement_looks_at_every_nth_from_the_end_or_at_a_single_step():

@@ -15,7 +15,6 @@ from snakemake.cli import get_argument_parser
 from transformers import TrainingArguments
 
 from flatminima.__main__ import parser
-from flatminima.config import KEYS_FILE, keys_page
 from flatminima.model import build_model, save_model
 from flatminima.text.tokens import train_tokenizer
 from tests.conftest import TINY
@@ -55,10 +54,6 @@ def called(name: str) -> list[list[str]]:
 
 def test_the_readme_is_short():
     assert len(PAGES["README"].splitlines()) <= 200
-
-
-def test_the_page_of_keys_is_that_of_the_keys():
-    assert KEYS_FILE.read_text() == keys_page(), "python -m flatminima.config"
 
 
 @pytest.mark.parametrize("page", sorted(PAGES))
@@ -170,31 +165,26 @@ def test_the_audit_command(page, tmp_path):
 
 
 @pytest.mark.workflow
-def test_ones_own_run_is_planned_as_a_suite(tmp_path):
+def test_ones_own_run_and_quantizer_are_planned_as_a_suite(tmp_path):
     folder = copy_checkout(tmp_path / "checkout")
     save_run(folder, hidden_size=128, max_length=512)
     (folder / "held_out.txt").write_text(TEXT)
-    mine, text, _ = blocks("yaml", "own-model")
-    (folder / "mine.yaml").write_text(mine)
-    target = "results/mine/figures/fig1_audit.pdf"
-    jobs = planned(target, "--configfile", "mine.yaml", folder=folder)
+    (folder / "text").mkdir()
+    for name in ("held_out.jsonl.zst", "train.parquet"):
+        (folder / "text" / name).touch()
+
+    def jobs_of(suite: str, written: str) -> dict[str, int]:
+        (folder / "mine.yaml").write_text(written)
+        target = f"results/{suite}/figures/fig1_audit.pdf"
+        return planned(target, "--configfile", "mine.yaml", folder=folder)
+
+    mine, text, *_, quantizer = blocks("yaml", "own-model")
+    jobs = jobs_of("mine", mine)
     assert jobs["probe_checkpoints"] == jobs["plot_audit"] == 1
     # The block about text takes the place of the suite's own.
     own = yaml.safe_load(mine)
     own["suites"]["mine"] |= yaml.safe_load(text)
-    (folder / "text").mkdir()
-    for name in ("held_out.jsonl.zst", "train.parquet"):
-        (folder / "text" / name).touch()
-    (folder / "mine.yaml").write_text(yaml.safe_dump(own))
-    assert planned(target, "--configfile", "mine.yaml", folder=folder)["collect_text"] == 1
-
-
-@pytest.mark.workflow
-def test_a_quantizer_of_ones_own_is_probed(tmp_path):
-    folder = copy_checkout(tmp_path / "checkout")
-    *_, block = blocks("yaml", "own-model")
-    (folder / "mine.yaml").write_text(block)
-    target = "results/mini3/figures/fig1_audit.pdf"
-    jobs = planned(target, "--configfile", "mine.yaml", folder=folder)
+    assert jobs_of("mine", yaml.safe_dump(own))["collect_text"] == 1
+    jobs = jobs_of("mini3", quantizer)
     assert jobs["probe_checkpoints"] == 2 and jobs["plot_audit"] == 1
     assert "pretrain_suite_mini3_step5720" in jobs

@@ -15,7 +15,6 @@ from flatminima.suites import (
     Suite,
     chunk_names,
     merge,
-    nearest,
     parse_range,
     range_name,
     read_library,
@@ -73,8 +72,8 @@ def test_a_suite_takes_over_what_it_does_not_say():
 def test_what_is_left_out_can_be_said_again_below():
     suites = {
         "a": {"label": "a", "source": "x", "fork": {"start": 1, "steps": 2}, "deep": {"one": 1}},
-        "b": {"extends": "a", "label": "b", "fork": None, "deep": {"one": None, "two": 2}},
-        "c": {"extends": "b", "label": "c", "fork": {"start": 3}},
+        "b": {"extends": "a", "fork": None, "deep": {"one": None, "two": 2}},
+        "c": {"extends": "b", "fork": {"start": 3}},
     }
     found = resolve_suites(suites, {})
     assert "fork" not in found["b"] and found["b"]["deep"] == {"two": 2}
@@ -85,39 +84,30 @@ def test_labels_and_places_are_a_suites_own():
     suites = {
         "seed": {"extends": "pythia-160m", "repo": "a/b"},
         "own": {"extends": "pythia-160m", "label": "x", "source": "local", "pattern": "a/{step}"},
+        "pythia-70m": {"threads": 3},  # one of the library, changed under its own name
     }
     found = whole(CONFIG["suites"] | suites)
     assert "label" not in found["seed"] and found["seed"]["is_paper_model"] is False
     assert "repo" not in found["own"] and found["own"]["grid"] == "discover"
     assert found["own"]["text"] == CONFIG["suites"]["pythia-160m"]["text"]
-
-
-def test_one_of_the_library_is_changed_under_its_own_name():
-    changed = whole(CONFIG["suites"] | {"pythia-70m": {"threads": 3}})["pythia-70m"]
+    changed = found["pythia-70m"]
     assert changed["threads"] == 3 and changed["repo"] == "EleutherAI/pythia-70m"
 
 
-@pytest.mark.parametrize(
-    ("suites", "line"),
-    [
-        ({"a": {"extends": "pythia-160"}, "pythia-160m": {}}, "suites.a.extends: 'pythia-160' is"),
-        ({"a": {"extends": "a"}}, "'a' extends it in turn (a -> a)"),
+def test_extends_that_leads_nowhere_is_one_line():
+    for suites, line in (
+        ({"a": {"extends": "pythia-160"}, "pythia-160m": {}}, "'pythia-160' is not known; did you"),
         ({"a": {"extends": "b"}, "b": {"extends": "c"}, "c": {"extends": "b"}},
          "'b' extends it in turn (a -> b -> c -> b)"),
         ({"a": {"extends": ["b"]}, "b": {}}, "suites.a.extends: ['b'] is not known"),
         ({"a": {"extends": "b"}, "b": 1}, "suites.a.extends: 'b' is not known"),
-    ],
-)  # fmt: skip
-def test_extends_that_leads_nowhere_is_one_line(suites, line):
-    with pytest.raises(ConfigError) as error:
-        resolve_suites(suites, {})
-    assert line in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("suites", [None, 7, [], "mini", {"mini": None}, {1: {}}])
-def test_what_is_no_suite_is_left_to_the_check(suites):
-    with pytest.raises(ConfigError, match="^config key suites"):
-        check_config(CONFIG | {"suites": resolve_suites(suites, {})})
+    ):  # fmt: skip
+        with pytest.raises(ConfigError) as error:
+            resolve_suites(suites, {})
+        assert line in str(error.value) and "\n" not in str(error.value)
+    for suites in (None, [], "mini", {"mini": None}, {1: {}}):
+        with pytest.raises(ConfigError, match="^config key suites"):
+            check_config(CONFIG | {"suites": resolve_suites(suites, {})})
 
 
 # The library
@@ -132,20 +122,6 @@ def test_every_library_suite_says_what_is_its_own():
     assert not set(LIBRARY) & set(CONFIG["suites"])
 
 
-# Parameters as the Pythia repository's README gives them: non-embedding, from its table.
-SIZES = {"70m": 18_915_328, "410m": 302_311_424, "1b": 805_736_448, "1.4b": 1_208_602_624,
-         "2.8b": 2_517_652_480, "6.9b": 6_444_163_072, "12b": 11_327_027_200}  # fmt: skip
-
-
-def test_shapes_give_the_published_number_of_weights():
-    """12 d^2 of matrices, 9 d of biases and 4 d of norms a block; 2 d of the last norm."""
-    suites = whole(CONFIG["suites"])
-    for size, weights in SIZES.items():
-        shape = suites[f"pythia-{size}"]["architecture"]
-        d = shape["hidden_size"]
-        assert shape["num_layers"] * (12 * d * d + 13 * d) + 2 * d == weights
-
-
 def test_suites_of_pythia_are_planned_without_a_network():
     for name in ("pythia-14m", "pythia-12b-deduped", "pythia-410m-seed9", "pythia-160m-data-seed2"):
         suite = suite_of(name)
@@ -157,14 +133,11 @@ def test_suites_of_pythia_are_planned_without_a_network():
     assert "second epoch" in suite_of("pythia-70m-deduped").section["label"]
 
 
-def test_a_suite_without_a_frozen_table_says_how_to_make_one(tmp_path):
+def test_a_frozen_table_is_the_grid_and_without_one_a_line_says_how_to_make_it(tmp_path):
     suite = suite_of("olmo-2-1b", tables=str(tmp_path))
     with pytest.raises(ConfigError, match="make freeze SUITE=olmo-2-1b lists them"):
         suite.steps  # noqa: B018
     assert schedule(suite) is None and tokens_per_step(suite) == 2_097_152
-
-
-def test_a_frozen_table_is_the_grid(tmp_path):
     table = "step,branch,commit\n0,stage1-step0-tokens0B,aa\n10000,stage1-step10000-tokens21B,bb\n"
     Path(tmp_path, "olmo-2-1b.csv").write_text(table)
     suite = suite_of("olmo-2-1b", tables=str(tmp_path))
@@ -183,14 +156,11 @@ POWERS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 STEPS = revision_steps(**PYTHIA)
 
 
-@pytest.mark.parametrize("grid", [PYTHIA, MINI], ids=["pythia", "mini"])
-def test_the_grids_of_both_suites(grid):
-    steps = revision_steps(**grid)
-    evenly = range(grid["spacing"], grid["last"] + 1, grid["spacing"])
-    assert steps == sorted({0, *POWERS, *evenly}) and len(steps) == 154
-
-
-def test_grids_that_do_not_fit_are_refused():
+def test_the_grids_of_both_suites():
+    for grid in (PYTHIA, MINI):
+        evenly = range(grid["spacing"], grid["last"] + 1, grid["spacing"])
+        steps = revision_steps(**grid)
+        assert steps == sorted({0, *POWERS, *evenly}) and len(steps) == 154
     assert revision_steps(powers_of_two=4, spacing=4, last=12) == [0, 1, 2, 4, 8, 12]
     with pytest.raises(ValueError, match="last 143001: .*multiple of spacing 1000"):
         revision_steps(powers_of_two=10, spacing=1_000, last=143_001)
@@ -198,53 +168,31 @@ def test_grids_that_do_not_fit_are_refused():
         revision_steps(powers_of_two=10, spacing=40, last=400)
 
 
-@given(st.data(), st.sampled_from([PYTHIA, MINI]))
-def test_ranges_survive_printing_and_parsing(data, grid):
+@given(st.data(), st.integers(1, 200), st.sampled_from([PYTHIA, MINI]))
+def test_ranges_survive_printing_and_parsing_and_chunks_cover_the_grid_once(data, size, grid):
     steps = revision_steps(**grid)
-    first = data.draw(st.integers(0, len(steps) - 1))
-    last = data.draw(st.integers(first, len(steps) - 1))
-    part = steps[first : last + 1]
-    name = range_name(part)
-    assert parse_range(name, steps) == part
-    assert range_name(parse_range(name, steps)) == name
-
-
-@given(st.integers(1, 200), st.sampled_from([PYTHIA, MINI]))
-def test_chunks_cover_the_grid_once_and_in_order(size, grid):
-    steps = revision_steps(**grid)
+    first, last = sorted(data.draw(st.lists(st.integers(0, 153), min_size=2, max_size=2)))
+    name = range_name(steps[first : last + 1])
+    assert parse_range(name, steps) == steps[first : last + 1]
     parts = [parse_range(name, steps) for name in chunk_names(steps, size)]
     assert sum(parts, []) == steps
     assert all(len(part) == size for part in parts[:-1])
 
 
-def test_names_of_ranges():
+def test_names_of_ranges_and_mistaken_ones():
     assert range_name([70_000]) == "step70000"
     assert range_name([60_000, 61_000]) == "step60000-step61000"
     assert parse_range("step256-step2000", STEPS) == [256, 512, 1_000, 2_000]
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("step70001", "step 70001 is not a revision of this suite; nearest: 70000 and 71000"),
-        ("step143001", "step 143001 is not a revision of this suite; nearest: 143000"),
-        ("step0-step1500", "step 1500 is not a revision of this suite; nearest: 1000 and 2000"),
-        ("step2000-step1000", "'step2000-step1000' runs backwards; write step1000-step2000"),
-        # Each revision has one name, so that one file never stands beside its double.
-        *((name, f"{name!r} is no step or range; write step0 or step0-step143000")
-          for name in ("", "70000", "step-1", "step1\n", "step1-2", "step1-", "step1-step2-step4",
-                       "Step1", "step1e3", "step0001", "step１", "step1_000")),
-    ],
-)  # fmt: skip
-def test_mistaken_ranges_are_one_line(name, message):
-    with pytest.raises(ValueError) as error:
-        parse_range(name, STEPS)
-    assert str(error.value) == message
-
-
-@given(st.integers(-5, 150_000))
-def test_the_nearest_are_neighbours(step):
-    around = nearest(step, STEPS)
-    assert 1 <= len(around) <= 2
-    best = min(STEPS, key=lambda s: abs(s - step))
-    assert best in around or abs(best - step) in {abs(s - step) for s in around}
+    # Each revision has one name, so that one file never stands beside its double.
+    bad = ("", "70000", "step-1", "step1\n", "step1-2", "step1-step2-step4", "step0001", "step１")
+    mistakes = {name: f"{name!r} is no step or range; write step0 or step0-step143000"
+                for name in bad}  # fmt: skip
+    mistakes |= {
+        "step70001": "step 70001 is not a revision of this suite; nearest: 70000 and 71000",
+        "step143001": "step 143001 is not a revision of this suite; nearest: 143000",
+        "step2000-step1000": "'step2000-step1000' runs backwards; write step1000-step2000",
+    }
+    for name, message in mistakes.items():
+        with pytest.raises(ValueError) as error:
+            parse_range(name, STEPS)
+        assert str(error.value) == message

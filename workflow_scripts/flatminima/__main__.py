@@ -4,46 +4,55 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 
 from flatminima.errors import UserError
 
-ABOUT = {
-    "audit": "the INT4 and INT8 gap of a run's checkpoints, without any configuration",
-    "plan": "what a suite costs before it is run: downloads, disk, operations, hours",
-    "freeze": "list a hub suite's revisions once, for planning without the hub",
-}
-EXAMPLES = {
-    None: "flatminima audit runs/mine --data validation.txt",
-    "audit": "flatminima audit runs/mine --data validation.txt --deployed\n"
-    "flatminima audit EleutherAI/pythia-70m --revisions step1000 step143000\n\n"
-    "exit code: 0 done, 2 bad input, 3 the last INT4 gap has left its plateau",
-    "plan": "flatminima plan --suite pythia-160m        (in a clone of the workflow)",
-    "freeze": "flatminima freeze --suite olmo-2-1b        (in a clone of the workflow)",
+COMMANDS = {  # what each does, and an example
+    "audit": (
+        "the INT4 and INT8 gap of a run's checkpoints, without any configuration",
+        "flatminima audit runs/mine --data validation.txt --deployed\n"
+        "flatminima audit EleutherAI/pythia-70m --revisions step1000 step143000\n\n"
+        "exit code: 0 done, 2 bad input, 3 the last INT4 gap has left its plateau",
+    ),
+    "plan": (
+        "what a suite costs before it is run: downloads, disk, operations, hours",
+        "flatminima plan --suite pythia-160m        (in a clone of the workflow)",
+    ),
+    "freeze": (
+        "list a hub suite's revisions once, for planning without the hub",
+        "flatminima freeze --suite olmo-2-1b        (in a clone of the workflow)",
+    ),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code; a user's mistake is one line."""
+    """Run a command line and return its exit code; a user's mistake is one line and 2."""
     given = vars(parser().parse_args(arguments))
     command = given.pop("command")
     try:
         return {"audit": _audit, "plan": _plan, "freeze": _freeze}[command](**given)
-    except (UserError, ValueError) as error:
-        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2 if command == "audit" else 1
     except ModuleNotFoundError as error:
         extra = "pip install 'flatminima[text,deployed,trainer]'"
         print(f"Error: {command} needs the package {error.name}: {extra}", file=sys.stderr)
-        return 2
+    except ValueError as error:
+        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
+    return 2
 
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line; nothing heavy is imported for ``--help``."""
-    top = _described(argparse.ArgumentParser(prog="flatminima", description=__doc__), None)
+    formatted = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    top = argparse.ArgumentParser(
+        prog="flatminima", description=__doc__, **formatted,
+        epilog="example: flatminima audit runs/mine --data validation.txt",
+    )  # fmt: skip
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     each = {
-        name: _described(commands.add_parser(name, help=about, description=about), name)
-        for name, about in ABOUT.items()
+        name: commands.add_parser(
+            name, help=about, description=about, epilog=f"example: {example}", **formatted
+        )
+        for name, (about, example) in COMMANDS.items()
     }
     for name in ("plan", "freeze"):
         each[name].add_argument("--suite", help="name (default: the one of config.yaml)")
@@ -58,12 +67,6 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _described(part: argparse.ArgumentParser, name: str | None) -> argparse.ArgumentParser:
-    part.formatter_class = argparse.RawDescriptionHelpFormatter
-    part.epilog = "example: " + EXAMPLES[name]
-    return part
-
-
 def _audit_options(part: argparse.ArgumentParser) -> None:
     from flatminima.tools.options import AuditOptions
 
@@ -72,14 +75,14 @@ def _audit_options(part: argparse.ArgumentParser) -> None:
         name, about = f"--{field.name.replace('_', '-')}", field.metadata["help"]
         if field.default is False:
             part.add_argument(name, action="store_true", help=about)
-        elif field.metadata.get("many"):
+        elif field.default == ():
             part.add_argument(name, nargs="+", default=[], metavar="NAME", help=about)
         else:
             number = isinstance(field.default, int)
-            shown = f"{about} (default: {field.default})" if field.default is not None else about
             part.add_argument(
-                name, type=int if number else str, default=field.default, help=shown,
+                name, type=int if number else str, default=field.default,
                 metavar="N" if number else "NAME",
+                help=about if field.default is None else f"{about} (default: {field.default})",
             )  # fmt: skip
 
 
@@ -93,13 +96,26 @@ def _audit(**given: object) -> int:
     return audit(options, Console(stderr=options.json))
 
 
+def _need_clone(command: str) -> None:
+    from flatminima.config import ROOT
+
+    if not Path("Snakefile").is_file():
+        where = f"there is no Snakefile in {Path.cwd()}"
+        raise UserError(f"{command} runs in a clone of the workflow: {where}")
+    if Path.cwd() != ROOT:
+        where = f"in this one it is .venv/bin/flatminima, which make {command} calls"
+        raise UserError(f"{command} is a command of the clone that it runs in: {where}")
+
+
 def _plan(suite: str | None, configfiles: list[str], seconds: float) -> int:
+    _need_clone("plan")
     from flatminima.tools.costs import plan_suite
 
     return plan_suite(suite, configfiles, seconds)
 
 
 def _freeze(suite: str | None, configfiles: list[str]) -> int:
+    _need_clone("freeze")
     from flatminima.files import write_table
     from flatminima.hub import list_branches
     from flatminima.plan import read_suite

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = "workflow_scripts"
 PACKAGE = "flatminima"
 # Modules of the package outside the hash; a test edits each and sees that nothing reruns.
-INFRASTRUCTURE = frozenset({"jobs", "files", "errors", "code_hash"})
+INFRASTRUCTURE = frozenset({"jobs", "files", "errors", "sections", "code_hash"})
 _SAYS = {"log", "progress"}  # functions of ``jobs`` whose arguments are for a reader
 
 

@@ -16,8 +16,9 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from flatminima.config_keys import TAG, Config
+from flatminima.config_keys import Config
 from flatminima.errors import ConfigError, suggest
+from flatminima.sections import DECIDING
 from flatminima.suites import merge, read_library, read_yaml, resolve_suites
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,163 +37,76 @@ _KINDS = {
     "model": "a mapping of keys to values",
     "string": "text",
 }
-_DEFAULT_KIND = "affine"  # of a quantizer
-_DECIDING = ("source", "kind")  # keys that say which member of a union a section is
 _LIMITS = {
     "greater_than": ("gt", "above"),
     "greater_than_equal": ("ge", "at least"),
     "less_than": ("lt", "below"),
     "less_than_equal": ("le", "at most"),
 }
+# With these a mistake is a sentence about its key, with anything else about its value.
+_VERBS = ("lacks", "goes", "takes", "needs", "has", "is")
 
 
-def _place(config: Any, error: ErrorDetails) -> tuple[str, ...]:
+def _place(config: Any, error: ErrorDetails) -> list[str]:
     """Keys down to the mistake, without the names of the members of unions."""
-    found, value = [], config
+    found, value, tagged = [], config, False
     for part in error["loc"]:
-        listed = isinstance(value, list) and isinstance(part, int)
-        if listed or (isinstance(value, Mapping) and part in value):
-            value = value[part]
+        if isinstance(value, Mapping) and not tagged and part in map(value.get, DECIDING):
+            tagged = True
+        elif isinstance(part, int) or (isinstance(value, Mapping) and part in value):
             found.append(str(part))
-    return tuple(found)
-
-
-def _shown(place: Sequence[str]) -> str:
-    return ".".join(part[:80] for part in place if part) or "(top level)"
+            value, tagged = value[part], False
+    return found
 
 
 def _line(config: Any, error: ErrorDetails) -> str:
     """One line for one of pydantic's errors."""
-    place, rule = _place(config, error), error["type"]
-    context, value = error.get("ctx", {}), reprlib.repr(error["input"])
-    start = f"config key {_shown(place)}"
-    if rule == "extra_forbidden":
-        return _unknown(config, place)
-    if rule == "invalid_key":
-        return f"config key {_shown(place[:-1])}: {error['loc'][-1]!r} is not text"
-    if rule == "missing":
-        return f"{start} lacks {error['loc'][-1]}"
-    if rule.startswith("union_tag") and not isinstance(error["input"], Mapping):
-        return f"{start}: {value} is not {_KINDS['dict']}"
-    if rule.startswith("union_tag"):
-        deciding = context["discriminator"].strip("'")
-        name = deciding if deciding in _DECIDING else "source"
-        if rule == "union_tag_not_found":
-            return f"{start} lacks {name}"
-        tag, choices = error["input"][name], re.findall(r"'([^']*)'", context["expected_tags"])
-        hint = suggest(str(tag), [choice.removeprefix(TAG) for choice in choices])
-        return f"config key {_shown((*place, name))}: {reprlib.repr(tag)} is not valid; {hint}"
-    if rule == "literal_error":
-        choices = re.findall(r"'([^']*)'|(True|False)", context["expected"])
-        hint = suggest(str(error["input"]), ["".join(choice).lower() for choice in choices])
-        return f"{start}: {value} is not valid; {hint}"
+    place, rule, given = _place(config, error), error["type"], error["input"]
+    context, value, text = error.get("ctx", {}), reprlib.repr(given), ""
     if rule == "mistake":
-        place = (*place, *context["key"].split("."))
-        verb = context["text"].split()[0] in ("lacks", "goes", "takes", "needs", "has")
-        return f"config key {_shown(place)}{'' if verb else ':'} {context['text']}"
-    if rule == "value_error":
-        return f"{start}: {context['error']}"
-    if rule == "string_pattern_mismatch":
-        return f"{start}: {value} does not match {context['pattern']}"
-    if rule in ("too_short", "string_too_short"):
-        return f"{start}: {value} is empty; valid: at least {context['min_length']}"
-    if rule in _LIMITS:
+        place, text = [*place, *context["key"].split(".")], context["text"]
+    elif rule == "missing":
+        text = f"lacks {error['loc'][-1]}"
+    elif rule.startswith("union_tag") and isinstance(given, Mapping):
+        name = context["discriminator"].strip("'")
+        text = f"lacks {name}"
+        if name in given:
+            choices = re.findall(r"'([^']*)'", context["expected_tags"])
+            text = f"{reprlib.repr(given[name])} is not valid; {suggest(str(given[name]), choices)}"
+            place = [*place, name]
+    elif rule == "literal_error":
+        choices = re.findall(r"'([^']*)'|(True|False)", context["expected"])
+        hint = suggest(str(given), ["".join(choice).lower() for choice in choices])
+        text = f"{value} is not valid; {hint}"
+    elif rule == "value_error":
+        text = str(context["error"])
+    elif rule == "string_pattern_mismatch":
+        text = f"{value} does not match {context['pattern']}"
+    elif rule in ("too_short", "string_too_short"):
+        text = f"{value} is empty; valid: at least {context['min_length']}"
+    elif rule in _LIMITS:
         name, words = _LIMITS[rule]
         limit = context[name]
         if rule == "greater_than" and isinstance(limit, int):
             words, limit = "at least", limit + 1
-        return f"{start}: {value} is not valid; valid: {words} {limit}"
-    kind = rule.split("_")[0]
-    return f"{start}: {value} is not {_KINDS.get(kind, error['msg'].lower())}"
-
-
-def _unknown(config: Any, place: Sequence[str]) -> str:
-    *section, unknown = place
-    known, elsewhere = _known_names(config, section)
-    start = f"config key {_shown(place)}"
-    own = _value_at(config, section)
-    for name, kinds in elsewhere.items():
-        if unknown in kinds:
-            which = " or ".join(kinds[unknown])
-            return f"{start} goes with {name} {which}; {name} is {own.get(name)}"
-    return f"{start} is not known; {suggest(unknown, sorted(known))}"
-
-
-def _value_at(config: Any, place: Sequence[str]) -> Any:
-    for part in place:
-        config = config[int(part)] if isinstance(config, list) else config[part]
-    return config
-
-
-def _known_names(
-    config: Any, section: Sequence[str]
-) -> tuple[list[str], dict[str, dict[str, list[str]]]]:
-    """Keys of a section, and by deciding key those that other members of its union have."""
-    schema, value = json_schema(), config
-    node, elsewhere = schema, {}
-    for part in (*section, None):
-        node, elsewhere = _chosen(schema, node, value)
-        if part is None:
-            break
-        value = _value_at(value, [part])
-        node = node.get("properties", {}).get(part) or next(_within(node), {})
-    return list(node.get("properties", {})), elsewhere
-
-
-def _within(node: Mapping) -> Iterator[Mapping]:
-    """What the values of names, or the members of a list, have to be."""
-    named = node.get("patternProperties", {})
-    yield from (
-        *named.values(),
-        *filter(None, (node.get("additionalProperties"), node.get("items"))),
-    )
-
-
-def _chosen(schema: Mapping, node: Mapping, value: Any) -> tuple[Mapping, dict]:
-    """The member of a union that ``value`` is, and the keys that only others have."""
-    node = _resolved(schema, node)
-    members = [_resolved(schema, member) for member in node.get("oneOf", node.get("anyOf", ()))]
-    if not members or not isinstance(value, Mapping):
-        return node, {}
-    name = next((n for n in _DECIDING if n in members[0].get("properties", {})), None)
-    if name is None:  # the two forms of a grid
-        return max(members, key=lambda m: len(set(m.get("properties", {})) & set(value))), {}
-    own, others = members[0], {}
-    for member in members:
-        kind = member["properties"][name].get("const")
-        if kind == value.get(name, _DEFAULT_KIND):
-            own = member
-        for known in member["properties"]:
-            others.setdefault(known, []).append(kind)
-    return own, {name: {k: v for k, v in others.items() if k not in own["properties"]}}
-
-
-def _resolved(schema: Mapping, node: Mapping) -> Mapping:
-    reference = node.get("$ref")
-    return schema["$defs"][reference.rpartition("/")[2]] if reference else node
-
-
-def _rank(error: ErrorDetails) -> int:
-    """Keys that are not known first, since they explain what is missing."""
-    order = ("extra_forbidden", "union_tag_invalid", "literal_error")
-    if error["type"] in order:
-        return order.index(error["type"])
-    return len(order) + (error["type"] == "missing")
+        text = f"{value} is not valid; valid: {words} {limit}"
+    else:
+        kind = "dict" if rule.startswith("union_tag") else rule.split("_")[0]
+        text = f"{value} is not {_KINDS.get(kind, error['msg'].lower())}"
+    shown = ".".join(part[:80] for part in place if part) or "(top level)"
+    colon = "" if text.split()[0] in _VERBS else ":"
+    return " ".join(f"config key {shown}{colon} {text}".split())
 
 
 def check_config(config: Mapping) -> None:
-    """Raise ``ConfigError`` with one line for the first mistake; suites are whole already."""
+    """Raise ``ConfigError`` with one line for the first mistake; suites are whole already.
+
+    The first suite with a mistake is the one it was made in: those that extend it follow.
+    """
     try:
         Config.model_validate(config)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        top = next(
-            (e for e in found if e["type"] == "extra_forbidden" and len(e["loc"]) == 1), None
-        )
-        # The first suite with a mistake is the one it was made in: those that extend it follow.
-        first = [each for each in found if each["loc"][:2] == found[0]["loc"][:2]]
-        chosen = top or min(first, key=_rank)
-        raise ConfigError(" ".join(_line(config, chosen).split())) from None
+        raise ConfigError(_line(config, error.errors(include_url=False)[0])) from None
 
 
 def find_suite(config: Mapping, name: str) -> dict:
@@ -232,61 +146,64 @@ def json_schema() -> dict:
         if isinstance(node, list):
             return [plain(part) for part in node]
         if not isinstance(node, dict):
-            return node
-        kept = {
-            name: plain(part)
-            for name, part in node.items()
-            if not (name == "title" and isinstance(part, str))
-            and not (name == "default" and part is None)
-        }
-        if "description" in kept and isinstance(kept["description"], str):
-            kept["description"] = " ".join(kept["description"].split())
-        return kept
+            return " ".join(node.split()) if isinstance(node, str) else node
+        left_out = ("title",) if isinstance(node.get("title"), str) else ()
+        left_out += ("default",) if node.get("default", 0) is None else ()
+        return {name: plain(part) for name, part in node.items() if name not in left_out}
 
     schema = plain(Config.model_json_schema())
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
+def _members(node: Mapping) -> list[Mapping]:
+    """What a node of the schema may be: itself, or the members of the union that it is."""
+    if reference := node.get("$ref"):
+        node = json_schema()["$defs"][reference.rpartition("/")[2]]
+    union = node.get("oneOf", node.get("anyOf"))
+    return [each for member in union for each in _members(member)] if union else [node]
+
+
 def describe_keys() -> Iterator[tuple[str, str, str, str]]:
     """Key, type, default and description of every key, for the documentation."""
-    schema, seen = json_schema(), set()
+    seen = set()
 
     def walk(node: Mapping, place: tuple[str, ...]) -> Iterator[tuple[str, str, str, str]]:
-        node = _resolved(schema, node)
-        members = [_resolved(schema, m) for m in node.get("oneOf", node.get("anyOf", ()))]
-        for name in _DECIDING:
-            having = [m for m in members if name in m.get("properties", {})]
+        members = _members(node)
+        for name in DECIDING:
+            having = [m["properties"][name] for m in members if name in m.get("properties", {})]
             path = ".".join((*place, name))
-            if having and path not in seen:
+            if len(having) > 1 and path not in seen:
                 seen.add(path)
-                kinds = [member["properties"][name]["const"] for member in having]
-                default = json.dumps(_DEFAULT_KIND) if _DEFAULT_KIND in kinds else "needed"
-                yield path, ", ".join(kinds), default, "Decides which other keys there are."
+                kinds = ", ".join(each["const"] for each in having)
+                kept = [json.dumps(each["default"]) for each in having if "default" in each]
+                default = kept[0] if len(kept) == 1 else "needed"
+                yield path, kinds, default, "Decides which other keys there are."
         for member in members:
-            yield from walk(member, place)
-        needed = node.get("required", ())
-        for name, below in node.get("properties", {}).items():
-            path = ".".join((*place, name))
-            if path not in seen:
-                seen.add(path)
-                default = "needed" if name in needed else json.dumps(below.get("default"))
-                meaning = below.get("description") or _resolved(schema, below).get("description")
-                yield path, _type_name(schema, below), default, meaning or ""
-            yield from walk(below, (*place, name))
-        for below in _within(node):
-            yield from walk(below, place if "items" in node else (*place, "NAME"))
+            for name, below in member.get("properties", {}).items():
+                path = ".".join((*place, name))
+                if path not in seen:
+                    seen.add(path)
+                    needed = name in member.get("required", ())
+                    default = "needed" if needed else json.dumps(below.get("default"))
+                    meaning = below.get("description") or _members(below)[0].get("description", "")
+                    yield path, _type_name(below), default, meaning
+                yield from walk(below, (*place, name))
+            for below in member.get("patternProperties", {}).values():
+                yield from walk(below, (*place, "NAME"))
+            if "items" in member:
+                yield from walk(member["items"], place)
 
-    yield from walk(schema, ())
+    yield from walk(json_schema(), ())
 
 
-def _type_name(schema: Mapping, node: Mapping) -> str:
-    node = _resolved(schema, node)
-    if "const" in node or "enum" in node:
-        return ", ".join(map(str, node.get("enum", [node.get("const")])))
-    if members := node.get("oneOf", node.get("anyOf")):
-        return " or ".join(dict.fromkeys(_type_name(schema, member) for member in members))
+def _type_name(node: Mapping) -> str:
     names = {"object": "mapping", "array": "list", "integer": "whole number", "string": "text"}
-    return names.get(node.get("type"), node.get("type", "mapping"))
+    found = []
+    for member in _members(node):
+        kind = names.get(member.get("type"), member.get("type", "mapping"))
+        values = member.get("enum", [member["const"]] if "const" in member else [])
+        found.append(", ".join(map(str, values)) or kind)
+    return " or ".join(dict.fromkeys(found))
 
 
 KEYS_INTRODUCTION = """\

@@ -4,27 +4,17 @@
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self, Union
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    PositiveInt,
-    StrictBool,
-    Tag,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, Discriminator, Field, PositiveInt, StrictBool, Tag
 
 from flatminima.errors import suggest
 from flatminima.quantizer_specs import FP32, AnyQuantizer, Layers
 from flatminima.revisions import check_pattern
 from flatminima.schedules import AnyRival, AnySchedule, AverageKind
-from flatminima.suites import nearest, revision_steps
+from flatminima.sections import Mistakes, Section, key
+from flatminima.suites import nearest, revision_steps, suite_steps
 from flatminima.text.corpus import file_format, package_root, package_versions
 
 PRINTED_SUITE = "paper"  # results/paper holds the verdicts on the paper's own tables
@@ -32,56 +22,11 @@ MOST_REVISIONS = 100_000
 MOST_BYTES = 2**40  # of one array or model in memory
 PYTHIA_VOCABULARY = 50_304
 
-_REPO = re.compile(r"(?!.*(\.\.|--))\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
-_REFERENCE = re.compile(r"(?!.*(\.\.|//))\w[\w./-]*", re.ASCII)
-_LABEL = re.compile(r"[^<>`$\\\x00-\x1f]+")
-Mistakes = Iterator[tuple[str, str]]  # key below the section, and what is wrong with it
-
-
-def key(description: str, default: Any = ..., **limits: Any) -> Any:
-    """A key of the configuration; one without a default is needed.
-
-    A default of ``None`` says that the key may be left out, not that it may be null.
-    """
-    return Field(default, description=description, **limits)
-
-
-class Section(BaseModel):
-    """A mapping of the configuration. Numbers are not converted: 2.0 is no whole number."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-    def _mistakes(self) -> Mistakes:
-        """Keys that do not go with each other."""
-        yield from ()
-
-    @model_validator(mode="after")
-    def _without_mistakes(self) -> Self:
-        for place, text in self._mistakes():
-            # Given as a value of the context, since text may have braces.
-            raise PydanticCustomError("mistake", "{text}", {"key": place, "text": text})
-        return self
-
-
-def one_of(name: str, *classes: type[BaseModel]) -> Any:
-    """Type of a section that is one of ``classes``, by the value of its key ``name``."""
-    kinds = {
-        value: Annotated[each, Tag(TAG + value)]
-        for each in classes
-        for value in each.model_fields[name].annotation.__args__
-    }
-
-    def tag(section: Any) -> str | None:
-        value = section.get(name) if isinstance(section, Mapping) else ""
-        return None if value is None else f"{TAG}{value}"
-
-    return Annotated[Union[tuple(kinds.values())], Discriminator(tag)]  # noqa: UP007
-
-
-TAG = "="  # before the name of a union's member, which pydantic puts between the keys
-
-
 # Types of values.
+
+
+_PATH, _A_PATH = r"[^{}\n\r\0]+", "a path without braces and line breaks, which no rule can name"
+_INSIDE = r"(?!/)(?!(.*/)?\.\.(/|$)).*"
 
 
 def _unique(values: list) -> list:
@@ -90,69 +35,70 @@ def _unique(values: list) -> list:
     return values
 
 
-def _fits(pattern: re.Pattern, valid: str) -> AfterValidator:
-    def check(value: str) -> str:
-        if not pattern.fullmatch(value):
-            raise ValueError(f"{value[:80]!r} is not valid; valid: {valid}")
+def _passes(check: Callable[[Any], object]) -> AfterValidator:
+    """A value that ``check`` has nothing against; it raises ``ValueError``."""
+
+    def checked(value: Any) -> Any:
+        check(value)
         return value
 
-    return AfterValidator(check)
+    return AfterValidator(checked)
 
 
-def _installed(package: str) -> str:
+def _fits(pattern: str, valid: str) -> AfterValidator:
+    def check(value: str) -> None:
+        if not re.fullmatch(pattern, value, re.ASCII):
+            raise ValueError(f"{value[:80]!r} is not valid; valid: {valid}")
+
+    return _passes(check)
+
+
+def _installed(package: str) -> None:
     try:
         package_root(package)
         package_versions([package])
     except ModuleNotFoundError as error:
         raise ValueError(str(error)) from error
-    return package
 
 
-def _path(value: str) -> str:
-    if set("{}\n\r\0") & set(value):
-        raise ValueError(f"{value!r} has a brace or a line break, which no rule can name")
-    return value
-
-
-def _inside(value: str) -> str:
-    if value.startswith("/") or ".." in value.split("/"):
-        raise ValueError(f"{value!r} leads out of the repository; valid: a path in it without ..")
-    return value
-
-
-def _ending(value: str) -> str:
-    file_format(value)
-    return value
-
-
-def _pattern(value: str) -> str:
+def _pattern(value: str) -> None:
     check_pattern(value)
-    _path(value.replace("{step}", ""))
-    return value
+    if not re.fullmatch(_PATH, value.replace("{step}", "")):
+        raise ValueError(f"{value!r} is not valid; valid: {_A_PATH}")
 
 
-def _branches(value: str) -> str:
+def _branches(value: str) -> None:
     try:
         groups = re.compile(value).groupindex
     except re.error as error:
         raise ValueError(f"{value!r} is no regular expression ({error})") from error
     if "step" not in groups:
         raise ValueError(f"{value!r} has no group (?P<step>...) for the step")
-    return value
 
 
 Text = Annotated[str, Field(min_length=1)]
-FilePath = Annotated[Text, AfterValidator(_path)]
+Label = Annotated[str, _fits(r"[^<>`$\\\x00-\x1f]+", "text without line breaks and < > ` $ \\")]
+FilePath = Annotated[Text, _fits(_PATH, _A_PATH)]
+DocumentFile = Annotated[FilePath, _passes(file_format)]
 SuiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,60}$")]
-Repo = Annotated[Text, _fits(_REPO, "owner/name of letters, digits, . _ -")]
+Package = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$"), _passes(_installed)]
+Repo = Annotated[
+    Text,
+    _fits(r"(?!.*(\.\.|--))\w[\w.-]*(/\w[\w.-]*)?", "owner/name of letters, digits, . _ -"),
+]
 Reference = Annotated[
-    Text, _fits(_REFERENCE, "a branch, tag or commit of letters, digits, . _ / -")
+    Text,
+    _fits(r"(?!.*(\.\.|//))\w[\w./-]*", "a branch, tag or commit of letters, digits, . _ / -"),
 ]
 Step = Annotated[int, Field(ge=0)]
+Steps = Annotated[list[Step], AfterValidator(_unique), Field(min_length=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Seeds = Annotated[list[Seed], AfterValidator(_unique), Field(min_length=1)]
+Bits = Annotated[int, Field(ge=2, le=8)]
 Resamples = Annotated[int, Field(ge=20, le=100_000)]
 Severity = Literal["stop", "warn", "ignore"]
+Precision = Literal["float32", "bf16"]
 
 
 # Revisions.
@@ -170,19 +116,15 @@ class EvenGrid(Section):
             yield "", f"{revisions} revisions; at most {MOST_REVISIONS}"
             return
         try:
-            self.steps_of_run()
+            revision_steps(**self.model_dump())
         except ValueError as error:
             yield "", str(error)
-
-    def steps_of_run(self) -> list[int]:
-        """The steps, in order."""
-        return revision_steps(**self.model_dump())
 
 
 class ListedGrid(Section):
     """A choice of the revisions of a run; with source hub or local."""
 
-    steps: Annotated[list[Step], AfterValidator(_unique)] = key("The steps.", min_length=1)
+    steps: Steps = key("The steps.")
     last: PositiveInt = key(
         "Last step of the run, for its learning rate; by default the largest of steps.", None
     )
@@ -191,20 +133,16 @@ class ListedGrid(Section):
         if self.last is not None and self.last < max(self.steps):
             yield "last", f"{self.last} is before step {max(self.steps)} of steps"
 
-    def steps_of_run(self) -> list[int]:
-        """The steps, in order."""
-        return sorted(self.steps)
-
 
 def _grid_kind(grid: Any) -> str:
     listed = isinstance(grid, Mapping) and "steps" in grid
-    return TAG + ("found" if isinstance(grid, str) else "listed" if listed else "even")
+    return "found" if isinstance(grid, str) else "listed" if listed else "even"
 
 
 AnyGrid = Annotated[
-    Annotated[Literal["discover"], Tag(TAG + "found")]
-    | Annotated[ListedGrid, Tag(TAG + "listed")]
-    | Annotated[EvenGrid, Tag(TAG + "even")],
+    Annotated[Literal["discover"], Tag("found")]
+    | Annotated[ListedGrid, Tag("listed")]
+    | Annotated[EvenGrid, Tag("even")],
     Discriminator(_grid_kind),
 ]
 
@@ -252,17 +190,20 @@ class FoundArchitecture(Architecture):
     intermediate_size: PositiveInt = key("Width inside the MLP; by default 4 hidden sizes.", None)
 
 
-class PackageText(Section):
+class DocumentSource(Section):
+    """Where documents come from."""
+
+
+class PackageText(DocumentSource):
     """Text of installed packages, split by document."""
 
     source: Literal["packages"] = key("Text of installed packages.")
     documents: Literal["docstrings", "modules"] = key(
         "What a document is: a docstring, or the whole source of a module.", "docstrings"
     )
-    packages: Annotated[
-        list[Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$"), AfterValidator(_installed)]],
-        AfterValidator(_unique),
-    ] = key("Import names of installed packages, in order.", min_length=1)
+    packages: Annotated[list[Package], AfterValidator(_unique)] = key(
+        "Import names of installed packages, in order.", min_length=1
+    )
     min_characters: PositiveInt = key("Shorter documents are left out.")
     validation_fraction: float = key(
         "Fraction of the documents held out for validation.", gt=0, lt=1
@@ -278,11 +219,9 @@ class TextFile(Section):
     blank ones.
     """
 
-    path: Annotated[FilePath, AfterValidator(_ending)] = key(
-        "Local file; seen from the working directory.", None
-    )
+    path: DocumentFile = key("Local file; seen from the working directory.", None)
     repo: Repo = key("Hub dataset.", None)
-    file: Annotated[FilePath, AfterValidator(_inside), AfterValidator(_ending)] = key(
+    file: Annotated[DocumentFile, _fits(_INSIDE, "a path in the repository without ..")] = key(
         "File in it; never replaced by another.", None
     )
     revision: Reference = key("Branch, tag or commit of the dataset.", "main")
@@ -297,7 +236,7 @@ class TextFile(Section):
             yield "revision", "goes with repo and file, not with path"
 
 
-class FileText(Section):
+class FileText(DocumentSource):
     """Documents of named files.
 
     Each split has an ordered list of sources, and the first that can be had is taken;
@@ -359,10 +298,10 @@ class Batches(Section):
     def _mistakes(self) -> Mistakes:
         longest = self.longest_document
         if self.document_start and longest is not None and longest < self.length:
-            yield (
-                "longest_document",
-                f"{longest} is below length {self.length}: document_start would leave no document",
+            text = (
+                f"{longest} is below length {self.length}: document_start would leave no document"
             )
+            yield "longest_document", text
 
 
 class Splits(Section):
@@ -419,9 +358,7 @@ class TrainingOnce(Training):
 class Compute(Section):
     """How forks compute a gradient; measurements are always float32 without TF32."""
 
-    precision: Literal["float32", "bf16"] = key(
-        "bf16 runs the forward pass under autocast.", "float32"
-    )
+    precision: Precision = key("bf16 runs the forward pass under autocast.", "float32")
     tf32: StrictBool = key("Allow TF32 in training on CUDA.", False)
     micro_batch: PositiveInt = key(
         "Sequences per forward pass, for less memory; all of a batch where left out.", None
@@ -440,10 +377,7 @@ class Probe(Section):
 
     def _mistakes(self) -> Mistakes:
         if self.low_bit == self.high_bit:
-            yield (
-                "",
-                f"low_bit and high_bit are both {self.low_bit!r}; they must be two quantizers",
-            )
+            yield "", f"low_bit and high_bit are both {self.low_bit!r}; they must be two quantizers"
 
 
 class Kurtosis(Section):
@@ -478,9 +412,6 @@ class Pilot(Section):
             yield "probe_every", f"{self.probe_every} does not divide pilot.steps {self.steps}"
 
 
-_Seeds = Annotated[list[Seed], AfterValidator(_unique), Field(min_length=1)]
-
-
 class Primary(Section):
     """The one comparison that is named beforehand; all other tests are exploratory."""
 
@@ -511,7 +442,7 @@ class Fork(Section):
     rewarm_steps: PositiveInt = key(
         "Updates over which the rate rises from zero; with optimizer_state rewarmed.", None
     )
-    seeds: _Seeds = key("Each seed is one data order.")
+    seeds: Seeds = key("Each seed is one data order.")
     schedules: dict[Name, AnySchedule] = key(
         "Conditions by name; the name is part of the fork's file name.", min_length=1
     )
@@ -526,7 +457,7 @@ class Fork(Section):
         "Lambdas of OLI that are tried at its own cadence and at SGDR's.", None, min_length=1
     )
     rivals: dict[Name, AnyRival] = key("Conditions that the paper does not have, by name.", None)
-    rival_seeds: _Seeds = key(
+    rival_seeds: Seeds = key(
         "Data orders of rivals, amplitudes and pilot; seeds where left out.", None
     )
 
@@ -536,50 +467,35 @@ class Fork(Section):
         if (probes := self.steps // self.probe_every) > MOST_REVISIONS:
             yield "probe_every", f"{probes} probes of a fork; at most {MOST_REVISIONS}"
         if (self.optimizer_state == "rewarmed") != (self.rewarm_steps is not None):
-            yield (
-                "rewarm_steps",
-                "goes with optimizer_state rewarmed, and always with it; optimizer_state is "
-                f"{self.optimizer_state}",
-            )
-        control = self.schedules.get("cosine")
-        if control is None:
-            yield "schedules", "lacks cosine, the control that others are held against"
-        elif control.kind != "cosine":
-            yield (
-                "schedules.cosine.kind",
-                f"{control.kind!r} is not valid for the control that others are held against; "
-                "valid: cosine",
-            )
-        with_phases = {n: s for n, s in self.schedules.items() if s.kind == "oli"}
-        for name, schedule in with_phases.items():
-            yield from self._unresolved(name, self.phase_resolved.cycles * schedule.period)
-        if self.amplitudes and not with_phases:
+            given = f"optimizer_state is {self.optimizer_state}"
+            yield "rewarm_steps", f"goes with optimizer_state rewarmed, and always with it; {given}"
+        why = "the control that others are held against"
+        if "cosine" not in self.schedules:
+            yield "schedules", f"lacks cosine, {why}"
+        elif (kind := self.schedules["cosine"].kind) != "cosine":
+            yield "schedules.cosine.kind", f"{kind!r} is not valid for {why}; valid: cosine"
+        oli = {name: kind for name, kind in self.schedules.items() if kind.kind == "oli"}
+        every, cycles = self.phase_resolved.probe_every, self.phase_resolved.cycles
+        for name, kind in oli.items():
+            if (span := cycles * kind.period) > self.steps or span % every:
+                yield (
+                    "phase_resolved",
+                    f"{cycles} cycles of schedules.{name} are {span} steps; that must be at most "
+                    f"fork.steps {self.steps} and a multiple of probe_every {every}",
+                )
+        if self.amplitudes and not oli:
             yield "amplitudes", "needs a schedule of kind oli in fork.schedules"
-        yield from self._mistaken_conditions()
-
-    def _unresolved(self, name: str, span: int) -> Mistakes:
-        resolved = self.phase_resolved
-        if span > self.steps or span % resolved.probe_every:
-            yield (
-                "phase_resolved",
-                f"{resolved.cycles} cycles of schedules.{name} are {span} steps; that must be at "
-                f"most fork.steps {self.steps} and a multiple of probe_every "
-                f"{resolved.probe_every}",
-            )
-
-    def _mistaken_conditions(self) -> Mistakes:
+        for name in self.rivals or {}:
+            if name in self.schedules or name.startswith(("pilot_", "oli_x")):
+                yield (
+                    f"rivals.{name}",
+                    "this name is taken; valid: a name that is not in fork.schedules and begins "
+                    "neither with pilot_ nor with oli_x",
+                )
         for section in ("schedules", "rivals"):
-            for name, condition in (getattr(self, section) or {}).items():
-                if section == "rivals" and (
-                    name in self.schedules or name.startswith(("pilot_", "oli_x"))
-                ):
-                    yield (
-                        f"rivals.{name}",
-                        "this name is taken; valid: a name that is not in fork.schedules and "
-                        "begins neither with pilot_ nor with oli_x",
-                    )
-                if not isinstance(condition, AverageKind):
-                    for below, text in condition.mistakes(self.steps):
+            for name, kind in (getattr(self, section) or {}).items():
+                if not isinstance(kind, AverageKind):
+                    for below, text in kind.mistakes(self.steps):
                         yield f"{section}.{name}.{below}", text
 
     def off_the_run(self, steps: Sequence[int]) -> Mistakes:
@@ -598,9 +514,7 @@ class Measured(Section):
     """Which revisions a measurement looks at."""
 
     every: PositiveInt = key("Every n-th revision, counted back from the last.", None)
-    steps: Annotated[list[Step], AfterValidator(_unique)] = key(
-        "Revisions one by one, instead of every.", None, min_length=1
-    )
+    steps: Steps = key("Revisions one by one, instead of every.", None)
 
     def _mistakes(self) -> Mistakes:
         if (self.every is None) == (self.steps is None):
@@ -616,13 +530,10 @@ class MeasuredInJobs(Measured):
     sequences: int = key("Validation sequences that are used.", ge=2)
 
 
-_Bits = Annotated[int, Field(ge=2, le=8)]
-
-
 class Factorial(MeasuredInJobs):
     """Every combination of bits, symmetry and granularity."""
 
-    bits: Annotated[list[_Bits], AfterValidator(_unique)] = key("Bits per weight.", min_length=2)
+    bits: Annotated[list[Bits], AfterValidator(_unique)] = key("Bits per weight.", min_length=2)
     group_sizes: Annotated[list[PositiveInt], AfterValidator(_unique)] = key(
         "Groups besides per tensor and per channel."
     )
@@ -646,7 +557,7 @@ class Curvature(MeasuredInJobs):
 class Activations(MeasuredInJobs):
     """Kurtosis and rounding of activations; anisotropy."""
 
-    bits: _Bits = key("Bits per activation.")
+    bits: Bits = key("Bits per activation.")
 
 
 class PhaseFlips(Section):
@@ -661,7 +572,7 @@ class Replication(Section):
     widths: Annotated[list[Annotated[int, Field(ge=4)]], AfterValidator(_unique)] = key(
         "Hidden sizes.", min_length=1
     )
-    seeds: _Seeds = key("Each is one initialisation and data order.")
+    seeds: Seeds = key("Each is one initialisation and data order.")
     weight_decays: Annotated[list[Annotated[float, Field(ge=0)]], AfterValidator(_unique)] = key(
         "Each makes runs of its own; the suite's own where left out.", None,
         min_length=1,
@@ -700,10 +611,8 @@ class Mechanism(Section):
         for measure in ("sensitivity", "curvature"):
             entry = getattr(self, measure)
             if entry and entry.sequences % self.batch_size:
-                yield (
-                    f"{measure}.sequences",
-                    f"{entry.sequences} is no multiple of mechanism.batch_size {self.batch_size}",
-                )
+                text = f"is no multiple of mechanism.batch_size {self.batch_size}"
+                yield f"{measure}.sequences", f"{entry.sequences} {text}"
 
     def off_the_run(self, steps: Sequence[int] | None, sequences: int) -> Mistakes:
         """What does not go with the run's revisions and its number of validation sequences."""
@@ -728,9 +637,7 @@ def _off_grid(place: str, wanted: Sequence[int], steps: Sequence[int]) -> Mistak
 class Suite(Section):
     """What every suite has, wherever its checkpoints come from."""
 
-    label: Annotated[str, _fits(_LABEL, "text without line breaks and < > ` $ \\")] = key(
-        "Name in every title and caption; no markup."
-    )
+    label: Label = key("Name in every title and caption; no markup.")
     is_paper_model: StrictBool = key("Whether the paper's numbers are about this very model.")
     device: Literal["auto", "cpu", "cuda", "mps"] = key(
         "Where models run; auto takes the first of cuda, mps and cpu that is there."
@@ -740,7 +647,9 @@ class Suite(Section):
         "Which revisions there are: by formula, by list, or discover, as they are found."
     )
     architecture: FoundArchitecture = None
-    text: one_of("source", PackageText, FileText) = key("Where documents come from.")
+    text: Annotated[PackageText | FileText, Field(discriminator="source")] = key(
+        "Where documents come from."
+    )
     tokenizer: HubTokenizer
     batches: Splits
     training: Training = None
@@ -758,109 +667,93 @@ class Suite(Section):
     @property
     def steps(self) -> list[int] | None:
         """Revisions in order; ``None`` where they are to be found."""
-        return None if self.grid == "discover" else self.grid.steps_of_run()
+        return None if self.grid == "discover" else suite_steps(self.grid.model_dump())
 
     @property
     def last(self) -> int | None:
         """Last step of the run, where it is known."""
         return None if self.grid == "discover" else self.grid.last or max(self.grid.steps)
 
-    @property
-    def vocabulary(self) -> int:
-        """Rows of the embedding."""
-        rows = getattr(self.architecture, "vocab_size", None)
-        return rows or getattr(self.tokenizer, "vocab_size", PYTHIA_VOCABULARY)
-
     def _mistakes(self) -> Mistakes:
+        train = self.batches.train
         if self.fork:
-            why = "needed for its forks, which continue it"
-            if self.training is None:
-                yield "", f"lacks training, {why}"
-            if self.batches.train is None:
-                yield "", f"lacks batches.train, {why}"
-        if isinstance(self.text, FileText) and self.batches.train and not self.text.train:
+            for name, section in (("training", self.training), ("batches.train", train)):
+                if section is None:
+                    yield "", f"lacks {name}, needed for its forks, which continue it"
+        if isinstance(self.text, FileText) and train and not self.text.train:
             yield "text", "lacks train, needed for batches.train"
-        yield from self._mistaken_sizes()
-        if self.training and self.last and self.training.warmup_steps >= self.last:
-            yield (
-                "training.warmup_steps",
-                f"{self.training.warmup_steps} is not below the suite's last step {self.last}",
-            )
+        for split, batches in (("validation", self.batches.validation), ("train", train)):
+            longest = self.architecture and self.architecture.max_length
+            if batches and longest and batches.length > longest:
+                text = f"{batches.length} is longer than architecture.max_length {longest}"
+                yield f"batches.{split}.length", text
+        for place, what, size in self._sizes():
+            if size > MOST_BYTES:
+                text = f"{what} would take {size:.3g} bytes of memory; at most {MOST_BYTES:.3g}"
+                yield place, text
+        warmup = self.training and self.training.warmup_steps
+        if warmup and self.last and warmup >= self.last:
+            text = f"{warmup} is not below the suite's last step {self.last}"
+            yield "training.warmup_steps", text
         if self.fork:
-            yield from self._mistaken_fork()
+            yield from self._mistaken_fork(self.fork)
         if self.mechanism:
             held = self.batches.validation.sequences
             for place, text in self.mechanism.off_the_run(self.steps, held):
                 yield f"mechanism.{place}", text
 
-    def _mistaken_sizes(self) -> Mistakes:
-        splits = {"validation": self.batches.validation, "train": self.batches.train}
-        for split, batches in splits.items():
-            longest = self.architecture and self.architecture.max_length
-            if batches and longest and batches.length > longest:
-                yield (
-                    f"batches.{split}.length",
-                    f"{batches.length} is longer than architecture.max_length {longest}",
-                )
-        for place, what, size in self._sizes():
-            if size > MOST_BYTES:
-                yield (
-                    place,
-                    f"{what} would take {size:.3g} bytes of memory; at most {MOST_BYTES:.3g}",
-                )
+    def _logits(self, sequences: int, length: int) -> int:
+        """Bytes of the logits of ``[sequences, length]`` tokens."""
+        rows = getattr(self.architecture, "vocab_size", None)
+        rows = rows or getattr(self.tokenizer, "vocab_size", None) or PYTHIA_VOCABULARY
+        return 4 * rows * sequences * length
 
     def _sizes(self) -> Iterator[tuple[str, str, int]]:
         """Key, name and bytes of what is held in memory at once."""
-        rows, validation, train = self.vocabulary, self.batches.validation, self.batches.train
+        validation, train, logits = self.batches.validation, self.batches.train, "logits of a batch"
         for split, batches in (("validation", validation), ("train", train)):
             if batches:
                 yield f"batches.{split}", "its tokens", 4 * batches.sequences * batches.length
-        logits = 4 * rows * validation.length
-        yield "probe.batch_size", "logits of a batch", logits * self.probe.batch_size
+        yield "probe.batch_size", logits, self._logits(self.probe.batch_size, validation.length)
         if shape := self.architecture:
-            width = shape.hidden_size
-            weights = 12 * shape.num_layers * width**2 + 2 * rows * width
-            yield "architecture", "weights in float32", 4 * weights
+            blocks = 4 * 12 * shape.num_layers * shape.hidden_size**2
+            embeddings = 2 * self._logits(1, shape.hidden_size)
+            yield "architecture", "weights in float32", blocks + embeddings
         if self.fork and train:
-            at_once = (self.compute and self.compute.micro_batch) or self.fork.batch_size
-            logits = 4 * rows * train.length * min(at_once, self.fork.batch_size)
-            yield "fork.batch_size", "logits of a batch", logits
+            batch = self.fork.batch_size
+            at_once = min(batch, (self.compute and self.compute.micro_batch) or batch)
+            yield "fork.batch_size", logits, self._logits(at_once, train.length)
 
-    def _mistaken_fork(self) -> Mistakes:
-        fork, steps = self.fork, self.steps
-        for place, text in fork.off_the_run(steps) if steps else ():
+    def _mistaken_fork(self, fork: Fork) -> Mistakes:
+        for place, text in fork.off_the_run(self.steps) if self.steps else ():
             yield f"fork.{place}", text
         ends = getattr(self.training, "jobs_end_at", None) or []
         if fork.optimizer_state == "restored" and fork.start not in ends:
-            needs = f"restored needs a training state at step {fork.start}"
+            more = (
+                f", which a suite with source {self.source} does not have; valid: fresh, rewarmed"
+            )
             if self.states:
-                more = "add it to training.jobs_end_at or use fresh"
-            else:
-                more = (
-                    f"which a suite with source {self.source} does not have; valid: fresh, rewarmed"
-                )
-            yield "fork.optimizer_state", f"{needs}{';' if self.states else ','} {more}"
-        if pilot := fork.pilot:
-            whole = self.batches.train.length
-            if whole % pilot.length or pilot.length == whole:
-                yield (
-                    "fork.pilot.length",
-                    f"{pilot.length} must divide batches.train.length {whole} and be shorter",
-                )
+                more = "; add it to training.jobs_end_at or use fresh"
+            text = f"restored needs a training state at step {fork.start}{more}"
+            yield "fork.optimizer_state", text
+        whole = self.batches.train.length
+        if fork.pilot and (whole % fork.pilot.length or fork.pilot.length == whole):
+            text = f"must divide batches.train.length {whole} and be shorter"
+            yield "fork.pilot.length", f"{fork.pilot.length} {text}"
 
     def mistaken_quantizers(self, quantizers: Mapping[str, Any]) -> Mistakes:
         """What is not among the quantizers of the configuration, or has more bits as low_bit."""
-        probe = self.probe
         for role in ("low_bit", "high_bit"):
-            name = getattr(probe, role)
+            name = getattr(self.probe, role)
             if name not in quantizers:
                 yield f"probe.{role}", f"{name!r} is not known; {suggest(name, list(quantizers))}"
                 return
-        low, high = (getattr(quantizers[n], "bits", 4) for n in (probe.low_bit, probe.high_bit))
-        if low > high:
+        low, high = self.probe.low_bit, self.probe.high_bit
+        bits = {name: getattr(quantizers[name], "bits", 4) for name in (low, high)}
+        if bits[low] > bits[high]:
             yield (
                 "probe",
-                f"low_bit {probe.low_bit!r} has {low} bits, high_bit {probe.high_bit!r} {high}; "
+                f"low_bit {low!r} has {bits[low]} bits, high_bit {high!r} {bits[high]}; "
                 "low_bit must not have more",
             )
 
@@ -886,24 +779,20 @@ class PretrainSuite(Suite):
         yield from _off_grid("training.jobs_end_at", ends, self.steps)
         if ends != sorted(ends) or ends[-1] != last:
             yield "training.jobs_end_at", f"{ends} must rise and end at the last step {last}"
-        if self.mechanism and self.mechanism.replication:
-            yield from self._mistaken_replication(self.mechanism.replication)
-
-    def _mistaken_replication(self, entry: Replication) -> Mistakes:
-        heads, held = self.architecture.num_heads, self.batches.train.sequences
-        for width in entry.widths:
-            if width % heads:
-                yield "mechanism.replication.widths", f"num_heads {heads} does not divide {width}"
-        if (entry.train_sequences or 0) > held:
-            yield (
-                "mechanism.replication.train_sequences",
-                f"{entry.train_sequences}; the suite has {held}",
-            )
+        if entry := self.mechanism and self.mechanism.replication:
+            heads, held = self.architecture.num_heads, self.batches.train.sequences
+            place = "mechanism.replication"
+            for width in entry.widths:
+                if width % heads:
+                    yield f"{place}.widths", f"num_heads {heads} does not divide {width}"
+            if (entry.train_sequences or 0) > held:
+                text = f"{entry.train_sequences}; the suite has {held}"
+                yield f"{place}.train_sequences", text
 
     def _sizes(self) -> Iterator[tuple[str, str, int]]:
         yield from super()._sizes()
         length = self.batches.train.length if self.batches.train else 0
-        logits = 4 * self.vocabulary * length * self.training.batch_size
+        logits = self._logits(self.training.batch_size, length)
         yield "training.batch_size", "logits of a batch", logits
 
     def mistaken_quantizers(self, quantizers: Mapping[str, Any]) -> Mistakes:  # noqa: D102
@@ -924,7 +813,7 @@ class HubSuite(Suite):
 
     source: Literal["hub"] = key("Revisions of a model of the Hugging Face hub.")
     repo: Repo = key("Hub repository.")
-    revision: Annotated[Text, AfterValidator(_branches)] = key(
+    revision: Annotated[Text, _passes(_branches)] = key(
         "Regular expression of branches with a group step; by default Pythia's names.", None
     )
 
@@ -933,7 +822,7 @@ class LocalSuite(Suite):
     """One's own checkpoints."""
 
     source: Literal["local"] = key("One's own files.")
-    pattern: Annotated[Text, AfterValidator(_pattern)] = key(
+    pattern: Annotated[Text, _passes(_pattern)] = key(
         "Folders of one's own checkpoints, {step} in place of the step."
     )
     tokenizer: LocalTokenizer
@@ -954,7 +843,9 @@ class PublishedSuite(Suite):
     training: TrainingOnce = None
 
 
-SUITES = (PretrainSuite, HubSuite, LocalSuite, PublishedSuite)
+AnySuite = Annotated[
+    PretrainSuite | HubSuite | LocalSuite | PublishedSuite, Field(discriminator="source")
+]
 
 
 class Config(Section):
@@ -964,7 +855,7 @@ class Config(Section):
     quantizers: dict[Name, AnyQuantizer] = key(
         "Quantizers by name; suites refer to them.", min_length=1
     )
-    suites: dict[SuiteName, one_of("source", *SUITES)] = key(
+    suites: dict[SuiteName, AnySuite] = key(
         "Training runs by name; the name is a folder under results/.", min_length=1
     )
 

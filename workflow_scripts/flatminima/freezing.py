@@ -15,7 +15,7 @@ from flatminima import plan, plan_forks, plan_mechanism
 from flatminima.code_hash import ROOT, code_hash
 from flatminima.errors import UserError
 from flatminima.files import DIGESTS_FILE, file_sha256, read_json, write_json
-from flatminima.jobs import jobs_left
+from flatminima.jobs import dry_run
 from flatminima.suites import Suite
 
 SUITE_FILE, PROVENANCE_FILE = "suite.yaml", "provenance.json"
@@ -131,12 +131,10 @@ def check_current(suite: Suite, configfiles: Sequence[str], folder: Path) -> Non
         if not known.issuperset(made):
             raise UserError(f"{path} was made by other code than this; run snakemake first")
     targets = [f"{suite.root}/{name}" for name in measured_files(suite)]
-    command = [sys.executable, "-m", "snakemake", "--dry-run", "--quiet", "host"]
-    command += ["--configfile", *configfiles] if configfiles else []
-    run = subprocess.run([*command, "--", *targets], capture_output=True, text=True, check=False)
-    left = jobs_left(run.stdout + run.stderr)
-    if run.returncode or left:
+    code, left, said = dry_run("--", *targets, configfiles=configfiles)
+    if code or left:
         jobs = f": {sum(left.values())} jobs left" if left else ""
+        print("\n".join(said), file=sys.stderr)
         raise UserError(f"{suite.root} is not what this code measures{jobs}; run snakemake first")
 
 

@@ -10,6 +10,7 @@ import fcntl
 import inspect
 import os
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -32,9 +33,10 @@ _REFUSALS = {
 # What a rule declares by name.
 PARTS = ("input", "output", "params", "resources")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+# What Snakemake says of every dry run.
+_SAID_ALWAYS = ("Config file", "Assuming unrestricted", "Building DAG", "Using workflow specific")
 # Clusters give each job its GPUs themselves, and may number them anew.
 _GIVEN_BY_A_CLUSTER = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "KUBERNETES_SERVICE_HOST")
-_POLL_S = 2.0
 
 
 def run(main: Callable[..., None], snakemake: object) -> None:
@@ -53,8 +55,7 @@ def run(main: Callable[..., None], snakemake: object) -> None:
 def _arguments(main: Callable[..., None], job: object) -> dict[str, object]:
     named = [_items(getattr(job, name, None)) for name in PARTS]
     named.append({"threads": getattr(job, "threads", 1)})
-    wildcards = _items(getattr(job, "wildcards", None))
-    found = {}
+    wildcards, found = _items(getattr(job, "wildcards", None)), {}
     for name, parameter in inspect.signature(main).parameters.items():
         if name in ("inputs", "outputs"):
             files = job.input if name == "inputs" else job.output
@@ -62,11 +63,9 @@ def _arguments(main: Callable[..., None], job: object) -> dict[str, object]:
             found[name] = _plain(dict(files.items()) if wants_names else list(files))
             continue
         values = [part[name] for part in named if name in part]
-        if not values and name in wildcards:
-            values = [wildcards[name]]
         if len(values) > 1:
             raise TypeError(f"{name} is the name of {len(values)} things that the rule declares")
-        for value in values:
+        for value in values or [wildcards[name]] * (name in wildcards):
             found[name] = int(value) if parameter.annotation is int else _plain(value)
     return found
 
@@ -78,13 +77,11 @@ def _items(part: object) -> dict[str, object]:
 
 def _plain(value: object) -> object:
     """Paths as text and lists of them as lists, without Snakemake's own types."""
-    if isinstance(value, str):
-        return str(value)
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_plain(inner) for inner in value]
-    return value
+    return str(value) if isinstance(value, str) else value
 
 
 class _Tee:
@@ -124,19 +121,14 @@ def logged(path: str | Path) -> Iterator[None]:
         except SystemExit:  # what there is to say has been said
             raise
         except BaseException as error:
-            if not _is_users(error):
+            refused = isinstance(error, OSError) and error.errno in _REFUSALS
+            if not refused and not isinstance(error, UserError):
                 traceback.print_exc(file=file)
                 raise
             log(f"Error: {' '.join(str(error).split())}")
             sys.exit(1)
         finally:
             sys.stderr = terminal
-
-
-def _is_users(error: BaseException) -> bool:
-    if isinstance(error, OSError):
-        return error.errno in _REFUSALS
-    return isinstance(error, UserError)
 
 
 def log(message: str) -> None:
@@ -146,16 +138,11 @@ def log(message: str) -> None:
 
 def progress(items: Iterable[Item], name: str, total: int | None = None) -> tqdm:
     """Iterate with a line every few seconds that says how far, how long and how much is left."""
+    bar = "{desc}: {n_fmt}/{total_fmt} done, {elapsed} gone, {remaining} left{postfix}"
     return tqdm(
-        items,
-        desc=name,
-        total=total,
-        file=sys.stderr,
-        mininterval=5.0,
-        maxinterval=5.0,
-        delay=3.0,
-        bar_format="{desc}: {n_fmt}/{total_fmt} done, {elapsed} gone, {remaining} left{postfix}",
-    )
+        items, desc=name, total=total, file=sys.stderr, mininterval=5.0, maxinterval=5.0, delay=3.0,
+        bar_format=bar,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -171,7 +158,7 @@ def slots_folder() -> Path:
     return Path(tempfile.gettempdir()) / f"gpu-slots-{os.getuid()}"
 
 
-def take_slot(gpus: Sequence[str], folder: Path, *, poll_s: float = _POLL_S) -> Slot:
+def take_slot(gpus: Sequence[str], folder: Path) -> Slot:
     """Lock the first GPU that no other job has; waits until there is one.
 
     Snakemake counts GPUs and does not say which, so two jobs would both take the first.
@@ -190,7 +177,7 @@ def take_slot(gpus: Sequence[str], folder: Path, *, poll_s: float = _POLL_S) -> 
         if not waiting:
             log(f"all {len(gpus)} GPUs are taken by other jobs; waiting for one")
             waiting = True
-        time.sleep(poll_s)
+        time.sleep(2.0)
 
 
 def own_gpu(
@@ -213,10 +200,20 @@ def own_gpu(
     return slot
 
 
-def jobs_left(plan: str) -> dict[str, int]:
-    """Jobs by rule of what ``snakemake --dry-run`` printed; empty where nothing is left."""
-    if "Job stats:" not in plan:
-        return {}
-    table = plan.split("Job stats:", 1)[1].split("\n\n", 1)[0]
-    jobs = dict(re.findall(r"^(\w[\w-]*) +(\d+)$", table, flags=re.MULTILINE))
-    return {rule: int(n) for rule, n in jobs.items() if rule not in ("total", "all")}
+def dry_run(
+    *arguments: str, configfiles: Sequence[str] = ()
+) -> tuple[int, dict[str, int] | None, list[str]]:
+    """What Snakemake would do: its exit code, the jobs left by rule, and what else it says.
+
+    The jobs are ``None`` where it failed, and empty where nothing is left.
+    """
+    command = [sys.executable, "-m", "snakemake", "--dry-run", "--quiet", "host", "rules"]
+    command += ["--configfile", *configfiles] if configfiles else []
+    run = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    said, _, table = run.stdout.partition("Job stats:")
+    jobs = dict(re.findall(r"^(\w[\w-]*) +(\d+)$", table.split("\n\n", 1)[0], flags=re.MULTILINE))
+    left = {rule: int(n) for rule, n in jobs.items() if rule not in ("total", "all")}
+    said = run.stdout if run.returncode else said.partition("Nothing to be")[0]
+    lines = [line for line in (said + run.stderr).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(_SAID_ALWAYS)]
+    return run.returncode, None if run.returncode else left, lines

@@ -7,7 +7,7 @@ leaves the run is in ``plan_forks``, what goes beyond the paper in ``plan_mechan
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -18,6 +18,7 @@ from flatminima.files import CHECKPOINT_FILES, DIGESTS_FILE
 from flatminima.integrity import DEFAULT_SEVERITY
 from flatminima.published import missing_file, read_digests
 from flatminima.quantizer_specs import printed_names, read_spec, read_specs
+from flatminima.revisions import LocalCheckpoint
 from flatminima.suites import Suite, chunk_names, read_yaml
 from flatminima.text.corpus import package_versions
 
@@ -43,28 +44,33 @@ def folders(suite: Suite, steps: str) -> dict[int, str]:
     return {step: suite.folder(step) for step in suite.steps_in(steps)}
 
 
-def checkpoint_files(suite: Suite, steps: str) -> list[str]:
-    """Weights and configuration of each checkpoint of a range.
+def _checkpoints(suite: Suite, steps: str | Iterable[int]) -> list[LocalCheckpoint]:
+    wanted = suite.steps_in(steps) if isinstance(steps, str) else steps
+    return [suite.checkpoint(step) for step in wanted]
+
+
+def checkpoint_files(suite: Suite, steps: str | Iterable[int]) -> list[str]:
+    """Weights and configuration of each checkpoint of a range, or of some steps.
 
     One line where nothing frozen was made of it: Snakemake asks for the inputs of every rule
     that could make a frozen file.
     """
     if suite.source == "published":
-        made = {f"probes/{steps}.csv", "deployed.csv"}
-        if made.isdisjoint(frozen_names(suite)):
+        names = [steps] if isinstance(steps, str) else [f"step{step}" for step in steps]
+        frozen = {*frozen_names(suite)}
+        if not frozen.issuperset(f"probes/{n}.csv" for n in names) and "deployed.csv" not in frozen:
             folder = suite.section["measurements"]
             raise ConfigError(
                 f"suite {suite.name} has no checkpoints, only what is frozen in {folder}; what it "
                 f"lacks is measured under results/{Path(folder).name}/"
             )
-    found = [suite.checkpoint(step) for step in suite.steps_in(steps)]
+    found = _checkpoints(suite, steps)
     return [f"{checkpoint.folder}/{name}" for checkpoint in found for name in checkpoint.files]
 
 
-def weights(suite: Suite, steps: str) -> list[str]:
-    """Weights of each checkpoint of a range, or the index of their shards, in step order."""
-    found = [suite.checkpoint(step) for step in suite.steps_in(steps)]
-    return [f"{checkpoint.folder}/{checkpoint.weights}" for checkpoint in found]
+def weights(suite: Suite, steps: str | Iterable[int]) -> list[str]:
+    """Weights of each checkpoint, or the index of their shards, in step order."""
+    return [f"{found.folder}/{found.weights}" for found in _checkpoints(suite, steps)]
 
 
 def shards(suite: Suite, steps: str) -> list[str]:
@@ -87,14 +93,12 @@ def deployed_folders(suite: Suite) -> dict[int, str]:
 
 def deployed_files(suite: Suite) -> list[str]:
     """Weights and configuration of these checkpoints."""
-    return [f for step in deployed_folders(suite) for f in checkpoint_files(suite, f"step{step}")]
+    return checkpoint_files(suite, deployed_folders(suite))
 
 
 # Text, tokenizer and batches.
 
 TOKENIZER_FILE = "tokenizer.json"
-# A subword token of English or code stands for three to five characters; eight leave room.
-CHARACTERS_PER_TOKEN = 8
 
 
 def text(suite: Suite) -> dict:
@@ -102,7 +106,8 @@ def text(suite: Suite) -> dict:
     section = copy.deepcopy(dict(suite.section["text"]))
     if section["source"] == "packages":
         return {"text": section, "installed": package_versions(section["packages"])}
-    rate = section.pop("characters_per_token", CHARACTERS_PER_TOKEN)
+    # A subword token of English or code stands for three to five characters; eight leave room.
+    rate = section.pop("characters_per_token", 8)
     splits = suite.section["batches"]
     return {"text": section, "wanted": {s: _wanted(b, rate) for s, b in splits.items()}}
 
@@ -183,11 +188,10 @@ def batches(suite: Suite) -> dict:
 
 def vocabulary(suite: Suite) -> dict:
     """The token that ends a document and the size of the model's vocabulary, where given."""
-    named = {
-        "end_token": suite.section["tokenizer"].get("end_of_text"),
-        "model_vocabulary": suite.section.get("architecture", {}).get("vocab_size"),
-    }
-    return {key: value for key, value in named.items() if value is not None}
+    tokenizer, architecture = suite.section["tokenizer"], suite.section.get("architecture", {})
+    found = {"end_token": tokenizer.get("end_of_text")}
+    found["model_vocabulary"] = architecture.get("vocab_size")
+    return {key: value for key, value in found.items() if value is not None}
 
 
 # Probes, and the learning rate of the suite's own run.
@@ -247,52 +251,47 @@ def training(suite: Suite) -> dict:
 
 @dataclass(frozen=True)
 class PretrainingJob:
-    """One training job of a suite that is trained here: from ``start`` to ``stop``."""
+    """One training job of a suite that is trained here: from ``start`` to ``stop``.
+
+    ``inputs`` are batches and the state that the job before has left, ``checkpoints`` the
+    folders that are due on the way, by step; ``settings`` decide the weights besides the batches.
+    """
 
     suite: Suite
     start: int
     stop: int
-
-    @property
-    def inputs(self) -> dict[str, str]:
-        """Batches, and the state that the job before has left."""
-        inputs = {"train": f"{self.suite.root}/data/train.safetensors"}
-        if self.start:
-            inputs["initial_state"] = f"{self.suite.root}/training/step{self.start}.safetensors"
-        return inputs
-
-    @property
-    def checkpoints(self) -> dict[int, str]:
-        """Folders of the checkpoints that are due on the way, by step."""
-        due = [s for s in self.suite.steps if self.start < s <= self.stop or s == self.start == 0]
-        return {step: self.suite.folder(step) for step in due}
+    inputs: dict[str, str]
+    checkpoints: dict[int, str]
+    settings: dict
 
     @property
     def files(self) -> list[str]:
-        """What is in these folders."""
+        """What is in the folders."""
         names = (*CHECKPOINT_FILES, DIGESTS_FILE)
         return [f"{folder}/{name}" for folder in self.checkpoints.values() for name in names]
-
-    @property
-    def settings(self) -> dict:
-        """What the weights depend on besides the batches."""
-        section = self.suite.section
-        return {
-            "architecture": dict(section["architecture"]),
-            "vocab_size": section["tokenizer"]["vocab_size"],
-            "training": training(self.suite),
-            "total_steps": self.suite.last,
-            "start": self.start,
-            "stop": self.stop,
-        }
 
 
 def pretraining_jobs(suite: Suite) -> list[PretrainingJob]:
     """The jobs that train the suite one after another; none where it is trained elsewhere."""
     if suite.source != "pretrain":
         return []
-    ends = [0, *suite.key("training")["jobs_end_at"]]
-    return [PretrainingJob(suite, start, stop) for start, stop in pairwise(ends)]
+    section, jobs = suite.section, []
+    for start, stop in pairwise([0, *suite.key("training")["jobs_end_at"]]):
+        inputs = {"train": f"{suite.root}/data/train.safetensors"}
+        if start:
+            inputs["initial_state"] = f"{suite.root}/training/step{start}.safetensors"
+        due = [s for s in suite.steps if start < s <= stop or s == start == 0]
+        settings = {
+            "architecture": dict(section["architecture"]),
+            "vocab_size": section["tokenizer"]["vocab_size"],
+            "training": training(suite),
+            "total_steps": suite.last,
+            "start": start,
+            "stop": stop,
+        }
+        folders = {step: suite.folder(step) for step in due}
+        jobs.append(PretrainingJob(suite, start, stop, inputs, folders, settings))
+    return jobs
 
 
 # What tables, figures, notebooks and the ledger need to know of a suite.
@@ -300,22 +299,17 @@ def pretraining_jobs(suite: Suite) -> list[PretrainingJob]:
 
 def facts(suite: Suite) -> dict:
     """What tables, figures and notebooks need to know of the suite."""
+    known, section = suite.quantizers, suite.section
+    other = section.get("mechanism", {}).get("replication", {}).get("low_bit")
+    printed = {other: read_spec(known[other]).label} if other in known else {}
     found = {
         "name": suite.name,
-        "label": suite.section["label"],
-        "is_paper_model": suite.section["is_paper_model"],
+        "label": section["label"],
+        "is_paper_model": section["is_paper_model"],
         "spacing": suite.spacing,
-        "quantizers": _printed_quantizers(suite),
+        "quantizers": printed | printed_names(read_specs(probe(suite)["quantizers"])),
     }
     return found if suite.is_even else {**found, "last": suite.last}
-
-
-def _printed_quantizers(suite: Suite) -> dict[str, str]:
-    """Printed names of the quantizers in the suite's tables, by their configured names."""
-    known = suite.quantizers
-    others = [suite.section.get("mechanism", {}).get("replication", {}).get("low_bit")]
-    found = {name: read_spec(known[name]).label for name in others if name in known}
-    return found | printed_names(read_specs(probe(suite)["quantizers"]))
 
 
 def index_files(suite: Suite) -> dict[str, str]:

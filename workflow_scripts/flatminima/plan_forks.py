@@ -7,7 +7,7 @@ run's own checkpoints are not trained.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from flatminima.errors import ConfigError, suggest
 from flatminima.files import CHECKPOINT_FILES
@@ -22,15 +22,14 @@ CALIBRATION_BATCHES = 16  # of the fork's own, over which gradients are averaged
 
 @dataclass(frozen=True)
 class Variant:
-    """A condition: its schedule, what it changes in the section ``fork``, its labels."""
+    """A condition: its schedule, what it changes in the section ``fork``, its labels.
+
+    Equal ones are one trajectory, whatever their labels.
+    """
 
     definition: Mapping
     fork: Mapping = field(default_factory=dict)
-    labels: Mapping = field(default_factory=dict)
-
-    def trains_as(self, other: "Variant") -> bool:
-        """Whether both are one trajectory: alike in all but their labels."""
-        return replace(self, labels={}) == replace(other, labels={})
+    labels: Mapping = field(default_factory=dict, compare=False)
 
 
 def keeps_forks(section: Mapping) -> bool:
@@ -223,7 +222,7 @@ def trajectory(suite: Suite, series: str, name: str, seed: str) -> dict[str, str
     own = _condition(suite, series, name)
     if series == "variants":
         known = _of_amplitudes(suite) | _of_variants(suite)  # the amplitudes come first
-        name = next(first for first, other in known.items() if other.trains_as(own))
+        name = next(first for first, other in known.items() if other == own)
     folder = f"{suite.root}/{series}"
     return {
         "sequences": f"{folder}/{name}-seed{seed}.parquet",
@@ -294,8 +293,7 @@ def average_steps(suite: Suite, name: str) -> list[int]:
 
 def average_files(suite: Suite, name: str) -> list[str]:
     """Checkpoints that a rival without training is made from."""
-    steps = average_steps(suite, name)
-    return [path for step in steps for path in checkpoint_files(suite, f"step{step}")]
+    return checkpoint_files(suite, average_steps(suite, name))
 
 
 def average_folders(suite: Suite, name: str) -> list[str]:

@@ -90,13 +90,13 @@ def measure_folders(suite: Suite, steps: str, measure: str) -> dict[int, str]:
 
 def measure_files(suite: Suite, steps: str, measure: str) -> list[str]:
     """Weights and configuration of the checkpoints of one job."""
-    chosen = measure_folders(suite, steps, measure)
-    return [path for step in chosen for path in checkpoint_files(suite, f"step{step}")]
+    return checkpoint_files(suite, measure_folders(suite, steps, measure))
 
 
 def measure_weights(suite: Suite, measure: str) -> dict[int, str]:
     """Weights files of all checkpoints of a measurement that is one job, by step."""
-    return {step: weights(suite, f"step{step}")[0] for step in measured_steps(suite, measure)}
+    steps = measured_steps(suite, measure)
+    return dict(zip(steps, weights(suite, steps), strict=True))
 
 
 def measure_settings(suite: Suite, measure: str) -> dict:

@@ -9,7 +9,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
+
+from flatminima.sections import Section
 
 Layers = Literal["blocks", "blocks+head"]
 Granularity = Literal["tensor", "channel", "group"]
@@ -32,7 +34,7 @@ def fit_group(size: int, in_features: int) -> int:
     return min(size, in_features)
 
 
-class _Quantizer(BaseModel):
+class _Quantizer(Section):
     """What all kinds have in common.
 
     A kind has ``label`` (short name in tables and figures, such as ``INT4``), ``description`` (one
@@ -41,7 +43,7 @@ class _Quantizer(BaseModel):
     in_features]`` matrix as it would be stored, scales among them.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True)
 
     layers: Layers = Field(
         "blocks",

@@ -11,20 +11,19 @@ Nothing here imports torch; learning rates are Python floats.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, TypeAdapter
+from pydantic import ConfigDict, Field, PositiveInt, TypeAdapter
+
+from flatminima.sections import Mistakes, Section
 
 Schedule = Callable[[int], float]
 OliPhase = Literal["bump", "cool"]
-
-
-class _Entry(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def _check_step(step: int, start: int = 0) -> None:
@@ -42,8 +41,10 @@ def _half_cosine(progress: float) -> float:
 # Schedules of whole runs.
 
 
-class RunSchedule(_Entry):
+class RunSchedule(Section):
     """Learning rate of a whole training run; ``schedule(step)`` by absolute step."""
+
+    model_config = ConfigDict(frozen=True)
 
     kind: str
     lr_max: float = Field(gt=0, description="Highest learning rate.")
@@ -64,8 +65,15 @@ class RunSchedule(_Entry):
 
     @property
     def floor_step(self) -> int:
-        """First step after the warm-up whose rate is ``lr_min``."""
-        return self.total_steps
+        """First step after the warm-up whose rate is ``lr_min``; rates fall until there.
+
+        Raises ``ValueError`` where the cosine stops moving above ``lr_min``.
+        """
+        steps = range(self.warmup_steps, self.total_steps + 1)
+        found = bisect_left(steps, True, key=lambda step: self.lr(step) <= self.lr_min)
+        if found == len(steps):
+            raise ValueError(f"lr_min {self.lr_min} is never reached by step {self.total_steps}")
+        return steps[found]
 
 
 class Cosine(RunSchedule):
@@ -100,35 +108,13 @@ class CosineNeoxV1(RunSchedule):
         progress = (clamped - self.warmup_steps) / self.total_steps
         return max(self.lr_min, self.lr_max * _half_cosine(progress))
 
-    @property
-    def floor_step(self) -> int:
-        """First step after the warm-up whose rate is ``lr_min``."""
-        cosine = 2.0 * self.lr_min / self.lr_max - 1.0
-        exact = self.warmup_steps + self.total_steps * math.acos(cosine) / math.pi
-        last_moving = self.total_steps - self.warmup_steps
-        if exact > last_moving:
-            raise ValueError(
-                f"lr_min {self.lr_min} is never reached: the cosine stops moving at "
-                f"step {last_moving}"
-            )
-        return math.ceil(exact)
-
 
 RUN_SCHEDULES = {c.model_fields["kind"].default: c for c in RunSchedule.__subclasses__()}
 
 
-def pretraining_schedule(
-    kind: str, *, lr_max: float, lr_min: float, warmup_steps: int, total_steps: int
-) -> RunSchedule:
-    """Schedule of a whole training run, by the name that ``training.schedule`` gives it.
-
-    Raises ``ValueError`` for another name.
-    """
-    if kind not in RUN_SCHEDULES:
-        raise ValueError(f"schedule {kind!r}: known are {', '.join(RUN_SCHEDULES)}")
-    return RUN_SCHEDULES[kind](
-        lr_max=lr_max, lr_min=lr_min, warmup_steps=warmup_steps, total_steps=total_steps
-    )
+def pretraining_schedule(kind: str, **numbers: float) -> RunSchedule:
+    """Schedule of a whole training run, by the name that ``training.schedule`` gives it."""
+    return RUN_SCHEDULES[kind](**numbers)
 
 
 def read_schedule(training: Mapping, total_steps: int) -> RunSchedule:
@@ -173,15 +159,19 @@ class ForkSchedule:
         return self.kind.phase(step - 1 - self.start)
 
 
-class ScheduleKind(_Entry):
-    """One entry of ``fork.schedules`` or ``fork.rivals`` that is trained, by its ``kind``.
+class ConditionKind(Section):
+    """One entry of ``fork.schedules`` or ``fork.rivals``, by its ``kind``."""
 
-    ``modifiers`` change the suite's sections ``training`` and ``compute`` for it.
-    """
+    model_config = ConfigDict(frozen=True)
+
+    kind: str
+
+
+class ScheduleKind(ConditionKind):
+    """One that is trained; ``modifiers`` change the suite's ``training`` and ``compute`` for it."""
 
     modifiers: ClassVar = {"training": ("weight_decay", "sam_radius"), "compute": ("precision",)}
 
-    kind: str
     weight_decay: float | None = Field(None, ge=0, description="In place of the run's.")
     sam_radius: float | None = Field(
         None, gt=0, description="Radius of sharpness-aware minimization."
@@ -202,7 +192,7 @@ class ScheduleKind(_Entry):
         """Updates after which a fork of ``steps`` is probed so that all kinds are alike, rising."""
         return [steps]
 
-    def mistakes(self, steps: int) -> Iterator[tuple[str, str]]:
+    def mistakes(self, steps: int) -> Mistakes:
         """Key and mistake of every number that does not go with a fork of ``steps`` updates."""
         yield from ()
 
@@ -333,7 +323,7 @@ class WarmupStableDecay(ScheduleKind):
     def lr(self, step: int, fork: ForkSchedule) -> float:
         return _stable_then_linear(step, fork, fork.stop - self.decay_steps)
 
-    def mistakes(self, steps: int) -> Iterator[tuple[str, str]]:
+    def mistakes(self, steps: int) -> Mistakes:
         if self.decay_steps > steps:
             yield "decay_steps", f"{self.decay_steps} is more than fork.steps {steps}"
 
@@ -358,10 +348,8 @@ class Restarts(ScheduleKind):
 # Conditions without training: weights made from the run's own checkpoints.
 
 
-class AverageKind(_Entry):
+class AverageKind(ConditionKind):
     """One entry of ``fork.rivals`` that is an average of the run's checkpoints."""
-
-    kind: str
 
     def steps(self, grid: Sequence[int], start: int, end: int) -> list[int]:
         """Which of the run's revisions ``grid`` are averaged, for forks from start to end."""
@@ -371,14 +359,13 @@ class AverageKind(_Entry):
         """Weight of each of ``count`` checkpoints, oldest first; they sum to one."""
         return [1.0 / count] * count
 
-    def mistakes(self, grid: Sequence[int], start: int, end: int) -> Iterator[tuple[str, str]]:
+    def mistakes(self, grid: Sequence[int], start: int, end: int) -> Mistakes:
         """Key and mistake of everything that does not go with these revisions."""
         if end not in grid:
-            yield (
-                "kind",
-                f"{self.kind} averages the run's checkpoints up to the end of the fork, step "
-                f"{end}, which is not on the grid",
+            text = (
+                f"{self.kind} averages the run's checkpoints up to step {end}, the end of the fork"
             )
+            yield "kind", f"{text}, which is not on the grid"
 
 
 class EarlyStop(AverageKind):
@@ -389,9 +376,8 @@ class EarlyStop(AverageKind):
     def steps(self, grid: Sequence[int], start: int, end: int) -> list[int]:
         return [start]
 
-    def mistakes(self, grid: Sequence[int], start: int, end: int) -> Iterator[tuple[str, str]]:
-        """None: the fork point is a revision."""
-        yield from ()
+    def mistakes(self, grid: Sequence[int], start: int, end: int) -> Mistakes:
+        yield from ()  # the fork point is a revision
 
 
 class Average(AverageKind):
@@ -403,15 +389,12 @@ class Average(AverageKind):
     def steps(self, grid: Sequence[int], start: int, end: int) -> list[int]:
         return [step for step in grid if step <= end][-self.window :]
 
-    def mistakes(self, grid: Sequence[int], start: int, end: int) -> Iterator[tuple[str, str]]:
+    def mistakes(self, grid: Sequence[int], start: int, end: int) -> Mistakes:
         yield from super().mistakes(grid, start, end)
         count = sum(step <= end for step in grid)
         if end in grid and self.window > count:
-            yield (
-                "window",
-                f"{self.window} checkpoints up to step {end} are more than there are; valid: 1 to "
-                f"{count}",
-            )
+            text = f"checkpoints up to step {end} are more than there are; valid: 1 to {count}"
+            yield "window", f"{self.window} {text}"
 
 
 class Ema(AverageKind):
@@ -433,11 +416,9 @@ class Ema(AverageKind):
         return [self.decay ** (count - 1), *later]
 
 
-AnySchedule = Annotated[reduce(or_, ScheduleKind.__subclasses__()), Field(discriminator="kind")]
-AnyRival = Annotated[
-    reduce(or_, ScheduleKind.__subclasses__() + AverageKind.__subclasses__()),
-    Field(discriminator="kind"),
-]
+_KINDS = reduce(or_, ScheduleKind.__subclasses__())
+AnySchedule = Annotated[_KINDS, Field(discriminator="kind")]
+AnyRival = Annotated[reduce(or_, AverageKind.__subclasses__(), _KINDS), Field(discriminator="kind")]
 _RIVALS: TypeAdapter = TypeAdapter(AnyRival)
 
 

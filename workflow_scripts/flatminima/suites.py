@@ -176,8 +176,7 @@ def resolve_suites(suites: object, library: Mapping[str, Mapping]) -> object:
         taken = inherited[parent]
         elsewhere = own.get("source", taken.get("source")) != taken.get("source")
         dropped = (*OWN, *OF_SOURCE) if elsewhere else OWN
-        taken = {key: value for key, value in taken.items() if key not in dropped}
-        inherited[name] = merge(taken, own, WHOLE)
+        inherited[name] = merge({k: v for k, v in taken.items() if k not in dropped}, own, WHOLE)
 
     for name, section in known.items():
         if isinstance(section, Mapping):
@@ -218,10 +217,10 @@ def suite_steps(grid: Mapping) -> list[int]:
     return sorted(grid["steps"]) if "steps" in grid else revision_steps(**grid)
 
 
-def nearest(step: int, steps: Sequence[int], count: int = 2) -> list[int]:
-    """The ``count`` members of the sorted ``steps`` around ``step``, for error messages."""
-    at = bisect_left(steps, step)
-    return list(steps[max(0, at - 1) : max(0, at - 1) + count]) or list(steps[-count:])
+def nearest(step: int, steps: Sequence[int]) -> list[int]:
+    """The one or two members of the sorted ``steps`` around ``step``, for error messages."""
+    first = max(0, bisect_left(steps, step) - 1)
+    return list(steps[first : first + 2])
 
 
 def parse_range(name: str, steps: Sequence[int]) -> list[int]:
@@ -234,8 +233,7 @@ def parse_range(name: str, steps: Sequence[int]) -> list[int]:
     if not match:
         example = f"step{steps[0]} or step{steps[0]}-step{steps[-1]}"
         raise ValueError(f"{name!r} is no step or range; write {example}")
-    first = int(match[1])
-    last = first if match[2] is None else int(match[2])
+    first, last = int(match[1]), int(match[2] or match[1])
     for step in (first, last):
         if step not in steps:
             around = " and ".join(str(s) for s in nearest(step, steps))
@@ -247,9 +245,7 @@ def parse_range(name: str, steps: Sequence[int]) -> list[int]:
 
 def range_name(steps: Sequence[int]) -> str:
     """Inverse of ``parse_range`` for consecutive revisions."""
-    if len(steps) == 1:
-        return f"step{steps[0]}"
-    return f"step{steps[0]}-step{steps[-1]}"
+    return f"step{steps[0]}" if len(steps) == 1 else f"step{steps[0]}-step{steps[-1]}"
 
 
 def chunk_names(steps: Sequence[int], size: int) -> list[str]:
@@ -258,8 +254,6 @@ def chunk_names(steps: Sequence[int], size: int) -> list[str]:
 
 
 # A suite of the checked configuration.
-
-DISCOVER = "discover"
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,13 +299,13 @@ class Suite:
         grid = self.section["grid"]
         if self.source == "local":
             return list(self.local.checkpoints)
-        return list(self._listed_branches()) if grid == DISCOVER else suite_steps(grid)
+        return list(self._listed_branches()) if grid == "discover" else suite_steps(grid)
 
     @property
     def last(self) -> int:
         """Last step of the suite's run."""
         grid = self.section["grid"]
-        return self.steps[-1] if grid == DISCOVER else grid.get("last", self.steps[-1])
+        return self.steps[-1] if grid == "discover" else grid.get("last", self.steps[-1])
 
     @property
     def spacing(self) -> int:
@@ -347,7 +341,7 @@ class Suite:
             found = find_checkpoints(pattern)
         except ValueError as error:
             raise ConfigError(f"suite {self.name}: {error}") from error
-        wanted = list(found.checkpoints) if grid == DISCOVER else suite_steps(grid)
+        wanted = list(found.checkpoints) if grid == "discover" else suite_steps(grid)
         lacking = [step for step in wanted if step not in found.checkpoints]
         if lacking or not wanted:
             what = f"no checkpoint of step {lacking[0]}" if lacking else "no checkpoint"

@@ -10,27 +10,25 @@ model is too large to be timed in seconds, fewer of its layers are, at full widt
 import copy
 import os
 import platform
-import re
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
+from torch.utils.benchmark import Timer
 
-from flatminima.jobs import jobs_left
+from flatminima.config_keys import PYTHIA_VOCABULARY
+from flatminima.errors import UserError
+from flatminima.jobs import dry_run
 from flatminima.layers import count_weights, linear_layers
 from flatminima.model import choose_device, prepare_backend
 from flatminima.plan import read_suite
 from flatminima.plan_forks import keeps_forks
 from flatminima.suites import Suite
 
-PYTHIA_ROWS = 50304  # rows of Pythia's embedding
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 ADAM_BYTES = 12  # of one parameter in a saved training state: weight and two moments, float32
 CHECKPOINT_BYTES = 4  # of one parameter in a checkpoint that is written here
@@ -38,9 +36,6 @@ CPU_LENGTH = 128  # tokens of the one sequence that is timed on a CPU where a ba
 CPU_FLOP = 1e11  # of an update that is timed on a CPU: a second or so
 MOST_PARAMETERS = {"cpu": 250_000_000, "mps": 200_000_000, "cuda": 2_000_000_000}
 CONNECTION_MBIT = 100  # a connection to compare downloads with; nothing is measured of it
-# What Snakemake says of every run.
-SAID_ALWAYS = ("Config file", "Assuming unrestricted", "Building DAG", "Using workflow specific")
-UNITS = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")]
 
 
 @dataclass(frozen=True)
@@ -58,6 +53,11 @@ class Shape:
     width: int
     stored_bytes: int
 
+    def flop(self, sequences: int, length: int) -> float:
+        """Operations of one forward pass over ``[sequences, length]`` tokens."""
+        each = 2 * self.multiplied + 2 * self.layers * length * self.width
+        return float(sequences * length * each)
+
 
 def read_config(architecture: Mapping, *, vocab_size: int | None = None) -> object:
     """The configuration of transformers that an ``architecture`` section describes."""
@@ -72,7 +72,7 @@ def read_config(architecture: Mapping, *, vocab_size: int | None = None) -> obje
         num_key_value_heads=architecture["num_heads"],
         intermediate_size=architecture.get("intermediate_size", 4 * width),
         max_position_embeddings=architecture["max_length"],
-        vocab_size=vocab_size or architecture.get("vocab_size", PYTHIA_ROWS),
+        vocab_size=vocab_size or architecture.get("vocab_size", PYTHIA_VOCABULARY),
         bos_token_id=0,
         eos_token_id=0,
         pad_token_id=0,
@@ -80,11 +80,21 @@ def read_config(architecture: Mapping, *, vocab_size: int | None = None) -> obje
     )
 
 
-def read_local_config(folder: str | Path) -> object:
-    """The configuration beside a checkpoint; no code that comes with it is run."""
+def model_config(suite: Suite) -> object:
+    """The configuration of the suite's model: a local one's from its last checkpoint.
+
+    No code that comes with it is run. Raises ``UserError`` where the suite has no architecture.
+    """
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if suite.source == "local":
+        folder = suite.folder(suite.steps[-1])
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if "architecture" not in suite.section:
+        key = f"config key suites.{suite.name}"
+        raise UserError(f"{key} lacks architecture, which costs follow from")
+    vocab_size = suite.section["tokenizer"].get("vocab_size")
+    return read_config(suite.section["architecture"], vocab_size=vocab_size)
 
 
 def build(config: object, device: str = "meta") -> nn.Module:
@@ -98,35 +108,25 @@ def build(config: object, device: str = "meta") -> nn.Module:
 def describe_shape(config: object, dtype: str = "float16") -> Shape:
     """Count a model; ``dtype`` is that of the published files."""
     model = build(config)
+    head, parameters = model.get_output_embeddings(), count_weights(model)
     blocks = sum(layer.weight.numel() for layer in linear_layers(model).values())
-    head = model.get_output_embeddings()
-    parameters = count_weights(model)
-    # One byte of mask for each pair of positions in each layer.
-    masks = config.model_type == "gpt_neox"
-    mask_bytes = masks * config.num_hidden_layers * config.max_position_embeddings**2
+    # GPT-NeoX kept one byte of mask for each pair of positions in each layer.
+    masks = config.num_hidden_layers if config.model_type == "gpt_neox" else 0
     return Shape(
         parameters=parameters,
         multiplied=blocks + (head.weight.numel() if head is not None else 0),
         layers=config.num_hidden_layers,
         width=config.hidden_size,
-        stored_bytes=BYTES[dtype] * parameters + mask_bytes,
+        stored_bytes=BYTES[dtype] * parameters + masks * config.max_position_embeddings**2,
     )
-
-
-def forward_flop(shape: Shape, sequences: int, length: int) -> float:
-    """Operations of one forward pass over ``[sequences, length]`` tokens."""
-    each = 2 * shape.multiplied + 2 * shape.layers * length * shape.width
-    return float(sequences * length * each)
-
-
-def training_flop(shape: Shape, sequences: int, length: int) -> float:
-    """Operations of forward and backward passes over ``[sequences, length]`` tokens."""
-    return 3 * forward_flop(shape, sequences, length)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Totals of one suite. Bytes, and floating-point operations by kind of pass."""
+    """Totals of one suite. Bytes, and floating-point operations by kind of pass.
+
+    Disk is the most that lies there at one time: checkpoints and one state of training.
+    """
 
     revisions: int
     forks: int
@@ -137,73 +137,43 @@ class Costs:
     fork_training_flop: float
     pretraining_flop: float
 
-    @property
-    def forward_flop(self) -> float:
-        """All passes without gradients."""
-        return self.audit_flop + self.fork_probe_flop
-
-    @property
-    def training_flop(self) -> float:
-        """All passes with gradients."""
-        return self.fork_training_flop + self.pretraining_flop
-
     def hours(self, forward_rate: float, training_rate: float, side_by_side: int = 1) -> float:
         """Hours at so many operations a second without and with gradients.
 
         With several jobs ``side_by_side`` all is shared among them but the run itself.
         """
-        shared = self.forward_flop / forward_rate + self.fork_training_flop / training_rate
+        shared = (self.audit_flop + self.fork_probe_flop) / forward_rate
+        shared += self.fork_training_flop / training_rate
         return (shared / side_by_side + self.pretraining_flop / training_rate) / 3600
 
 
-def batch_shapes(section: Mapping) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Sequences and tokens of a batch of the suite's probes and of its updates."""
-    batches = section["batches"]
-    probe = (section["probe"]["batch_size"], batches["validation"]["length"])
-    run = section.get("fork") or (section["training"] if section["source"] == "pretrain" else None)
-    return probe, (run["batch_size"], batches["train"]["length"]) if run else probe
-
-
 def suite_costs(section: Mapping, shape: Shape, *, revisions: int, last: int) -> Costs:
-    """Costs of a suite's section of the configuration with ``revisions`` checkpoints.
+    """Costs of a suite's section of the configuration with ``revisions`` checkpoints."""
+    source, fork, batches = section["source"], section.get("fork"), section["batches"]
+    validation = batches["validation"]
+    probe = 3 * shape.flop(validation["sequences"], validation["length"])
 
-    Disk is the most that lies there at one time: checkpoints and one state of training.
-    """
-    source, fork = section["source"], section.get("fork")
-    validation = section["batches"]["validation"]
-    probe = 3 * forward_flop(shape, validation["sequences"], validation["length"])
+    def training(run: Mapping, steps: int) -> float:
+        return 3 * steps * shape.flop(run["batch_size"], batches["train"]["length"])
+
     forks = len(fork["schedules"]) * len(fork["seeds"]) if fork else 0
-    fork_probes = forks * (fork["steps"] // fork["probe_every"]) if fork else 0
+    probes = fork["steps"] // fork["probe_every"] if fork else 0
+    written = CHECKPOINT_BYTES * shape.parameters
+    disk = ADAM_BYTES * shape.parameters * (bool(fork) or source == "pretrain")
+    # Checkpoints of all forks, or those of the one that is being measured.
+    disk += probes * written * (forks if keeps_forks(section) else bool(fork))
+    # Those of the run: all that are trained here, for each job at work one of the hub's.
+    of_run = {"pretrain": revisions * written, "hub": (1 + bool(fork)) * shape.stored_bytes}
     return Costs(
         revisions=revisions,
         forks=forks,
         download_bytes=shape.stored_bytes * (revisions + bool(fork)) * (source == "hub"),
-        disk_bytes=_disk_bytes(section, shape, revisions),
+        disk_bytes=disk + of_run.get(source, 0),
         audit_flop=revisions * probe,
-        fork_probe_flop=fork_probes * probe,
-        fork_training_flop=forks * _run_flop(section, shape, fork, fork["steps"]) if fork else 0.0,
-        pretraining_flop=(
-            _run_flop(section, shape, section["training"], last) if source == "pretrain" else 0.0
-        ),
+        fork_probe_flop=forks * probes * probe,
+        fork_training_flop=forks * training(fork, fork["steps"]) if fork else 0.0,
+        pretraining_flop=training(section["training"], last) if source == "pretrain" else 0.0,
     )
-
-
-def _run_flop(section: Mapping, shape: Shape, run: Mapping, steps: int) -> float:
-    """Operations of ``steps`` updates with the batch size of ``run``."""
-    return steps * training_flop(shape, run["batch_size"], section["batches"]["train"]["length"])
-
-
-def _disk_bytes(section: Mapping, shape: Shape, revisions: int) -> int:
-    state = ADAM_BYTES * shape.parameters * ("fork" in section or section["source"] == "pretrain")
-    if fork := section.get("fork"):  # all of them, or those of the one that is being measured
-        forks = len(fork["schedules"]) * len(fork["seeds"]) if keeps_forks(section) else 1
-        probes = forks * (fork["steps"] // fork["probe_every"])
-        state += probes * CHECKPOINT_BYTES * shape.parameters
-    if section["source"] == "pretrain":
-        return revisions * CHECKPOINT_BYTES * shape.parameters + state
-    if section["source"] == "local":
-        return state
-    return (1 + ("fork" in section)) * shape.stored_bytes + state  # for each job at work
 
 
 @dataclass(frozen=True)
@@ -223,13 +193,17 @@ class Throughput:
     side_by_side: int
 
 
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def layers_to_time(config: object, device: str) -> int:
     """How many of the model's layers are timed on ``device``; at least one."""
-    whole = describe_shape(config)
-    none = describe_shape(_with_layers(config, 1)).parameters
-    each = max(1, (whole.parameters - none) // max(1, whole.layers - 1))
-    room = MOST_PARAMETERS[device] - (none - each)
-    return int(min(whole.layers, max(1, room // each)))
+    whole, first = (describe_shape(c).parameters for c in (config, _with_layers(config, 1)))
+    each = max(1, (whole - first) // max(1, config.num_hidden_layers - 1))
+    room = MOST_PARAMETERS[device] - (first - each)
+    return int(min(config.num_hidden_layers, max(1, room // each)))
 
 
 def _with_layers(config: object, layers: int) -> object:
@@ -240,17 +214,25 @@ def _with_layers(config: object, layers: int) -> object:
     return changed
 
 
-def name_device(device: str) -> str:
-    """What ``device`` is, as a person knows it."""
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    processor = platform.processor() or platform.machine()
-    return f"{device} ({processor}, {torch.get_num_threads()} threads)"
+def batches_to_time(
+    section: Mapping, shape: Shape, device: str
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Sequences and tokens of the suite's probes and updates, on a CPU what takes about a second.
 
+    A batch that is much smaller than the suite's would measure the calls and not the work.
+    """
+    batches, source = section["batches"], section["source"]
+    probe = (section["probe"]["batch_size"], batches["validation"]["length"])
+    run = section.get("fork") or (section["training"] if source == "pretrain" else None)
+    update = (run["batch_size"], batches["train"]["length"]) if run else probe
 
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    def timed(size: int, length: int) -> tuple[int, int]:
+        if device != "cpu" or 3 * shape.flop(size, length) <= CPU_FLOP:
+            return size, length
+        length = min(length, CPU_LENGTH)
+        return max(1, min(size, int(CPU_FLOP / (3 * shape.flop(1, length))))), length
+
+    return timed(*probe), timed(*update)
 
 
 def measure(
@@ -266,94 +248,44 @@ def measure(
     threads = min(threads, cores)
     layers = layers_to_time(config, device)
     config = _with_layers(config, layers)
-    shape = describe_shape(config)
+    shape, model = describe_shape(config), build(config, device)
     torch.manual_seed(0)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        model = build(config, device)
-
-        def score() -> None:
-            with torch.inference_mode():
-                logits = model(input_ids=probed, use_cache=False).logits
-                torch.log_softmax(logits[:, :-1], dim=-1)
-
-        def learn() -> None:
-            model(input_ids=trained, labels=trained, use_cache=False).loss.backward()
-            model.zero_grad(set_to_none=True)
-
-        probed, trained = (
-            torch.randint(config.vocab_size, batch, device=device) for batch in (forward, update)
-        )
-        return Throughput(
-            forward_flop(shape, *forward) * _per_second(score, seconds, device),
-            training_flop(shape, *update) * _per_second(learn, seconds, device),
-            name_device(device),
-            layers,
-            forward,
-            update,
-            1 if device != "cpu" else cores // threads,
-        )
-    finally:
-        torch.set_num_threads(before)
-
-
-def _per_second(action: Callable[[], None], seconds: float, device: str) -> float:
-    """Runs a second, after one that does not count."""
-    action()
-    _wait(device)
-    count, started = 0, time.perf_counter()
-    while time.perf_counter() - started < seconds:
-        action()
-        _wait(device)
-        count += 1
-    return count / (time.perf_counter() - started)
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    elif device == "mps":
-        torch.mps.synchronize()
-
-
-def timed_batch(shape: Shape, batch_size: int, length: int, device: str) -> tuple[int, int]:
-    """Sequences and length to time: the suite's own batch, on a CPU what takes about a second.
-
-    A batch that is much smaller than the suite's would measure the calls and not the work.
-    """
-    if device != "cpu" or training_flop(shape, batch_size, length) <= CPU_FLOP:
-        return batch_size, length
-    length = min(length, CPU_LENGTH)
-    return max(1, min(batch_size, int(CPU_FLOP / training_flop(shape, 1, length)))), length
-
-
-def model_config(suite: Suite) -> object:
-    """The configuration of the suite's model: a local one's from its last checkpoint.
-
-    Raises ``ValueError`` where the suite says no architecture.
-    """
-    if suite.source == "local":
-        return read_local_config(suite.folder(suite.steps[-1]))
-    if "architecture" not in suite.section:
-        raise ValueError(
-            f"config key suites.{suite.name} lacks architecture, which costs follow from"
-        )
-    return read_config(
-        suite.section["architecture"], vocab_size=suite.section["tokenizer"].get("vocab_size")
+    probed, trained = (
+        torch.randint(config.vocab_size, b, device=device) for b in (forward, update)
     )
 
+    def score() -> None:
+        with torch.inference_mode():
+            logits = model(input_ids=probed, use_cache=False).logits
+            torch.log_softmax(logits[:, :-1], dim=-1)
 
-def model_shape(suite: Suite, config: object) -> Shape:
-    """What the suite's model is made of."""
-    dtype = suite.section.get("architecture", {}).get("dtype", "float16")
-    return describe_shape(config, dtype)
+    def learn() -> None:
+        model(input_ids=trained, labels=trained, use_cache=False).loss.backward()
+        model.zero_grad(set_to_none=True)
+
+    def seconds_of(action: object) -> float:
+        timer = Timer("action()", globals={"action": action}, num_threads=threads)
+        return timer.blocked_autorange(min_run_time=seconds).mean
+
+    name = f"{platform.processor() or platform.machine()}, {threads} threads"
+    return Throughput(
+        shape.flop(*forward) / seconds_of(score),
+        3 * shape.flop(*update) / seconds_of(learn),
+        torch.cuda.get_device_name() if device == "cuda" else f"{device} ({name})",
+        layers,
+        forward,
+        update,
+        1 if device != "cpu" else cores // threads,
+    )
 
 
 def size(count: float) -> str:
     """Bytes in the unit that fits."""
-    factor, unit = next(((f, u) for f, u in UNITS if count >= f), (1, "bytes"))
-    return f"{count / factor:,.1f} {unit}" if factor > 1 else f"{count:.0f} {unit}"
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            break
+        count /= 1000
+    return f"{count:,.0f} bytes" if unit == "bytes" else f"{count:,.1f} {unit}"
 
 
 def duration(hours: float) -> str:
@@ -363,11 +295,13 @@ def duration(hours: float) -> str:
     return f"{hours:.1f} hours" if hours < 72 else f"{hours / 24:,.1f} days"
 
 
-def _rows(costs: Costs, shape: Shape, source: str) -> Iterator[tuple[str, str, str]]:
-    """What, how much, and how it is known."""
+Rows = Iterator[tuple[str, str, str]]  # what, how much, and how it is known
+
+
+def _rows(costs: Costs, shape: Shape) -> Rows:
     yield "model", f"{shape.parameters:,} parameters", "counted on its classes"
     yield "revisions", f"{costs.revisions:,}", "the plan"
-    if source == "hub":
+    if costs.download_bytes:
         each = f"{size(shape.stored_bytes)} each, the larger of the published forms"
         yield "downloads", size(costs.download_bytes), f"computed: {each}"
         hours = costs.download_bytes * 8 / (CONNECTION_MBIT * 1e6) / 3600
@@ -381,49 +315,30 @@ def _rows(costs: Costs, shape: Shape, source: str) -> Iterator[tuple[str, str, s
         yield "", f"{costs.fork_probe_flop:.2g} FLOP", "computed: probes on the way"
 
 
-def _time_rows(costs: Costs, found: Throughput, whole: int) -> Iterator[tuple[str, str, str]]:
-    part = "" if found.layers == whole else f", {found.layers} of {whole} layers"
-    for name, rate, batch in (
-        ("forward", found.forward_rate, found.forward),
-        ("update", found.training_rate, found.update),
+def _time_rows(costs: Costs, found: Throughput, layers: int) -> Rows:
+    rates = (found.forward_rate, found.training_rate)
+    part = "" if found.layers == layers else f", {found.layers} of {layers} layers"
+    for name, rate, batch in zip(
+        ("forward", "update"), rates, (found.forward, found.update), strict=True
     ):
         what = f"measured: {batch[0]} x {batch[1]} tokens{part}, float32, TF32 off"
         yield name, f"{rate / 1e9:.3g} GFLOP/s", what
-    audit = costs.audit_flop / found.forward_rate / 3600
-    yield "time, audit", duration(audit), "estimated from what was measured"
-    if costs.training_flop:
-        total = costs.hours(found.forward_rate, found.training_rate)
-        yield "time, all", duration(total), "estimated; one job at a time, no downloads"
+    audit = duration(costs.audit_flop / found.forward_rate / 3600)
+    yield "time, audit", audit, "estimated from what was measured"
+    if costs.fork_training_flop or costs.pretraining_flop:
+        alone = duration(costs.hours(*rates))
+        yield "time, all", alone, "estimated; one job at a time, no downloads"
         if found.side_by_side > 1:
-            total = costs.hours(found.forward_rate, found.training_rate, found.side_by_side)
-            yield "", duration(total), f"estimated; {found.side_by_side} jobs at a time"
+            together = duration(costs.hours(*rates, found.side_by_side))
+            yield "", together, f"estimated; {found.side_by_side} jobs at a time"
 
 
-def report(
-    suite: Suite,
-    costs: Costs,
-    shape: Shape,
-    *,
-    jobs: Mapping[str, int] | None,
-    throughput: Throughput | None,
-) -> Table:
-    """The plan as a table; ``jobs`` are those left by rule, ``None`` where it cannot be told."""
-    where = f" on {throughput.device}" if throughput else ""
-    table = Table(title=f"{suite.section['label']}{where}", title_justify="left")
-    for heading in ("what", "how much", "how it is known"):
-        table.add_column(heading)
-    rows = [*_rows(costs, shape, suite.source)]
-    if throughput:
-        rows += [*_time_rows(costs, throughput, shape.layers)]
+def _job_row(jobs: Mapping[str, int] | None) -> tuple[str, str, str]:
     if jobs is None:
-        rows.append(("jobs left", "not known", "Snakemake cannot plan them, see below"))
-    else:
-        most = sorted(jobs.items(), key=lambda item: (-item[1], item[0]))[:4]
-        listed = ", ".join(f"{count} {rule}" for rule, count in most)
-        rows.append(("jobs left", f"{sum(jobs.values()):,}", listed or "everything is done"))
-    for row in rows:
-        table.add_row(*row)
-    return table
+        return "jobs left", "not known", "Snakemake cannot plan them, see below"
+    most = sorted(jobs.items(), key=lambda item: (-item[1], item[0]))[:4]
+    listed = ", ".join(f"{count} {rule}" for rule, count in most)
+    return "jobs left", f"{sum(jobs.values()):,}", listed or "everything is done"
 
 
 def plan_suite(name: str | None, configfiles: Sequence[str], seconds: float) -> int:
@@ -439,27 +354,22 @@ def plan_suite(name: str | None, configfiles: Sequence[str], seconds: float) -> 
         print(f"{suite.name}: nothing to compute, it is measured ({section['measurements']})")
         return 0
     config = model_config(suite)
-    shape, throughput = model_shape(suite, config), None
+    shape = describe_shape(config, section.get("architecture", {}).get("dtype", "float16"))
+    costs = suite_costs(section, shape, revisions=len(suite.steps), last=suite.last)
+    rows, where = [*_rows(costs, shape)], ""
     if seconds > 0:
         device = choose_device(section["device"])
-        forward, update = (timed_batch(shape, *b, device) for b in batch_shapes(section))
-        timed = {"forward": forward, "update": update, "threads": section["threads"]}
-        throughput = measure(config, device=device, seconds=seconds, **timed)
-    costs = suite_costs(section, shape, revisions=len(suite.steps), last=suite.last)
-    code, jobs, said = dry_run(suite.name, configfiles)
-    Console().print(report(suite, costs, shape, jobs=jobs, throughput=throughput))
+        forward, update = batches_to_time(section, shape, device)
+        found = measure(config, device=device, forward=forward, update=update,
+                        threads=section["threads"], seconds=seconds)  # fmt: skip
+        rows += _time_rows(costs, found, shape.layers)
+        where = f" on {found.device}"
+    code, jobs, said = dry_run("--config", f"suite={suite.name}", configfiles=configfiles)
+    table = Table("what", "how much", "how it is known", title=f"{section['label']}{where}",
+                  title_justify="left")  # fmt: skip
+    for row in (*rows, _job_row(jobs)):
+        table.add_row(*row)
+    Console().print(table)
     for line in (*suite.skipped, *said):
         print(line, file=sys.stderr if code else sys.stdout)
     return code
-
-
-def dry_run(suite: str, configfiles: Sequence[str]) -> tuple[int, dict[str, int] | None, list[str]]:
-    """Snakemake's exit code, the jobs left by rule (``None`` where it failed), its messages."""
-    command = [sys.executable, "-m", "snakemake", "--dry-run", "--quiet", "host", "rules"]
-    command += ["--config", f"suite={suite}"]
-    command += ["--configfile", *configfiles] if configfiles else []
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = run.stdout if run.returncode else re.split("Job stats:|Nothing to be", run.stdout)[0]
-    lines = [line for line in (said + run.stderr).splitlines() if line.strip()]
-    lines = [line for line in lines if not line.startswith(SAID_ALWAYS)]
-    return run.returncode, None if run.returncode else jobs_left(run.stdout), lines

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 
-def _option(help: str, default: object, **more: object) -> object:  # noqa: A002
-    return field(default=default, metadata={"help": help, **more})
+def _option(about: str, default: object) -> object:
+    return field(default=default, metadata={"help": about})
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class AuditOptions:
 
     target: str
     revisions: tuple[str, ...] = _option(
-        "only these: hub branches or tags, folder names or steps of a run", (), many=True
+        "only these: hub branches or tags, folder names or steps of a run", ()
     )
     data: str | None = _option(
         "validation text: .txt, .jsonl (field text) or .parquet, also with .gz or .zst", None
