@@ -80,8 +80,9 @@ def on_cluster(script: str, folder: Path, minutes: int, environment: dict | None
 
 
 def same_tables(first: Path, second: Path) -> int:
-    """Compare every CSV byte for byte; how many there are."""
-    tables = sorted(path.relative_to(first) for path in first.glob("results/**/*.csv"))
+    """Compare every table byte for byte; how many there are."""
+    files = (path for kind in ("csv", "parquet") for path in first.glob(f"results/**/*.{kind}"))
+    tables = sorted(path.relative_to(first) for path in files)
     for table in tables:
         assert (first / table).read_bytes() == (second / table).read_bytes(), table
     return len(tables)
@@ -124,7 +125,7 @@ def test_the_suite_with_a_drained_node_and_a_cancelled_job(tmp_path, tmp_path_fa
     assert ["CANCELLED", "400M"] in tries and ["COMPLETED", "800M"] in tries, tries
     log = (folder / "snakemake.log").read_text()
     assert "Trying to restart job" in log
-    assert same_tables(folder, built) >= 12
+    assert same_tables(folder, built) > 12
 
 
 def test_a_failed_job_names_its_log(tmp_path):
@@ -145,7 +146,7 @@ def test_a_failed_job_names_its_log(tmp_path):
 def test_revisions_of_a_hub_are_jobs_of_the_cluster(tmp_path):
     """Each fetches, probes, describes and deletes its own, with the bytes of a run without one."""
     steps = revision_steps(powers_of_two=10, spacing=1000, last=143_000)
-    targets = [f"results/pythia-160m/kurtosis/step{step}.csv" for step in (4, 8, 16)]
+    targets = [f"results/pythia-160m/kurtosis/step{step}.csv" for step in (4, 8)]
     clones = {name: copy_checkout(tmp_path / name) for name in ("cluster", "alone")}
     profile = site_profile(clones["cluster"])
     end = ["--configfile", "tests/config/pythia_tiny.yaml", "--", *targets]
@@ -162,6 +163,6 @@ def test_revisions_of_a_hub_are_jobs_of_the_cluster(tmp_path):
         )  # fmt: skip
     assert alone.returncode == 0, alone.stdout[-3000:] + alone.stderr[-3000:]
     log = (clones["cluster"] / "snakemake.log").read_text()
-    assert re.search(r"^probe_revision +3$", log, re.MULTILINE)
-    assert same_tables(clones["alone"], clones["cluster"]) == 9
+    assert re.search(r"^probe_revision +2$", log, re.MULTILINE)
+    assert same_tables(clones["alone"], clones["cluster"]) == 4 * len(targets)
     assert not list(clones["cluster"].glob("results/*/unfinished/probe_revision/*"))
