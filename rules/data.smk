@@ -117,6 +117,8 @@ rule fix_batches:
         "logs/{suite}/fix_batches.log",
     benchmark:
         "benchmarks/{suite}/fix_batches.tsv"
+    wildcard_constraints:
+        suite=suites_where(lambda suite: "train" in suite.section["batches"]),
     conda:
         "../envs/analysis.yaml"
     params:
@@ -142,6 +144,3 @@ use rule fix_batches as fix_batches_validation with:
         suite=suites_where(lambda suite: "train" not in suite.section["batches"]),
     message:
         "Fixing the validation batches of {wildcards.suite}"
-
-
-ruleorder: fix_batches_validation > fix_batches

@@ -5,7 +5,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, PositiveInt, StrictBool, Tag
 
@@ -662,8 +662,6 @@ class Suite(Section):
     tokens_per_step: PositiveInt = key("Tokens per update, where training does not say.", None)
     integrity: Integrity = None
 
-    states: ClassVar[bool] = False  # whether training states are left at training.jobs_end_at
-
     @property
     def steps(self) -> list[int] | None:
         """Revisions in order; ``None`` where they are to be found."""
@@ -732,7 +730,7 @@ class Suite(Section):
             more = (
                 f", which a suite with source {self.source} does not have; valid: fresh, rewarmed"
             )
-            if self.states:
+            if self.source == "pretrain":
                 more = "; add it to training.jobs_end_at or use fresh"
             text = f"restored needs a training state at step {fork.start}{more}"
             yield "fork.optimizer_state", text
@@ -765,8 +763,6 @@ class PretrainSuite(Suite):
     architecture: Architecture
     tokenizer: TrainedTokenizer
     training: TrainingHere
-
-    states: ClassVar[bool] = True
 
     def _mistakes(self) -> Mistakes:
         if not isinstance(self.grid, EvenGrid):

@@ -277,9 +277,7 @@ def _stable_then_linear(step: int, fork: ForkSchedule, decay_start: int) -> floa
     rate = fork.run(fork.start)
     if step < decay_start:
         return rate
-    if step >= fork.stop:
-        return 0.0
-    return rate * (fork.stop - step) / (fork.stop - decay_start)
+    return rate * max(fork.stop - step, 0) / (fork.stop - decay_start)
 
 
 class Constant(ScheduleKind):
