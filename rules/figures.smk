@@ -1,11 +1,12 @@
-"""Tables and figures of the paper, one rule each.
+"""Tables, figures and the front page of a suite.
 
 REQUIRED INPUTS  results/{suite}/audit.csv, kurtosis.csv, phases.json, forks.csv, statistics.csv
-                 resources/paper/table1.csv, table2.csv
+                 resources/paper/table1.csv, table2.csv, pythia_lambada.csv; for figures beyond
+                 the paper rivals.csv and mechanism/*.csv
 OUTPUTS          results/{suite}/tables/table1.*, table2.*             (csv, md, tex)
-                 results/{suite}/figures/fig1_audit.*, fig2_kurtosis.*, fig3_forks.*, fig5_bit_widths.*
+                 results/{suite}/figures/fig1_audit.*, fig2_kurtosis.* …  (pdf, svg, png)
+                 results/paper/figures/fig4_lambada.*
                  results/{suite}/index.html
-                 results/paper/figures/fig4_lambada.*              (pdf, svg, png)
 """
 
 
@@ -57,52 +58,64 @@ rule tabulate_forks:
         "../workflow_scripts/tabulate_forks.py"
 
 
-rule plot_audit:
-    """Figure 1: gaps, perplexity and learning rate over training."""
-    input:
-        audit="results/{suite}/audit.csv",
-        phases="results/{suite}/phases.json",
-        paper_table="resources/paper/table1.csv",
-    output:
-        figure("results/{suite}/figures/fig1_audit", "Audit", "1"),
-    log:
-        "logs/{suite}/plot_audit.log",
-    benchmark:
-        "benchmarks/{suite}/plot_audit.tsv"
-    localrule: True
-    conda:
-        "../envs/analysis.yaml"
-    params:
-        suite=planned(plan.facts),
-        code=code_hash("workflow_scripts/plot_audit.py"),
-    message:
-        "Figure 1 of {wildcards.suite}"
-    script:
-        "../workflow_scripts/plot_audit.py"
+# What figures are drawn from, by their category in the report: results of the suite, and what
+# the paper printed. The script of fig1_audit is plot_audit.py, whose `main` gets each file under
+# its name without the ending; its caption is rules/report/fig1_audit.rst.
+PRINTED = "resources/paper/table1.csv"
+FIGURES = {
+    "Audit": {
+        "fig1_audit": ["audit.csv", "phases.json", PRINTED],
+        "fig5_bit_widths": ["audit.csv", PRINTED],
+        "fig14_scaling_law": ["audit.csv", "kurtosis.csv", "scaling_law.json", PRINTED],
+    },
+    "Kurtosis": {"fig2_kurtosis": ["kurtosis.csv", "audit.csv", "phases.json"]},
+    "Beyond the paper": {
+        "fig6_factorial": ["mechanism/factorial.csv", "mechanism/factors.csv"],
+        "fig7_layers": ["mechanism/layers.csv", "phases.json"],
+        "fig8_rivals": ["rivals.csv"],
+        "fig9_sensitivity": ["mechanism/sensitivity.csv", "audit.csv", "phases.json"],
+        "fig10_curvature": ["mechanism/curvature.csv", "audit.csv", "phases.json"],
+        "fig11_drift": [
+            *("mechanism/drift.csv", "mechanism/displacement.csv", "mechanism/phase_flips.csv"),
+            "phases.json",
+        ],
+        "fig12_activations": ["mechanism/activations.csv", "kurtosis.csv", "phases.json"],
+        "fig13_replication": ["mechanism/replication_runs.csv", "mechanism/replication.csv"],
+        "fig15_tokens": ["mechanism/replication_runs.csv", PRINTED],
+    },
+}
+# What a script is told beside the facts of its suite.
+TOLD = {"fig12_activations": {"bits": setting("mechanism.activations.bits")}}
 
+for category, stem in [(group, stem) for group, stems in FIGURES.items() for stem in stems]:
+    number, _, drawn = stem.removeprefix("fig").partition("_")
 
-rule plot_kurtosis:
-    """Figure 2: weight kurtosis over training and against the gap."""
-    input:
-        kurtosis="results/{suite}/kurtosis.csv",
-        audit="results/{suite}/audit.csv",
-        phases="results/{suite}/phases.json",
-    output:
-        figure("results/{suite}/figures/fig2_kurtosis", "Kurtosis", "2"),
-    log:
-        "logs/{suite}/plot_kurtosis.log",
-    benchmark:
-        "benchmarks/{suite}/plot_kurtosis.tsv"
-    localrule: True
-    conda:
-        "../envs/analysis.yaml"
-    params:
-        suite=planned(plan.facts),
-        code=code_hash("workflow_scripts/plot_kurtosis.py"),
-    message:
-        "Figure 2 of {wildcards.suite}"
-    script:
-        "../workflow_scripts/plot_kurtosis.py"
+    rule:
+        """A figure as PDF, SVG and PNG."""
+        name:
+            f"plot_{drawn}"
+        input:
+            **{
+                Path(file).stem: file if file == PRINTED else f"results/{{suite}}/{file}"
+                for file in FIGURES[category][stem]
+            },
+        output:
+            figure(f"results/{{suite}}/figures/{stem}", category, number),
+        log:
+            f"logs/{{suite}}/plot_{drawn}.log",
+        benchmark:
+            f"benchmarks/{{suite}}/plot_{drawn}.tsv"
+        localrule: True
+        conda:
+            "../envs/analysis.yaml"
+        params:
+            **TOLD.get(stem, {}),
+            suite=planned(plan.facts),
+            code=code_hash(f"workflow_scripts/plot_{drawn}.py"),
+        message:
+            f"Figure {number} of {{wildcards.suite}}"
+        script:
+            f"../workflow_scripts/plot_{drawn}.py"
 
 
 rule plot_forks:
@@ -127,54 +140,6 @@ rule plot_forks:
         "Figure 3 of {wildcards.suite}"
     script:
         "../workflow_scripts/plot_forks.py"
-
-
-rule plot_scaling_law:
-    """Figure 14: the low-bit loss against its own power law, beside the paper's ten rows."""
-    input:
-        audit="results/{suite}/audit.csv",
-        kurtosis="results/{suite}/kurtosis.csv",
-        law="results/{suite}/scaling_law.json",
-        paper_table="resources/paper/table1.csv",
-    output:
-        figure("results/{suite}/figures/fig14_scaling_law", "Audit", "14"),
-    log:
-        "logs/{suite}/plot_scaling_law.log",
-    benchmark:
-        "benchmarks/{suite}/plot_scaling_law.tsv"
-    localrule: True
-    conda:
-        "../envs/analysis.yaml"
-    params:
-        suite=planned(plan.facts),
-        code=code_hash("workflow_scripts/plot_scaling_law.py"),
-    message:
-        "Figure 14 of {wildcards.suite}"
-    script:
-        "../workflow_scripts/plot_scaling_law.py"
-
-
-rule plot_bit_widths:
-    """Figure 5: what INT8 costs against what INT4 costs, beside the printed Table 1."""
-    input:
-        audit="results/{suite}/audit.csv",
-        paper_table="resources/paper/table1.csv",
-    output:
-        figure("results/{suite}/figures/fig5_bit_widths", "Audit", "5"),
-    log:
-        "logs/{suite}/plot_bit_widths.log",
-    benchmark:
-        "benchmarks/{suite}/plot_bit_widths.tsv"
-    localrule: True
-    conda:
-        "../envs/analysis.yaml"
-    params:
-        suite=planned(plan.facts),
-        code=code_hash("workflow_scripts/plot_bit_widths.py"),
-    message:
-        "Figure 5 of {wildcards.suite}"
-    script:
-        "../workflow_scripts/plot_bit_widths.py"
 
 
 rule plot_lambada:

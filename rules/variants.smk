@@ -5,7 +5,6 @@ REQUIRED INPUTS  results/{suite}/checkpoints/ of the steps that averages are mad
                  results/{suite}/forks.csv, variants/{condition}-seed{seed}.csv
 OUTPUTS          results/{suite}/averages/{average}.csv, .parquet, .json
                  results/{suite}/rivals.csv, calibration.json
-                 results/{suite}/figures/fig8_rivals.*             (pdf, svg, png)
 """
 
 
@@ -88,25 +87,3 @@ rule gather_rivals:
         "Gathering the rivals of {wildcards.suite}"
     script:
         "../workflow_scripts/gather_rivals.py"
-
-
-rule plot_rivals:
-    """Figure 8: absolute low-bit perplexity against FP32 perplexity of every condition."""
-    input:
-        rivals="results/{suite}/rivals.csv",
-    output:
-        figure("results/{suite}/figures/fig8_rivals", "Beyond the paper", "8"),
-    log:
-        "logs/{suite}/plot_rivals.log",
-    benchmark:
-        "benchmarks/{suite}/plot_rivals.tsv"
-    localrule: True
-    conda:
-        "../envs/analysis.yaml"
-    params:
-        suite=planned(plan.facts),
-        code=code_hash("workflow_scripts/plot_rivals.py"),
-    message:
-        "Figure 8 of {wildcards.suite}"
-    script:
-        "../workflow_scripts/plot_rivals.py"

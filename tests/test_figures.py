@@ -1,5 +1,6 @@
 """Figures: three formats, the same bytes twice, readable labels, nothing hidden or invented."""
 
+import json
 from itertools import combinations, pairwise
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from matplotlib.text import Text
 
 from flatminima import audit_figure, style
 from flatminima.jobs import run
+from flatminima.scaling_law import suite_excess
 from flatminima.schedules import fork_schedule
 from tests import synthetic
 from workflow_scripts import (
@@ -21,6 +23,7 @@ from workflow_scripts import (
     plot_kurtosis,
     plot_lambada,
     plot_rivals,
+    plot_scaling_law,
 )
 
 PAPER = synthetic.ROOT / "resources/paper"
@@ -35,6 +38,7 @@ CASES = {
 SCRIPTS = {
     "audit": plot_audit, "kurtosis": plot_kurtosis, "forks": plot_forks,
     "bit_widths": plot_bit_widths, "lambada": plot_lambada, "rivals": plot_rivals,
+    "scaling_law": plot_scaling_law,
 }  # fmt: skip
 
 
@@ -73,6 +77,12 @@ def draw(name, suite=synthetic.MINI, *, onset=True, short=False, negative_int8=F
         return plot_forks.draw(synthetic.forks(suite), audit, suite=synthetic.facts(suite))
     if name == "bit_widths":
         return plot_bit_widths.draw(audit, synthetic.PAPER_TABLE1, suite=suite)
+    if name == "scaling_law":
+        law = suite_excess(audit, phases, spacing=suite["spacing"])
+        kurtosis = synthetic.kurtosis(suite, short=short)
+        return plot_scaling_law.draw(audit, kurtosis, law, synthetic.PAPER_TABLE1, suite=suite)
+    if name == "lambada":
+        return plot_lambada.draw(LAMBADA)
     return plot_rivals.draw(rivals(), suite=suite)
 
 
@@ -92,6 +102,7 @@ def texts(figure):
             low, high = sorted(axis.get_view_interval())
             found += [t.label1 for t in axis.get_major_ticks() if low <= t.get_loc() <= high]
     drawn = {id(text): text for text in found if text.get_visible() and text.get_text().strip()}
+    assert {text.get_fontsize() for text in drawn.values()} == {8}
     # The box of an Annotation would include its leader line.
     return [(text.get_text(), Text.get_window_extent(text)) for text in drawn.values()]
 
@@ -110,9 +121,13 @@ def no_text_overlaps_or_leaves_the_page(figure):
 def test_scripts_write_three_formats_with_the_same_bytes_twice(name, tmp_path):
     results = synthetic.write(tmp_path / "mini")
     rivals().to_csv(results / "rivals.csv", index=False)
+    phases = json.loads((results / "phases.json").read_text())
+    law = suite_excess(synthetic.audit(), phases, spacing=40)
+    (results / "scaling_law.json").write_text(json.dumps(law))
     files = {key: str(results / f"{key}.csv") for key in ("audit", "kurtosis", "forks", "rivals")}
-    files |= {"phases": str(results / "phases.json"), "paper_table": str(PAPER / "table1.csv"),
-              "lambada": str(PAPER / "pythia_lambada.csv"), "cooled": []}  # fmt: skip
+    files |= {key: str(results / f"{key}.json") for key in ("phases", "scaling_law")}
+    files |= {"table1": str(PAPER / "table1.csv"), "cooled": [],
+              "lambada": str(PAPER / "pythia_lambada.csv")}  # fmt: skip
     written = []
     for folder in ("first", "second"):
         written.append([tmp_path / folder / f"f.{kind}" for kind in ("pdf", "svg", "png")])
@@ -127,19 +142,14 @@ def test_scripts_write_three_formats_with_the_same_bytes_twice(name, tmp_path):
     assert b"/Type3" not in first[0], "fonts are embedded as Type 42"
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", ["audit", "kurtosis", "forks", "bit_widths"])
-def test_title_carries_the_label_and_no_texts_overlap(name, case):
-    figure = draw(name, **CASES[case])
-    label = CASES[case].get("suite", synthetic.MINI)["label"]
-    assert figure.get_suptitle().startswith(f"{label}: ")
-    assert figure.get_figwidth() in (style.COLUMN_IN, style.PAGE_IN)
-    no_text_overlaps_or_leaves_the_page(figure)
-
-
-def test_no_texts_overlap_in_figures_of_no_or_many_suites():
-    no_text_overlaps_or_leaves_the_page(plot_lambada.draw(LAMBADA))
-    no_text_overlaps_or_leaves_the_page(draw("rivals"))
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_title_carries_the_label_and_no_texts_overlap(name):
+    for case in CASES.values() if name not in ("lambada", "rivals") else [{}]:
+        figure = draw(name, **case)
+        label = case.get("suite", synthetic.MINI)["label"] if name != "lambada" else "Pythia"
+        assert figure.get_suptitle().startswith(label)
+        assert figure.get_figwidth() == style.PAGE_IN
+        no_text_overlaps_or_leaves_the_page(figure)
 
 
 def test_audit_curves_are_the_table():
@@ -197,7 +207,12 @@ def test_ticks_of_a_log_axis_are_round_and_have_no_exponents():
     marks = [at for at in short.yaxis.get_majorticklocs() if low <= at <= high]
     assert np.allclose(marks, [10, 20, 50, 100, 200, 500])
     label = short.yaxis.get_major_formatter()
-    assert [label(value) for value in (2e-5, 0.001, 5, 1e6)] == ["0.00002", "0.001", "5", "1000000"]
+    assert [label(value) for value in (2e-5, 0.001, 5, 1e6)] == [
+        "0.00002",
+        "0.001",
+        "5",
+        "1,000,000",
+    ]
 
 
 def test_a_small_low_bit_range_stays_linear_whatever_the_control_does():
@@ -215,40 +230,42 @@ def test_phases_without_onset_are_two_and_say_so():
     assert "no onset" in panel._left_title.get_text()
 
 
-@pytest.mark.parametrize(
-    ("edges", "raised"),
-    [
-        ([0, 30, 60, 100], []),
-        ([0, 3, 70, 100], []),  # the first name reaches over the second band
-        ([0, 3, 40, 100], []),  # whose own name then moves aside
-        ([0, 3, 6, 100], ["2 plateau"]),
-        ([0, 60, 97, 100], []),
-    ],
-)
-def test_phase_names_share_a_line_where_they_fit(edges, raised):
+@pytest.mark.parametrize("edges", [(30, 60), (3, 70), (3, 40), (3, 6), (60, 97), (97, 98)])
+def test_phase_names_and_end_labels_keep_clear_of_each_other(edges):
     with style.style():
         axes = Figure(figsize=(style.PAGE_IN, 2)).subplots()
         axes.set_xlim(0, 100)
         names = ["rapid learning", "plateau", "divergence"]
         segments = [
             {"phase": i + 1, "name": name, "first_step": first, "last_step": last}
-            for i, (name, (first, last)) in enumerate(zip(names, pairwise(edges), strict=True))
+            for i, (name, (first, last)) in enumerate(
+                zip(names, pairwise([0, *edges, 100]), strict=True)
+            )
         ]
         style.draw_phases([axes], segments)
+        raised = [text for text in axes.texts if text.xyann[1] > 3]
+        assert bool(raised) == (edges in [(3, 6), (60, 97), (97, 98)])
+        style.end_labels(axes, [(name, 0.5, "black") for name in names])
         FigureCanvasAgg(axes.figure).draw()
-        assert [text.get_text() for text in axes.texts if text.xyann[1] > 3] == raised
-        boxes = [Text.get_window_extent(text) for text in axes.texts]
+        boxes = [Text.get_window_extent(text).padded(-0.5) for text in axes.texts]
     assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
-    assert all(box.x0 >= axes.bbox.x0 - 1 and box.x1 <= axes.bbox.x1 + 1 for box in boxes)
+    assert all(box.x0 >= axes.bbox.x0 - 1 for box in boxes)
+    assert all(box.x1 <= axes.bbox.x1 + 1 for box in boxes[:3])
 
 
-def test_end_labels_of_equal_values_are_moved_apart():
-    with style.style():
-        axes = Figure(figsize=(3, 2)).subplots()
-        axes.plot([0, 1], [0, 1])
-        style.end_labels(axes, [(name, 0.5, "black") for name in ("one", "two", "three")])
-        boxes = [text.get_window_extent() for text in axes.texts]
-    assert not any(a.padded(-0.5).overlaps(b) for a, b in combinations(boxes, 2))
+def test_nothing_lies_under_a_legend_and_the_best_step_ends_below_it():
+    phases = {"convergence": {"step": 5, "step_low": 4, "step_high": 7}}
+    for scale in ("linear", "log"):
+        with style.style():
+            axes = Figure(figsize=(2, 2)).subplots()
+            axes.plot(range(10), [10] * 10, label="a curve")
+            axes.set_yscale(scale)
+            style.legend(axes, phases)
+            box = axes.get_legend().get_window_extent()
+        for line in axes.get_lines():
+            drawn = line.get_transform().transform(line.get_xydata())
+            assert drawn[:, 1].max() < box.y0
+        assert axes.patches[0].get_window_extent().y1 < box.y0
 
 
 @pytest.mark.parametrize("onset", [True, False])
@@ -262,7 +279,7 @@ def test_each_kurtosis_has_a_panel_with_the_correlation_of_the_statistics(onset)
         for turn in ("levels", "detrended", "differences"):
             row = rows.loc[(f"kurtosis {statistic} v low_bit gap ({when})", f"Pearson r, {turn}")]
             shown = f"{turn} {row['value']:.2f}".replace("-", "−")
-            assert any(line.startswith(shown) for line in words(panel))
+            assert shown in words(panel)[0]
         (line,) = panel.get_lines()
         steps = list(range(3200 if onset else 3080, 5721, 40))
         assert np.array_equal(line.get_xdata(), kurtosis[statistic].loc[steps])
@@ -309,11 +326,10 @@ def test_a_schedule_that_the_suite_does_not_tell_has_markers_and_a_look_of_its_o
     assert len({look.color for look in looks.values()}) == 3
     forks = synthetic.forks().replace({"schedule": {"sgdr": "late_restart"}})
     suite = synthetic.facts(synthetic.MINI)
+    suite["fork"]["probe_every"] = 4
     figure = plot_forks.draw(forks, synthetic.audit(), suite=suite)
     assert len([line for line in figure.axes[3].get_lines() if line.get_linestyle() == "-"]) == 2
     assert "late_restart" in words(figure.axes[0])
-    suite["fork"]["probe_every"] = 4
-    figure = plot_forks.draw(forks, synthetic.audit(), suite=suite)
     assert "probes meet 15 of the 15 steps" in figure.axes[3].get_title(loc="left")
 
 
@@ -350,20 +366,14 @@ def test_bit_widths_of_suite_and_paper_stand_in_panels_of_their_own(suite):
 
 
 def test_printed_relations_are_those_of_the_statistics():
-    rows = synthetic.statistics()
-    rows = rows[rows["comparison"] == "high_bit v low_bit (even steps)"].set_index("test")["value"]
-    ours, papers = draw("bit_widths").axes
-    for axes, values in ((ours, rows), (papers, None)):
-        (ratio,) = (
-            line for line in words(axes) if line.startswith("sums of 8 stretches: low/high")
-        )
-        (slope,) = (line for line in words(axes) if line.startswith("slope "))
-        if values is not None:
-            assert f"low/high {values['ratio']:.0f} [" in ratio
-            assert slope.startswith(f"slope {values['log-log regression']:.2f} [")
+    rows = synthetic.statistics().set_index(["comparison", "test"])["value"]
+    rows = rows["high_bit v low_bit (even steps)"]
+    ours, papers = (words(axes)[0] for axes in draw("bit_widths").axes)
+    assert f"low/high {rows['ratio']:.0f} [" in ours
+    assert f"slope {rows['log-log regression']:.2f} [" in ours
     table = synthetic.PAPER_TABLE1
     low, high = (np.log1p(table[f"int{b}_gap_pct"] / 100).sum() for b in (4, 8))
-    assert f"low/high {low / high:.0f} [" in ratio
+    assert f"low/high {low / high:.0f} [" in papers
 
 
 @pytest.mark.parametrize("lost", [[40, 80, 5720], "all"])
@@ -373,9 +383,9 @@ def test_losses_that_did_not_grow_are_left_out_and_counted(lost):
     high &= True if lost == "all" else audit["step"].isin(lost)
     audit.loc[high, "delta_nll_nats_per_token"] = -1e-9
     figure = draw("bit_widths", audit=audit)
-    left_out = 143 if lost == "all" else 3
-    assert f"left out, no loss added: {left_out} of 143 checkpoints" in words(figure.axes[0])
-    assert ("low/high none" in " ".join(words(figure.axes[0]))) == (lost == "all")
+    left_out, (said,) = 143 if lost == "all" else 3, words(figure.axes[0])
+    assert f"left out, no loss added: {left_out} of 143 checkpoints" in said
+    assert ("low/high none" in said) == (lost == "all")
     no_text_overlaps_or_leaves_the_page(figure)
 
 
@@ -385,7 +395,16 @@ def test_the_line_is_the_squared_ratio_of_the_levels():
     x, y = line.get_data()
     assert np.allclose(x / y, 289)
     unnamed = synthetic.audit().replace({"quantizer": {"int4_g64": "nearest"}})
-    assert not any("dashed" in text for text in words(draw("bit_widths", audit=unnamed).axes[0]))
+    assert "dashed" not in words(draw("bit_widths", audit=unnamed).axes[0])[0]
+
+
+def test_power_laws_are_fitted_lines_over_the_points():
+    (axes,) = draw("scaling_law", suite=synthetic.PYTHIA).axes
+    points = next(line for line in axes.get_lines() if line.get_marker() == "s")
+    expected = synthetic.PAPER_TABLE1["step"] * 2_097_152 / 84_934_656
+    assert np.allclose(points.get_xdata(), expected)
+    assert axes.get_xscale() == axes.get_yscale() == "log"
+    assert len([line for line in axes.get_lines() if line.get_linestyle() == "-"]) == 2
 
 
 def test_rivals_are_ranked_by_low_bit_perplexity():
@@ -394,11 +413,6 @@ def test_rivals_are_ranked_by_low_bit_perplexity():
     order = [name for name in listed if name in ("SGDR", "cosine", "wsd", "late restart", "ema")]
     assert order[0] == "ema" and order[-1] == "cosine"
     assert listed[listed.index("ema") + 1 :][:3] == ["13.90", "14.60", "5.0"]
-
-
-def test_another_format_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="fig.jpg"):
-        style.save(Figure(), [tmp_path / "fig.jpg"])
 
 
 def test_names_come_from_the_quantizers():

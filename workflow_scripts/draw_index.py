@@ -18,7 +18,9 @@ from flatminima.jobs import run
 from flatminima.style import GREY, LOOKS, SCHEDULES, fork_looks, role_labels
 
 DASHES = {"low_bit": "solid", "high_bit": "dash", "fp32": "dot", "sgdr": "dash", "oli": "dot"}
-CLAIMS = ["id", "title", "self", "sources", "measured", "design", "analogue"]  # that are shown
+# What the ledger answers to a claim, by its column.
+ANSWERS = {"self": "within the paper", "sources": "against sources", "measured": "measured",
+           "design": "design", "analogue": "here"}  # fmt: skip
 MOST_ROWS = 40  # of a table below a drawing
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; margin: 0 auto; padding: 0 1rem 3rem;
@@ -26,13 +28,16 @@ body { font: 16px/1.5 system-ui, sans-serif; color: #222; margin: 0 auto; paddin
 fieldset { display: inline-block; border: 0; padding: 0; margin: 0 1.5rem 0 0; }
 label { margin-right: .6rem; white-space: nowrap; }
 h1 { font-size: 1.5rem; }
+h3 { font-size: 1rem; margin: 1.2rem 0 0; }
+blockquote { margin: .2rem 0 .2rem 1rem; color: #555; font-size: .9rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .85rem; }
 th, td { padding: .25rem .6rem; border-bottom: 1px solid #ddd; vertical-align: top;
   text-align: left; }
 a { color: #0b5394; }
 :focus-visible { outline: 3px solid #0b5394; outline-offset: 2px; }
-@media print { fieldset, details:not([open]) { display: none; } section { break-inside: avoid; } }
+@media print { fieldset, details:not([open]) { display: none; } h2, h3 { break-after: avoid; }
+  [role=img], blockquote, tr { break-inside: avoid; } }
 """
 SCRIPT = """
 document.querySelectorAll("input[data-update]").forEach(input =>
@@ -141,7 +146,7 @@ def kurtosis_section(kurtosis: pd.DataFrame) -> str:
     wide = kurtosis[kurtosis["statistic"] != "per_tensor"].pivot(
         index="step", columns="statistic", values="excess_kurtosis"
     )
-    wide.columns = wide.columns.str.replace("_", " ")
+    wide.columns = list(wide.columns.str.replace("_", " "))
     lines = [
         _line(wide[name], name, "black", dash)
         for name, dash in zip(wide, ("solid", "dash"), strict=False)
@@ -151,13 +156,22 @@ def kurtosis_section(kurtosis: pd.DataFrame) -> str:
 
 
 def claims_section(claims: pd.DataFrame) -> str:
-    """The primary claims of the ledger with the answers to its four questions."""
-    table = claims[claims["primary"].astype(str).str.lower() == "true"][CLAIMS].fillna("")
+    """The primary claims of the ledger with their quotations and what it answers to them."""
+    primary = claims[claims["primary"].astype(str).str.lower() == "true"].fillna("")
+    rows = ""
+    for row in primary.astype(str).map(html.escape).to_dict("records"):
+        said = "; ".join(
+            f"{a}: <strong>{row[key]}</strong>" for key, a in ANSWERS.items() if row[key]
+        )
+        rows += (
+            f"<h3>{row['id']} {row['title']}</h3><blockquote>{row['quotation']}</blockquote>"
+            f"<p>{said}</p>"
+        )
     return (
         '<section id="claims"><h2>Claims</h2><p>The primary claims: does the text agree with '
         "itself and with public sources, was it measured on its own model, what can its design "
-        'carry. All rows, with quotations, are in <a href="claims.html">claims.html</a>.</p>'
-        f"{_table(table.set_index('id'))}</section>"
+        'carry. All rows, with their evidence, are in <a href="claims.html">claims.html</a>.</p>'
+        f"{rows}</section>"
     )
 
 
@@ -228,7 +242,7 @@ def _section(
     table = ""
     if numbers is not None:
         thinned = numbers.iloc[:: -(-len(numbers) // MOST_ROWS)]
-        table = f"<details><summary>The numbers</summary>{_table(thinned.round(3))}</details>"
+        table = f"<details><summary>The numbers</summary>{_table(thinned, heading)}</details>"
     return (
         f'<section id="{name}"><h2>{heading}</h2><p>{html.escape(said)}</p>{forms}'
         f'<div role="img" aria-label="{html.escape(f"{heading}: {said}")}">{drawing}</div>'
@@ -236,10 +250,12 @@ def _section(
     )
 
 
-def _table(table: pd.DataFrame) -> str:
+def _table(table: pd.DataFrame, heading: str) -> str:
     """A table that scrolls by itself where the window is narrow, also by keyboard."""
-    flat = table.reset_index().to_html(index=False, border=0)
-    return f'<div class="wide" tabindex="0" role="group" aria-label="table">{flat}</div>'
+    flat = table.round(3).reset_index().to_html(index=False, border=0)
+    return (
+        f'<div class="wide" tabindex="0" role="group" aria-label="{heading}: numbers">{flat}</div>'
+    )
 
 
 def assemble(label: str, sections: list[str]) -> str:

@@ -7,16 +7,14 @@ from flatminima.files import read_json
 from flatminima.jobs import run
 
 
-def main(audit: str, phases: str, paper_table: str, outputs: list, suite: dict) -> None:
+def main(audit: str, phases: str, table1: str, outputs: list, suite: dict) -> None:
     """Write ``outputs`` (pdf, svg, png); the paper's points only over the paper's own model.
 
     ``suite`` has the keys label and is_paper_model.
     """
-    points = pd.read_csv(paper_table) if suite["is_paper_model"] else None
-    drawing = audit_figure.draw(
-        pd.read_csv(audit), read_json(phases), suite=suite, paper_points=points
-    )
-    style.save(drawing, outputs)
+    points = pd.read_csv(table1) if suite["is_paper_model"] else None
+    tables = pd.read_csv(audit), read_json(phases)
+    style.save(audit_figure.draw(*tables, suite=suite, paper_points=points), outputs)
 
 
 if __name__ == "__main__":

@@ -4,38 +4,40 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
+from flatminima import style
 from flatminima.jobs import run
 from flatminima.mechanism.factors import PAPER_LAYERS
-from flatminima.style import GREY, band, log_axis, row_of_panels, save, shades, style
+from flatminima.style import BLUE, GREY, LOSS, RED
 
-_LOSS = ["delta_nll_nats_per_token", "low", "high"]
-_TERMS = {
-    "bits": ("black", "o"), "granularity": ("#0173b2", "s"), "symmetry": ("#d55e00", "^"),
-    "interactions": (GREY, "v"),
-}  # fmt: skip
-_FORMAT_MARKS = {"nf4": "D", "mxfp4": "P", "nvfp4": "X"}
+_TERMS = {"bits": ("black", "o"), "granularity": (BLUE, "s"), "symmetry": (RED, "^"),
+          "interactions": (GREY, "v")}  # fmt: skip
+_FORMATS = {"nf4": "D", "mxfp4": "P", "nvfp4": "X"}
 
 
-def draw(cells: pd.DataFrame, factors: pd.DataFrame, *, suite: dict) -> Figure:
+def main(factorial: str, factors: str, suite: dict, outputs: list) -> None:
+    """Write the figure (pdf, svg, png)."""
+    style.save(draw(pd.read_csv(factorial), pd.read_csv(factors), suite=suite), outputs)
+
+
+@style.style()
+def draw(factorial: pd.DataFrame, factors: pd.DataFrame, *, suite: dict) -> Figure:
     """Losses by bits at the last step, shares of variance by step, prediction against all cells.
 
-    ``cells`` is factorial.csv and ``factors`` is factors.csv of ``suite`` (key label).
-    Whiskers are 95 % intervals over the validation sequences.
+    The tables are factorial.csv and factors.csv of ``suite`` (key label). Whiskers are 95 %
+    intervals over the validation sequences.
     """
-    cells = cells[cells["role"] == "variant"]
-    cells = cells.assign(low=np.log1p(cells["gap_low_pct"] / 100),
-                         high=np.log1p(cells["gap_high_pct"] / 100))  # fmt: skip
+    cells = style.with_ends(factorial[factorial["role"] == "variant"])
     last = int(cells["step"].max())
-    with style():
-        figure, (losses, shares, line) = row_of_panels(
-            f"{suite['label']}: which property of the grid costs what",
-            [f"loss by bits, step {last:,}", "share of the variance", "one sensitivity × step²"],
-            height=3.5, top=0.82, bottom=0.145, left=0.095, wspace=0.45,
-        )  # fmt: skip
-        _draw_losses(losses, cells[cells["step"] == last])
-        _draw_shares(shares, factors)
-        _draw_line(line, cells, factors)
+    figure, (losses, shares, line) = style.row_of_panels(
+        f"{suite['label']}: which property of the grid costs what",
+        [f"loss by bits, step {last:,}", "share of the variance", "one sensitivity × step²"],
+        height=3.5, top=0.86, bottom=0.145, left=0.095, wspace=0.45,
+    )  # fmt: skip
+    _draw_losses(losses, cells[cells["step"] == last])
+    _draw_shares(shares, factors)
+    _draw_line(line, cells, factors)
     return figure
 
 
@@ -43,25 +45,26 @@ def _draw_losses(axes: Axes, cells: pd.DataFrame) -> None:
     plain = cells[(cells["layers"] == PAPER_LAYERS) & (cells["format"] == "int")]
     names = list(plain["granularity"].unique())
     positive = plain[plain["low"] > 0]
-    for color, name in zip(shades(len(names)), names, strict=True):
+    for color, name in zip(style.shades(len(names)), names, strict=True):
         for symmetric, dashes in ((False, "-"), (True, (0, (2, 1)))):
             rows = positive[(positive["granularity"] == name)
                             & (positive["symmetric"].astype(str) == str(symmetric))]  # fmt: skip
             label = f"group of {name[1:]}" if name.startswith("g") else f"per {name}"
             rows = rows.sort_values("bits")
-            band(axes, rows["bits"], rows, _LOSS, color=color, ls=dashes, ms=2.5,
-                 label=None if symmetric else label)  # fmt: skip
-    for name, mark in _FORMAT_MARKS.items():
+            style.band(axes, rows["bits"], rows, LOSS, color=color, ls=dashes, ms=2.5,
+                       label=None if symmetric else label)  # fmt: skip
+    style.log_axis(axes.yaxis)
+    axes.add_artist(axes.legend(loc="upper right", handlelength=1.2))
+    formats = []
+    for name, mark in _FORMATS.items():
         rows = cells[cells["format"] == name]
-        axes.plot(rows["bits"] + 0.25, rows[_LOSS[0]], ls="", marker=mark, color="#d55e00", ms=4,
-                  label=name.upper())  # fmt: skip
-    log_axis(axes.yaxis)
-    axes.set_ylim(None, 50)  # room for the legend
+        formats += axes.plot(rows["bits"] + 0.25, rows[LOSS[0]], ls="", marker=mark, color=RED,
+                             ms=5, mew=0, label=name.upper())  # fmt: skip
+    formats.append(Line2D([], [], color=GREY, ls=(0, (2, 1)), label="symmetric"))
+    axes.legend(handles=formats, loc="lower left", handlelength=1.2)
     axes.set_xticks(sorted(plain["bits"].astype(int).unique()))
     axes.set_xlabel("bits per weight")
     axes.set_ylabel("added loss (nats/token, log scale)")
-    axes.legend(frameon=False, loc="upper right", handlelength=1.2, labelspacing=0.2, fontsize=7)
-    axes.annotate("dashed: symmetric", (0.03, 0.03), xycoords="axes fraction", color=GREY)
 
 
 def _draw_shares(axes: Axes, factors: pd.DataFrame) -> None:
@@ -71,16 +74,14 @@ def _draw_shares(axes: Axes, factors: pd.DataFrame) -> None:
     for shift, (term, (color, mark)) in zip((-0.15, -0.05, 0.05, 0.15), _TERMS.items(),
                                             strict=True):  # fmt: skip
         parts = rows[rows["term"] == term].groupby("step")[["value", "low", "high"]].sum()
-        band(axes, np.arange(len(steps)) + shift, 100 * parts.reindex(steps),
-             ["value", "low", "high"], color=color, marker=mark, ms=3.5, ls="",
-             label=term)  # fmt: skip
+        style.band(axes, np.arange(len(steps)) + shift, 100 * parts.reindex(steps),
+                   ["value", "low", "high"], color=color, marker=mark, ms=3.5, ls="",
+                   label=term)  # fmt: skip
     axes.set_xticks(range(len(steps)), [f"{step:,}" for step in steps], rotation=30)
-    axes.set_ylim(-2, 122)
-    axes.set_yticks(range(0, 101, 25))
+    axes.set_ylim(-2, 100)
     axes.set_xlabel("training step")
     axes.set_ylabel("% of the variance of log added loss")
-    axes.legend(frameon=False, loc="upper left", ncols=2, handlelength=1, columnspacing=0.6,
-                labelspacing=0.2, fontsize=7, borderaxespad=0)  # fmt: skip
+    style.legend(axes, ncols=2, handlelength=0.8)
 
 
 def _draw_line(axes: Axes, cells: pd.DataFrame, factors: pd.DataFrame) -> None:
@@ -89,16 +90,16 @@ def _draw_line(axes: Axes, cells: pd.DataFrame, factors: pd.DataFrame) -> None:
     by_step = found.pivot(index="step", columns="measure", values="value")
     steps = sorted(cells["step"].unique())
     usable = cells[(cells["format"] == "int") & (cells["low"] > 0)]
-    for color, step in zip(shades(len(steps)), steps, strict=True):
+    for color, step in zip(style.shades(len(steps)), steps, strict=True):
         rows = usable[usable["step"] == step]
         if step not in by_step.index or rows.empty:
             continue
-        loss, low, high = (rows[column] for column in _LOSS)
+        loss, low, high = (rows[column] for column in LOSS)
         axes.errorbar(by_step.loc[step, "sensitivity"] * rows["step_variance"], loss,
                       [loss - low, high - loss], ls="", marker="o", ms=1.6, mew=0, elinewidth=0.3,
                       color=color, alpha=0.8, label=f"step {step:,}")  # fmt: skip
     for axis in (axes.xaxis, axes.yaxis):
-        log_axis(axis)
+        style.log_axis(axis)
     ends = np.array(axes.get_xlim())
     axes.plot(ends, ends, color=GREY, lw=0.7, zorder=0)
     r2, factor = (by_step[name] for name in ("r2", "factor"))
@@ -108,13 +109,8 @@ def _draw_line(axes: Axes, cells: pd.DataFrame, factors: pd.DataFrame) -> None:
         (0.99, 0.03), xycoords="axes fraction", ha="right", color=GREY,
     )  # fmt: skip
     axes.set_xlabel("predicted (nats/token)")
-    axes.set_ylabel("measured added loss (nats/token)")
-    axes.legend(frameon=False, loc="upper left", handlelength=0.8, labelspacing=0.2, fontsize=7)
-
-
-def main(*, cells: str, factors: str, suite: dict, outputs: list) -> None:
-    """Write the figure (pdf, svg, png)."""
-    save(draw(pd.read_csv(cells), pd.read_csv(factors), suite=suite), outputs)
+    axes.set_ylabel("measured (nats/token)")
+    axes.legend(loc="upper left", handlelength=0.8, markerscale=2.5)
 
 
 if __name__ == "__main__":

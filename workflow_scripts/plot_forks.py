@@ -27,6 +27,7 @@ def main(forks: str, cooled: list, audit: str, outputs: list, suite: dict) -> No
     style.save(drawing, outputs)
 
 
+@style.style()
 def draw(
     forks: pd.DataFrame, audit: pd.DataFrame, *, cooled: pd.DataFrame | None = None, suite: dict
 ) -> Figure:
@@ -46,51 +47,50 @@ def draw(
     cooled = forks.iloc[:0] if cooled is None else cooled
     end = max(last, cooled["step"].max()) if len(cooled) else last
     run = audit[audit["step"].between(start, end)]
-    with style.style():
-        figure = Figure(figsize=(style.PAGE_IN, 6.2))
-        grid = figure.add_gridspec(
-            3, 2, height_ratios=(1.6, 1.2, 0.7), hspace=0.32, wspace=0.37,
-            left=0.095, right=0.93, bottom=0.065, top=0.90,
-        )  # fmt: skip
-        gap = figure.add_subplot(grid[0, :])
-        low_ppl = figure.add_subplot(grid[1, 0], sharex=gap)
-        fp32_ppl = figure.add_subplot(grid[1, 1], sharex=gap, sharey=low_ppl)
-        rate = figure.add_subplot(grid[2, :], sharex=gap)
-        gap.set_xlim(start, end)
-        looks = style.fork_looks(forks["schedule"].unique())
+    figure = Figure(figsize=(style.PAGE_IN, 6.2))
+    grid = figure.add_gridspec(
+        3, 2, height_ratios=(1.6, 1.2, 0.7), hspace=0.32, wspace=0.37,
+        left=0.095, right=0.93, bottom=0.065, top=0.90,
+    )  # fmt: skip
+    gap = figure.add_subplot(grid[0, :])
+    low_ppl = figure.add_subplot(grid[1, 0], sharex=gap)
+    fp32_ppl = figure.add_subplot(grid[1, 1], sharex=gap, sharey=low_ppl)
+    rate = figure.add_subplot(grid[2, :], sharex=gap)
+    gap.set_xlim(start, end)
+    looks = style.fork_looks(forks["schedule"].unique())
 
-        panels = [
-            (gap, "low_bit", "gap_pct", f"{name} gap (% of FP32)"),
-            (low_ppl, "low_bit", "ppl", f"{name} perplexity"),
-            (fp32_ppl, "fp32", "ppl", "FP32 perplexity"),
-        ]
-        ends = []
-        for axes, role, column, label in panels:
-            # Both perplexities share an axis, so the low-bit ones decide its scale.
-            both = pd.concat([forks, cooled], ignore_index=True)
-            scale_of = both.loc[both["role"] == "low_bit", column]
-            words = style.choose_scale(axes.yaxis, scale_of)
-            axes.set_ylabel(label + (f"\n{words}" if words else ""))
-            trajectories = forks[forks["role"] == role]
-            after = cooled[cooled["role"] == role]
-            own = run[run["role"] == role]
-            ends.append(_draw_forks(axes, trajectories, after, own, column, looks))
-        for (axes, *_), labels in zip(panels, ends, strict=True):
-            end_labels(axes, labels)
-        _draw_learning_rate(rate, forks[forks["role"] == "fp32"], looks, suite)
-        for axes in figure.axes:
-            style.step_axis(axes)
-        for axes in (gap, low_ppl, fp32_ppl):
-            axes.set_xlabel("")
-        gap.xaxis.set_major_locator(ticker.MaxNLocator(5, steps=[1, 2, 4, 5, 10]))
-        _explain(figure, forks, looks, cooled=bool(len(cooled)))
-        style.put_title(
-            figure,
-            f"{suite['label']}: forks from step {start:,} under {len(looks)} "
-            "learning-rate schedules",
-            x=0.095, y=0.985,
-        )  # fmt: skip
-        figure.align_ylabels([gap, low_ppl, rate])
+    panels = [
+        (gap, "low_bit", "gap_pct", f"{name} gap (% of FP32)"),
+        (low_ppl, "low_bit", "ppl", f"{name} perplexity"),
+        (fp32_ppl, "fp32", "ppl", "FP32 perplexity"),
+    ]
+    ends = []
+    for axes, role, column, label in panels:
+        # Both perplexities share an axis, so the low-bit ones decide its scale.
+        both = pd.concat([forks, cooled], ignore_index=True)
+        scale_of = both.loc[both["role"] == "low_bit", column]
+        words = style.choose_scale(axes.yaxis, scale_of)
+        axes.set_ylabel(label + (f"\n{words}" if words else ""))
+        trajectories = forks[forks["role"] == role]
+        after = cooled[cooled["role"] == role]
+        own = run[run["role"] == role]
+        ends.append(_draw_forks(axes, trajectories, after, own, column, looks))
+    for (axes, *_), labels in zip(panels, ends, strict=True):
+        end_labels(axes, labels)
+    _draw_learning_rate(rate, forks[forks["role"] == "fp32"], looks, suite)
+    for axes in figure.axes:
+        style.step_axis(axes)
+    for axes in (gap, low_ppl, fp32_ppl):
+        axes.set_xlabel("")
+    gap.xaxis.set_major_locator(ticker.MaxNLocator(5, steps=[1, 2, 4, 5, 10]))
+    _explain(figure, forks, looks, cooled=bool(len(cooled)))
+    style.put_title(
+        figure,
+        f"{suite['label']}: forks from step {start:,} under {len(looks)} "
+        "learning-rate schedules",
+        x=0.095, y=0.985,
+    )  # fmt: skip
+    figure.align_ylabels([gap, low_ppl, rate])
     return figure
 
 
@@ -202,11 +202,11 @@ def _explain(figure: Figure, forks: pd.DataFrame, looks: dict[str, Look], *, coo
     for schedule in forks.loc[forks["update_phase"] == "bump", "schedule"].unique():
         look, name = looks[schedule], SCHEDULES.get(schedule, schedule)
         probe = {"ls": "", "marker": look.marker, "mec": look.color, "mew": 0.8}
-        handles.append(Line2D([], [], mfc=look.color, **probe, label=f"{name}, last update: cool"))
+        handles.append(Line2D([], [], mfc=look.color, **probe, label=f"{name}: cool"))
         handles.append(Line2D([], [], mfc="white", **probe, label=f"{name}: bump"))
     figure.legend(
         handles=handles, loc="upper left", bbox_to_anchor=(0.075, 0.965), ncols=len(handles),
-        frameon=False, handlelength=1.2, columnspacing=0.8, fontsize=7,
+        frameon=False, handlelength=1.2, columnspacing=0.8,
     )  # fmt: skip
 
 

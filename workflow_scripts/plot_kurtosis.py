@@ -13,11 +13,11 @@ from flatminima.files import read_json
 from flatminima.hypothesis_tests import Row, join_notes
 from flatminima.jobs import run
 from flatminima.missing import missing_words
-from flatminima.style import GREY, Look
+from flatminima.style import GREY
 
 SUMMARIES = {
-    "mean_over_tensors": ("mean over\ntensors", Look("black", "-", "o")),
-    "pooled": ("pooled\nweights", Look("black", (0, (4, 1.5)), "s")),
+    "mean_over_tensors": ("mean over\ntensors", "-"),
+    "pooled": ("pooled\nweights", style.DASHED),
 }
 TURNS = ("levels", "detrended", "differences")
 
@@ -28,6 +28,7 @@ def main(kurtosis: str, audit: str, phases: str, outputs: list, suite: dict) -> 
     style.save(drawing, outputs)
 
 
+@style.style()
 def draw(kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, *, suite: dict) -> Figure:
     """Excess kurtosis over steps, and beside it the gap against it in phase 3.
 
@@ -36,21 +37,18 @@ def draw(kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, *, suite: di
     spans all that kurtosis moves over the run, so that a small part of it looks small. r with
     its 95 % interval is that of statistics.csv. The paper's figure 2, section 4.5.
     """
-    with style.style():
-        figure = Figure(figsize=(style.PAGE_IN, 3.4))
-        grid = figure.add_gridspec(
-            1, 2, width_ratios=(1, 1.15), wspace=0.45, left=0.07, right=0.985, bottom=0.13, top=0.7
-        )
-        course = figure.add_subplot(grid[0])
-        course.set_xlim(0, kurtosis["step"].max())
-        style.draw_phases([course], style.named_segments(phases))
-        _draw_course(course, kurtosis)
-        relations = grid[1].subgridspec(1, len(SUMMARIES), wspace=0.14).subplots(sharey=True)
-        _draw_relations(relations, kurtosis, audit, phases, suite)
-        title = join_notes(
-            f"{suite['label']}: excess kurtosis of the weights", missing_words(phases)
-        )
-        style.put_title(figure, title, x=0.07, y=0.975)
+    figure = Figure(figsize=(style.PAGE_IN, 3.4))
+    grid = figure.add_gridspec(
+        1, 2, width_ratios=(1, 1.6), wspace=0.48, left=0.07, right=0.985, bottom=0.13, top=0.7
+    )
+    course = figure.add_subplot(grid[0])
+    course.set_xlim(0, kurtosis["step"].max())
+    style.draw_phases([course], style.named_segments(phases))
+    _draw_course(course, kurtosis)
+    relations = grid[1].subgridspec(1, len(SUMMARIES), wspace=0.14).subplots(sharey=True)
+    _draw_relations(relations, kurtosis, audit, phases, suite)
+    title = join_notes(f"{suite['label']}: excess kurtosis of the weights", missing_words(phases))
+    style.put_title(figure, title, x=0.07, y=0.975)
     return figure
 
 
@@ -63,10 +61,8 @@ def _draw_course(axes: Axes, kurtosis: pd.DataFrame) -> None:
     ends = []
     for statistic, (name, look) in SUMMARIES.items():
         part = kurtosis[kurtosis["statistic"] == statistic]
-        axes.plot(
-            part["step"], part["excess_kurtosis"], color=look.color, ls=look.linestyle, lw=1.6
-        )
-        ends.append((name, part["excess_kurtosis"].iloc[-1], look.color))
+        axes.plot(part["step"], part["excess_kurtosis"], color="black", ls=look, lw=1.6)
+        ends.append((name, part["excess_kurtosis"].iloc[-1], "black"))
     style.end_labels(axes, ends)
     widest = tensors.loc[tensors["excess_kurtosis"].idxmax()]
     style.place_label(
@@ -75,6 +71,7 @@ def _draw_course(axes: Axes, kurtosis: pd.DataFrame) -> None:
     )  # fmt: skip
     axes.set_ylabel("excess kurtosis (0: normal)" + (f"\n{words}" if words else ""))
     style.step_axis(axes)
+    axes.locator_params(axis="x", nbins=3)
 
 
 def _draw_relations(
@@ -85,18 +82,16 @@ def _draw_relations(
     if start is None:
         start, label = phases["convergence"]["step"], "after convergence"
         title = "after FP32 convergence (no onset found)"
-    low = audit[(audit["role"] == "low_bit") & (audit["step"] % suite["spacing"] == 0)]
-    low = low[low["step"] >= start]
+    low = style.even(
+        audit[(audit["role"] == "low_bit") & (audit["step"] >= start)], suite["spacing"]
+    )
     rows = kurtosis_rows(kurtosis, audit, phases, suite["spacing"])
     found = {(row.comparison, row.test): row for row in rows}
-    even = kurtosis[kurtosis["step"] % suite["spacing"] == 0]
+    even = style.even(kurtosis, suite["spacing"])
     words = style.choose_scale(panels[0].yaxis, low["gap_pct"])
-    for axes, (statistic, (name, look)) in zip(panels, SUMMARIES.items(), strict=True):
+    for axes, (statistic, (name, _)) in zip(panels, SUMMARIES.items(), strict=True):
         part = kurtosis[kurtosis["statistic"] == statistic].merge(low, on="step")
-        axes.plot(
-            part["excess_kurtosis"], part["gap_pct"], ls="", marker=look.marker, ms=3,
-            mec=look.color, mfc=look.color if look.linestyle == "-" else "none", mew=0.8,
-        )  # fmt: skip
+        axes.plot(part["excess_kurtosis"], part["gap_pct"], ls="", marker="o", color="black")
         whole = even.loc[even["statistic"] == statistic, "excess_kurtosis"]
         spare = 0.06 * (whole.max() - whole.min() or 1.0)
         axes.set_xlim(whole.min() - spare, whole.max() + spare)
@@ -105,14 +100,10 @@ def _draw_relations(
         lines = [f"{name.replace(chr(10), ' ')}: r [95 %]"] + [
             f"{turn} {_correlation(found[comparison, f'Pearson r, {turn}'])}" for turn in TURNS
         ]
-        # Line by line, so that both panels have them at the same heights.
-        for line, text in enumerate(reversed(lines)):
-            axes.annotate(
-                text, (0, 1), (0, 4 + 9.5 * line), xycoords="axes fraction",
-                textcoords="offset points", fontsize=7,
-            )  # fmt: skip
+        axes.annotate("\n".join(lines), (0, 1), (0, 4), xycoords="axes fraction",
+                      textcoords="offset points")  # fmt: skip
         axes.set_xlabel("excess kurtosis")
-    panels[0].set_title(title, loc="left", pad=46, color=GREY)
+    panels[0].set_title(title, loc="left", pad=50, color=GREY)
     name = style.role_labels(audit, suite)["low_bit"]
     panels[0].set_ylabel(f"{name} gap (% of FP32)" + (f"\n{words}" if words else ""))
 

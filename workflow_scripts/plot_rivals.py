@@ -27,6 +27,7 @@ def main(rivals: str, outputs: list, suite: dict) -> None:
     style.save(draw(pd.read_csv(rivals), suite=suite), outputs)
 
 
+@style.style()
 def draw(rivals: pd.DataFrame, *, suite: dict) -> Figure:
     """Every condition's end in the plane of the two perplexities, and their ranking.
 
@@ -39,21 +40,20 @@ def draw(rivals: pd.DataFrame, *, suite: dict) -> Figure:
     name, table = role_labels(rivals, suite)["low_bit"], compare(rivals)
     table = table[table["update_phase"] != "bump"]
     ranking = _ranking(table)
-    with style.style():
-        figure = Figure(figsize=(style.PAGE_IN, 4.6))
-        axes = figure.add_axes((0.085, 0.095, 0.50, 0.74))
-        _set_limits(axes, table)
-        _draw_iso_gaps(axes)
-        _draw_conditions(axes, table, ranking)
-        axes.set_xlabel("FP32 perplexity at the end")
-        axes.set_ylabel(f"{name} perplexity at the end")
-        _list_ranking(figure, ranking, name)
-        _explain(figure, table)
-        style.put_title(
-            figure,
-            f"{suite['label']}: {len(ranking)} ways to go on from one checkpoint",
-            x=0.085, y=0.985,
-        )  # fmt: skip
+    figure = Figure(figsize=(style.PAGE_IN, 4.6))
+    axes = figure.add_axes((0.085, 0.095, 0.50, 0.74))
+    _set_limits(axes, table)
+    _draw_iso_gaps(axes)
+    _draw_conditions(axes, table, ranking)
+    axes.set_xlabel("FP32 perplexity at the end")
+    axes.set_ylabel(f"{name} perplexity at the end")
+    _list_ranking(figure, ranking, name)
+    _explain(figure, table)
+    style.put_title(
+        figure,
+        f"{suite['label']}: {len(ranking)} ways to go on from one checkpoint",
+        x=0.085, y=0.985,
+    )  # fmt: skip
     return figure
 
 
@@ -112,7 +112,7 @@ def _draw_conditions(axes: Axes, table: pd.DataFrame, ranking: pd.DataFrame) -> 
         axes.plot(
             row.fp32_ppl, row.low_bit_ppl, ls="", marker=marker, ms=4.5, color=color, zorder=4
         )
-    for row in ranking.itertuples():
+    for row in ranking[::-1].itertuples():
         point, color = (row.fp32_ppl, row.low_bit_ppl), GROUPS[row.group][0]
         lead_line(axes, *point, place_label(axes, *point, str(row.rank), color=color))
 

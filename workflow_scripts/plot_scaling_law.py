@@ -11,92 +11,75 @@ from flatminima import style
 from flatminima.files import read_json
 from flatminima.jobs import run
 from flatminima.scaling_law import PAPER_TOKENS_PER_STEP, PAPER_WEIGHTS, printed_excess
-from flatminima.style import PAPER_MODEL
+from flatminima.style import DASHED, LOSS, PAPER_MODEL, Look
 
-BLUE = "#0173b2"
+OWN, PRINTED = Look("black", "-", "o"), Look(style.BLUE, "-", "s")
 
 
-def main(audit: str, kurtosis: str, law: str, paper_table: str, outputs: list, suite: dict) -> None:
+def main(
+    audit: str, kurtosis: str, scaling_law: str, table1: str, outputs: list, suite: dict
+) -> None:
     """Write ``outputs`` (pdf, svg, png); ``suite`` has label and spacing."""
-    drawing = draw(
-        pd.read_csv(audit), block_weights(pd.read_csv(kurtosis)), read_json(law),
-        pd.read_csv(paper_table), suite=suite,
-    )  # fmt: skip
-    style.save(drawing, outputs)
+    tables = pd.read_csv(audit), pd.read_csv(kurtosis), read_json(scaling_law)
+    style.save(draw(*tables, pd.read_csv(table1), suite=suite), outputs)
 
 
-def block_weights(kurtosis: pd.DataFrame) -> int:
-    """Weights of the linear layers whose kurtosis was measured."""
-    first = kurtosis[kurtosis["step"] == kurtosis["step"].min()]
-    return int(first.loc[first["statistic"] == "pooled", "n_weights"].iloc[0])
-
-
+@style.style()
 def draw(
-    audit: pd.DataFrame, weights: int, law: Mapping, paper: pd.DataFrame, *, suite: dict
+    audit: pd.DataFrame, kurtosis: pd.DataFrame, law: Mapping, paper: pd.DataFrame, *, suite: dict
 ) -> Figure:
     """Added loss (nats per token) against tokens per weight of the blocks, both logarithmic.
 
-    ``audit`` is audit.csv, ``law`` is scaling_law.json of ``suite`` (keys label, spacing),
-    ``paper`` the printed Table 1. Lines are solid where they were fitted and dashed beyond;
-    the bar at the end is the 95 % interval of a new checkpoint.
+    ``audit``, ``kurtosis`` (for its count of weights) and ``law`` are audit.csv, kurtosis.csv
+    and scaling_law.json of ``suite`` (keys label, spacing), ``paper`` the printed Table 1.
+    Lines are solid where they were fitted and dashed beyond; the bar at the end is the 95 %
+    interval of a new checkpoint.
     """
-    even = audit[(audit["step"] > 0) & (audit["step"] % suite["spacing"] == 0)]
-    own = even[even["role"] == "low_bit"].sort_values("step")
-    sides = [
-        (f"paper's Table 1 ({PAPER_MODEL})", "s", BLUE,
-         paper["step"].to_numpy(float) * PAPER_TOKENS_PER_STEP,
-         np.log1p(paper["int4_gap_pct"].to_numpy(float) / 100), PAPER_WEIGHTS,
-         printed_excess(paper, PAPER_TOKENS_PER_STEP)),
-    ]  # fmt: skip
+    name = style.role_labels(audit, suite)["low_bit"]
+    own = style.even(audit[audit["role"] == "low_bit"], suite["spacing"]).sort_values("step")
+    pooled = kurtosis.loc[kurtosis["statistic"] == "pooled", "n_weights"]
+    figure = Figure(figsize=(style.PAGE_IN, 3.8))
+    axes = figure.subplots(gridspec_kw={"left": 0.09, "right": 0.985, "bottom": 0.12, "top": 0.83})
+    _draw_side(
+        axes, f"paper's Table 1 ({PAPER_MODEL})", PRINTED, paper["step"] * PAPER_TOKENS_PER_STEP,
+        np.log1p(paper["int4_gap_pct"] / 100), PAPER_WEIGHTS,
+        printed_excess(paper, PAPER_TOKENS_PER_STEP),
+    )  # fmt: skip
     if own["tokens_seen"].notna().all():
-        sides.append((suite["label"], "o", "black", own["tokens_seen"].to_numpy(float),
-                      own["delta_nll_nats_per_token"].to_numpy(float), weights, law))  # fmt: skip
-    with style.style():
-        figure = Figure(figsize=(style.PAGE_IN, 3.6))
-        axes = figure.subplots(
-            gridspec_kw={"left": 0.09, "right": 0.985, "bottom": 0.13, "top": 0.88}
-        )
-        for label, marker, color, tokens, delta, per, found in sides:
-            _draw_side(axes, label, marker, color, tokens, delta, per, found)
-        axes.set(xscale="log", yscale="log")
-        style.log_axis(axes.xaxis)
-        style.log_axis(axes.yaxis)
-        axes.set_xlabel("tokens seen per weight of the blocks (log scale)")
-        axes.set_ylabel("loss added by INT4 (nats/token, log scale)")
-        style.legend(axes, loc="upper left", handlelength=1.5)
-        style.put_title(
-            figure, f"{suite['label']}: added loss against its power law", x=0.09, y=0.975
-        )
+        _draw_side(axes, "this suite", OWN, own["tokens_seen"], own[LOSS[0]], pooled.iloc[0], law)
+    style.log_axis(axes.xaxis)
+    style.log_axis(axes.yaxis)
+    axes.set_xlabel("tokens seen per weight of the blocks (log scale)")
+    axes.set_ylabel(f"loss added by {name} (nats/token, log scale)")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.01), borderaxespad=0)
+    title = f"{suite['label']}: added loss against its power law"
+    style.put_title(figure, title, x=0.09, y=0.98)
     return figure
 
 
 def _draw_side(
-    axes: Axes, label: str, marker: str, color: str, tokens: np.ndarray, delta: np.ndarray,
-    weights: int, law: Mapping,
+    axes: Axes, label: str, look: Look, tokens: pd.Series, loss: pd.Series, weights: int,
+    law: Mapping,
 ) -> None:  # fmt: skip
-    axes.plot(tokens[delta > 0] / weights, delta[delta > 0], ls="", marker=marker, ms=3.5,
-              color=color, mew=0, label=_words(label, law))  # fmt: skip
+    grown = loss > 0
+    axes.plot(tokens[grown] / weights, loss[grown], ls="", marker=look.marker, color=look.color,
+              mew=0, label=f"{label}: {_words(law)}")  # fmt: skip
     if "exponent" not in law:
         return
-    end = law["tokens_end"]
-    for first, last, dashes in (
-        (law["tokens_start"], law["tokens_stop"], "-"),
-        (law["tokens_stop"], end, (0, (4, 1.5))),
-    ):
+    end, stop = law["tokens_end"], law["tokens_stop"]
+    for first, last, dashes in ((law["tokens_start"], stop, "-"), (stop, end, DASHED)):
         x = np.array([first, last])
         y = law["predicted_nats"] * (x / end) ** law["exponent"]
-        axes.plot(x / weights, y, color=color, lw=1.0, ls=dashes, zorder=1)
-    axes.vlines(
-        end / weights, law["predicted_low_nats"], law["predicted_high_nats"], color=color, lw=2.5,
-        alpha=0.35, zorder=1,
-    )  # fmt: skip
+        axes.plot(x / weights, y, color=look.color, lw=1.0, ls=dashes, zorder=1)
+    axes.vlines(end / weights, law["predicted_low_nats"], law["predicted_high_nats"],
+                color=look.color, lw=2.5, alpha=0.35, zorder=1)  # fmt: skip
 
 
-def _words(label: str, law: Mapping) -> str:
+def _words(law: Mapping) -> str:
     if "exponent" not in law:
-        return f"{label}: {law['reason']}"
+        return law["reason"]
     return (
-        f"{label}: exponent {law['exponent']:.2f}, at the end {law['excess']:.3g} times the law "
+        f"exponent {law['exponent']:.2f}, at the end {law['excess']:.3g} times the law "
         f"[{law['excess_low']:.2g}, {law['excess_high']:.2g}]"
     )
 

@@ -5,60 +5,55 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from flatminima import style
 from flatminima.files import read_json
 from flatminima.jobs import run
 from flatminima.mechanism.findings import near
-from flatminima.style import (
-    GREY,
-    LOOKS,
-    band,
-    legend,
-    mark_best,
-    row_of_panels,
-    save,
-    step_ticks,
-    style,
-)
+from flatminima.style import BLUE, DASHED, DOTTED, GREEN, GREY, RED
 
 _SECOND, _MEASURED, _PREDICTED = (
     [f"{term}_nats", f"{term}_low", f"{term}_high"]
     for term in ("second_order", "measured", "predicted")
 )
-CONTROLS = {"noise": ("#0173b2", "normal, same norm"),
-            "dither": ("black", "uniform in its own cell")}  # fmt: skip
-GREEN = "#029e73"
+CONTROLS = {"noise": (BLUE, DASHED, "normal, same norm"),
+            "dither": ("black", DOTTED, "uniform in its own cell")}  # fmt: skip
 
 
-def draw(table: pd.DataFrame, phases: dict, *, suite: dict, low: str) -> Figure:
+def main(sensitivity: str, audit: str, phases: str, suite: dict, outputs: list) -> None:
+    """Write the figure (pdf, svg, png); ``audit`` tells what the low-bit quantizer is called."""
+    tables = pd.read_csv(sensitivity), pd.read_csv(audit)
+    style.save(draw(*tables, read_json(phases), suite=suite), outputs)
+
+
+@style.style()
+def draw(sensitivity: pd.DataFrame, audit: pd.DataFrame, phases: dict, *, suite: dict) -> Figure:
     """Prediction against measurement, the two factors' growth, and the control noises.
 
-    ``table`` is sensitivity.csv of ``suite`` (keys label and quantizers); ``low`` names the low-bit
-    quantizer. Bands are 95 % intervals over batches.
+    ``sensitivity`` is sensitivity.csv of ``suite`` (key label). Bands are 95 % intervals
+    over batches.
     """
-    name = suite["quantizers"].get(low, low)
-    whole = table[table["tensor"] == "all"].sort_values("step")
+    name = style.role_labels(audit, suite)["low_bit"]
+    whole = sensitivity[sensitivity["tensor"] == "all"].sort_values("step")
     rounding = whole[whole["perturbation"] == "low_bit"]
-    with style():
-        figure, panels = row_of_panels(
-            f"{suite['label']}: noise × sensitivity against the loss that {name} adds",
-            ["second order = measured?", "which factor grows?", "does the position matter?"],
-            height=3.1, top=0.81,
-        )  # fmt: skip
-        cost, parts, control = panels
-        for columns, color, dashes, label in (
-            (_MEASURED, LOOKS["low_bit"].color, "-", "measured"),
-            (_PREDICTED, "black", (0, (4, 1.5)), "g·Δ + ½ Δ·H·Δ"),
-            (_SECOND, GREEN, (0, (1, 1)), "½ Δ·H·Δ alone"),
-        ):
-            band(cost, rounding["step"], rounding, columns, color=color, ls=dashes,
-                 lw=1.1 if columns is _MEASURED else 0.8, label=label)  # fmt: skip
-        cost.set_ylabel(f"loss added by {name} (nats/token)")
-        _draw_growth(parts, rounding, phases)
-        _draw_controls(control, whole, rounding, name)
-        for axes in panels:
-            step_ticks(axes, int(whole["step"].max()))
-            mark_best(axes, phases, name=axes is control, top=0.34)
-            legend(axes, loc="upper left", handlelength=1.6, labelspacing=0.25)
+    figure, panels = style.row_of_panels(
+        f"{suite['label']}: noise × sensitivity against the loss that {name} adds",
+        ["second order = measured?", "which factor grows?", "does the position matter?"],
+        height=3.1,
+    )
+    cost, parts, control = panels
+    for columns, color, dashes, label in (
+        (_MEASURED, RED, "-", "measured"),
+        (_PREDICTED, "black", DASHED, "g·Δ + ½ Δ·H·Δ"),
+        (_SECOND, GREEN, DOTTED, "½ Δ·H·Δ alone"),
+    ):
+        style.band(cost, rounding["step"], rounding, columns, color=color, ls=dashes,
+                   lw=1.1 if columns is _MEASURED else 0.8, label=label)  # fmt: skip
+    cost.set_ylabel(f"loss added by {name} (nats/token)")
+    _draw_growth(parts, rounding, phases)
+    _draw_controls(control, whole, rounding, name)
+    for axes in panels:
+        style.step_ticks(axes, int(whole["step"].max()))
+        style.legend(axes, phases, best=axes is cost)
     return figure
 
 
@@ -68,31 +63,25 @@ def _draw_growth(axes: Axes, rows: pd.DataFrame, phases: dict) -> None:
     noise = rows["noise_norm2"] / base["noise_norm2"]
     size = rows["weight_norm2"] / base["weight_norm2"]
     scaled = rows[_SECOND].div(noise, axis=0) / base[_SECOND[0]]
-    band(axes, rows["step"], scaled, _SECOND, color=GREEN, label="sensitivity ½ Δ·H·Δ / |Δ|²")
+    style.band(axes, rows["step"], scaled, _SECOND, color=GREEN,
+               label="sensitivity ½ Δ·H·Δ / |Δ|²")  # fmt: skip
     axes.plot(rows["step"], noise, color="black", label="noise |Δ|²")
-    axes.plot(rows["step"], noise / size, color=GREY, lw=0.9, ls=(0, (4, 1.5)),
+    axes.plot(rows["step"], noise / size, color=GREY, lw=0.9, ls=DASHED,
               label="relative noise |Δ|²/|w|²")  # fmt: skip
     axes.axhline(1, color=GREY, lw=0.4, zorder=0)
-    axes.set_ylabel("times the value at the best FP32 step")
-    axes.set_ylim(0, 1.3 * max(2.0, float(np.nanmax(scaled[_SECOND[2]]))))
+    axes.set_ylabel("relative to the best FP32 step")
+    axes.set_ylim(0, 1.05 * max(1.5, float(np.nanmax(scaled[_SECOND[2]]))))
 
 
 def _draw_controls(axes: Axes, whole: pd.DataFrame, rounding: pd.DataFrame, name: str) -> None:
-    band(axes, rounding["step"], rounding, _SECOND, color=LOOKS["low_bit"].color,
-         label=f"{name} rounding")  # fmt: skip
-    for kind, (shade, label) in CONTROLS.items():
+    style.band(axes, rounding["step"], rounding, _SECOND, color=RED, label=f"{name} rounding")
+    for kind, (color, dashes, label) in CONTROLS.items():
         rows = whole[whole["perturbation"].str.startswith(kind)]
         if len(rows):
             mean = rows.groupby("step")[_SECOND].mean().reset_index()
-            band(axes, mean["step"], mean, _SECOND, color=shade, lw=0.9, ls=(0, (4, 1.5)),
-                 label=label)  # fmt: skip
+            style.band(axes, mean["step"], mean, _SECOND, color=color, lw=0.9, ls=dashes,
+                       label=label)  # fmt: skip
     axes.set_ylabel("½ Δ·H·Δ (nats/token)")
-    axes.set_ylim(0, 1.35 * axes.get_ylim()[1])
-
-
-def main(*, sensitivity: str, phases: str, suite: dict, low: str, outputs: list) -> None:
-    """Write the figure (pdf, svg, png)."""
-    save(draw(pd.read_csv(sensitivity), read_json(phases), suite=suite, low=low), outputs)
 
 
 if __name__ == "__main__":

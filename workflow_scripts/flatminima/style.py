@@ -1,9 +1,10 @@
 """How everything is drawn and called: sizes, palette, scales, phase bands, labels, saving.
 
-Figures are ``matplotlib.figure.Figure`` objects without pyplot's global state, as wide as
-they are printed: a column (``COLUMN_IN``) or a page (``PAGE_IN``), with 8 point text.
+Figures are ``matplotlib.figure.Figure`` objects without pyplot's global state, as wide as the
+page on which they are printed, with 8 point text.
 """
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -21,14 +22,14 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-COLUMN_IN, PAGE_IN = 3.3, 7.0
-TITLE_END = 0.985  # of the page's width
-SMALLEST_POINTS = 5.5
-_COLORS = sns.color_palette("colorblind").as_hex()
-GREY = "#777777"
+from flatminima.missing import even_steps
+
+PAGE_IN = 7.0
+BLUE, ORANGE, GREEN, RED = sns.color_palette("colorblind", 4).as_hex()
+GREY = "#6e6e6e"
 BANDS = ("#ffffff", "#eeeeee")
-# A box behind words that lines and bands would cross.
-PAPER = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+DASHED, DOTTED = (0, (4, 1.5)), (0, (1, 1))
+LOSS = ["delta_nll_nats_per_token", "low", "high"]  # of ``with_ends``
 
 PAPER_MODEL = "Pythia-160m"
 SCHEDULES = {"cosine": "cosine", "sgdr": "SGDR", "oli": "OLI"}
@@ -45,24 +46,23 @@ class Look:
 
 LOOKS = {
     "fp32": Look("#000000", "-", "o"),
-    "low_bit": Look(_COLORS[3], "-", "o"),
-    "high_bit": Look(_COLORS[0], (0, (4, 1.5)), "s"),
-    "cosine": Look(_COLORS[4], "-", "^"),
-    "sgdr": Look(_COLORS[1], (0, (4, 1.5)), "s"),
-    "oli": Look(_COLORS[2], (0, (1.2, 1)), "o"),
+    "low_bit": Look(RED, "-", "o"),
+    "high_bit": Look(BLUE, DASHED, "s"),
+    # Dark, light and between, so that they differ without colour as well.
+    "cosine": Look("#5b3794", "-", "^"),
+    "sgdr": Look(ORANGE, DASHED, "s"),
+    "oli": Look(GREEN, DOTTED, "o"),
 }
-_OTHER_LOOKS = [
-    Look(_COLORS[index], (0, (5, 1, 1, 1)), mark) for index, mark in ((9, "D"), (5, "v"))
-]
+_OTHER_LOOKS = [Look("#56b4e9", (0, (5, 1, 1, 1)), "D"), Look("#ca9161", (0, (5, 1, 1, 1)), "v")]
 
 _STYLE = (
     sns.axes_style("ticks")
     | sns.plotting_context("paper")
     | {
         "font.family": "DejaVu Sans",
-        **dict.fromkeys(("font.size", "axes.labelsize", "axes.titlesize"), 8),
-        **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 7.5),
-        "figure.titlesize": 9,
+        **dict.fromkeys(("font.size", "axes.labelsize", "axes.titlesize", "xtick.labelsize"), 8),
+        **dict.fromkeys(("ytick.labelsize", "legend.fontsize", "figure.titlesize"), 8),
+        "figure.titleweight": "normal",
         "axes.linewidth": 0.6,
         "axes.spines.top": False,
         "axes.spines.right": False,
@@ -73,35 +73,47 @@ _STYLE = (
         **dict.fromkeys(("xtick.minor.width", "ytick.minor.width"), 0.4),
         **dict.fromkeys(("xtick.minor.size", "ytick.minor.size"), 1.5),
         "axes.formatter.useoffset": False,
+        "legend.frameon": False,
+        "legend.handlelength": 1.6,
+        "legend.labelspacing": 0.25,
+        "legend.columnspacing": 0.9,
+        "legend.borderaxespad": 0.2,
         # The same drawing gives the same bytes: SVG ids come from this salt.
         "svg.hashsalt": "figure",
         "pdf.fonttype": 42,
     }
 )
-_METADATA = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
 
 
 def style() -> mpl.rc_context:
-    """Context in which figures are drawn and saved."""
+    """What figures are drawn and saved in: a context, or a decorator of what draws."""
     return mpl.rc_context(_STYLE)
 
 
+@style()
 def save(figure: Figure, paths: Iterable[str | Path]) -> None:
     """Write ``figure`` once for each path; the suffix (pdf, svg, png) decides the format.
 
     Neither dates nor random ids are written, so the bytes depend on the drawing alone.
-    Raises ``ValueError`` for another suffix.
     """
+    undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
     for path in map(Path, paths):
-        kind = path.suffix.removeprefix(".")
-        if kind not in _METADATA:
-            raise ValueError(f"{path}: a figure is written as {', '.join(_METADATA)}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with style():
-            figure.savefig(path, dpi=300, metadata=_METADATA[kind])
+        figure.savefig(path, dpi=300, metadata=undated.get(path.suffix))
 
 
-# Names in print.
+# What is drawn, and its names in print.
+
+
+def even(table: pd.DataFrame, spacing: int) -> pd.DataFrame:
+    """Rows of the evenly spaced steps."""
+    return table[table["step"].isin(even_steps(table["step"], spacing))]
+
+
+def with_ends(table: pd.DataFrame) -> pd.DataFrame:
+    """``table`` with the 95 % interval of the added loss (nats per token) as ``low``, ``high``."""
+    ends = {end: np.log1p(table[f"gap_{end}_pct"] / 100) for end in ("low", "high")}
+    return table.assign(**ends)
 
 
 def role_labels(table: pd.DataFrame, suite: Mapping) -> dict[str, str]:
@@ -138,24 +150,23 @@ def shades(count: int) -> list:
 
 
 def put_title(figure: Figure, text: str, *, x: float, y: float) -> None:
-    """Title from ``x`` to the right (fractions of the page), smaller where it would leave it."""
+    """Title from ``x`` to the right edge (fractions of the page), on two lines where it must."""
     title = figure.suptitle(text, x=x, ha="left", y=y)
-    room, size = figure.bbox.width * (TITLE_END - x), title.get_fontsize()
-    width = title.get_window_extent().width
-    if width > room:
-        title.set_fontsize(max(size * room / width, SMALLEST_POINTS))
+    room = figure.bbox.width * (0.99 - x) / title.get_window_extent().width
+    if room < 1:
+        title.set_text(textwrap.fill(text, int(0.97 * room * len(text))))
 
 
 def row_of_panels(
     title: str, names: Sequence[str], *, height: float = 2.9, **layout: object
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with one row of panels, lettered and named; call inside ``style()``."""
+    """A figure with one row of panels, lettered and named."""
     figure = Figure(figsize=(PAGE_IN, height))
-    grid = {"left": 0.08, "right": 0.985, "bottom": 0.16, "top": 0.80, "wspace": 0.42} | layout
+    grid = {"left": 0.08, "right": 0.985, "bottom": 0.16, "top": 0.83, "wspace": 0.42} | layout
     panels = list(np.ravel(figure.subplots(1, len(names), gridspec_kw=grid)))
     for letter, axes, name in zip("abcdef", panels, names, strict=False):
         axes.set_title(f"{letter}  {name}", loc="left")
-    put_title(figure, title, x=grid["left"], y=0.975)
+    put_title(figure, title, x=grid["left"], y=0.985)
     return figure, panels
 
 
@@ -191,7 +202,7 @@ def choose_scale(
         threshold = 10.0 ** np.ceil(np.log10(_linear_part(values, unit)) - 1e-9)
         _set_scale(axis, "symlog", linthresh=threshold, linscale=0.6)
         words = f"log scale, linear within ±{threshold:g}"
-    _plain_numbers(axis)
+    plain_numbers(axis)
     return words
 
 
@@ -201,7 +212,7 @@ def log_axis(axis: Axis) -> None:
     low, high = axis.get_view_interval()
     if high < 200 * low:
         axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-    _plain_numbers(axis)
+    plain_numbers(axis)
 
 
 def _set_scale(axis: Axis, kind: str, **options: float) -> None:
@@ -209,11 +220,12 @@ def _set_scale(axis: Axis, kind: str, **options: float) -> None:
     of_axes(kind, **options)
 
 
-def _plain_numbers(axis: Axis) -> None:
-    """Ticks without exponents."""
+def plain_numbers(axis: Axis) -> None:
+    """Ticks without exponents, with thousands set apart."""
     axis.set_major_formatter(
-        lambda value, _: np.format_float_positional(float(f"{value:g}"), trim="-")
-    )
+        lambda value, _: f"{value:,.0f}" if abs(value) >= 1000
+        else np.format_float_positional(float(f"{value:g}"), trim="-")
+    )  # fmt: skip
     axis.set_minor_formatter(ticker.NullFormatter())
 
 
@@ -245,34 +257,38 @@ def band(
 ) -> None:
     """A curve with its interval: ``columns`` are value, low and high; bars where points are few."""
     value, low, high = (table[column].to_numpy(float) for column in columns)
-    color = look.get("color", "black")
     if len(table) < 8:
-        errors = np.clip([value - low, high - value], 0, None)
-        axes.errorbar(x, value, errors, lw=look.pop("lw", 1.1), elinewidth=0.7, capsize=1.5,
-                      marker=look.pop("marker", "o"), **look)  # fmt: skip
+        bars = {"marker": "o", "elinewidth": 0.7, "capsize": 1.5}
+        axes.errorbar(x, value, np.clip([value - low, high - value], 0, None), **bars | look)
         return
-    axes.fill_between(x, low, high, color=color, alpha=0.18, lw=0)
+    axes.fill_between(x, low, high, color=look["color"], alpha=0.18, lw=0)
     axes.plot(x, value, **look)
 
 
-def mark_best(axes: Axes, phases: Mapping, *, name: bool = False, top: float = 1.0) -> None:
-    """A thin line at FP32 convergence, with its interval as a grey band.
+def legend(
+    axes: Axes, phases: Mapping | None = None, *, best: bool = True, **options: object
+) -> None:
+    """A legend over all that is drawn: the axis grows, so that nothing lies under it.
 
-    Its ``name`` hangs beside the line from the height ``top``, a fraction of the axes.
+    With ``phases`` a thin line at FP32 convergence and its interval as a grey band end below
+    it; ``best`` says whether the legend names them.
     """
-    best = phases["convergence"]
-    axes.axvspan(best["step_low"], best["step_high"], color=BANDS[1], lw=0, zorder=-10)
-    axes.axvline(best["step"], color=GREY, lw=0.6, ls=(0, (2, 1.5)), zorder=-5)
-    if name:
-        axes.annotate("best FP32", (best["step"], top), (2, -2), color=GREY, va="top",
-                      xycoords=axes.get_xaxis_transform(), textcoords="offset points",
-                      rotation=90)  # fmt: skip
-
-
-def legend(axes: Axes, **options: object) -> None:
-    """A legend that the line and the band of the best step do not cross."""
-    box = axes.legend(frameon=True, borderpad=0.15, borderaxespad=0.8, **options).get_frame()
-    box.set(boxstyle="square", linewidth=0, **PAPER)
+    if phases:
+        found, name = phases["convergence"], "best FP32" if best else None
+        (line,) = axes.plot([found["step"]] * 2, [0, 1], color=GREY, lw=0.7, ls=DOTTED, zorder=-5,
+                            transform=axes.get_xaxis_transform(), label=name)  # fmt: skip
+    edge = 1.0
+    if axes.get_legend_handles_labels()[1]:
+        axes.get_ylim()  # settles the limits, which positions depend on
+        shown = axes.legend(**{"loc": "upper left"} | options)
+        edge = axes.transAxes.inverted().transform(shown.get_window_extent())[0, 1] - 0.02
+        scale = axes.yaxis.get_transform()
+        low, high = scale.transform(axes.get_ylim())
+        axes.set_ylim(top=scale.inverted().transform(low + (high - low) / edge))
+    if phases:
+        line.set_ydata([0, edge])
+        axes.axvspan(found["step_low"], found["step_high"], ymax=edge, color=BANDS[1], lw=0,
+                     zorder=-10)  # fmt: skip
 
 
 def named_segments(phases: dict) -> list[dict]:
@@ -286,44 +302,33 @@ def named_segments(phases: dict) -> list[dict]:
 def draw_phases(panels: Sequence[Axes], segments: Sequence[dict]) -> None:
     """Shade the phases behind ``panels`` and name them above the first of them.
 
-    ``segments`` are those of phases.json. A name wider than its phase reaches over the
-    next one, whose name then moves aside. Where its phase is too short for that, it
-    stands a line higher, with a thin line down to its band.
+    ``segments`` are those of phases.json. A name starts with its phase, or inside it after the
+    name before; where that leaves too little room it stands on a higher line.
     """
-    left, right = panels[0].get_xlim()
-    taken = -np.inf
+    top, ends = panels[0], []
+    left, right = top.get_xlim()
+    pixels, points = top.transData.transform, 72 / top.figure.dpi
     for segment in segments:
         # The steps before the first evenly spaced one belong to the first phase.
         first = left if segment is segments[0] else segment["first_step"]
         last = min(segment["last_step"], right)
         for axes in panels:
             axes.axvspan(first, last, color=BANDS[segment["phase"] % 2], lw=0, zorder=-10)
-        taken = _name_phase(panels[0], first, last, f"{segment['phase']} {segment['name']}", taken)
-
-
-def _name_phase(axes: Axes, first: float, last: float, name: str, taken: float) -> float:
-    """Write a name over its band; ``taken`` is where the name before it ends, in pixels.
-
-    Returns where the names on the line next to the axes end now.
-    """
-    options = {
-        "xycoords": axes.get_xaxis_transform(), "textcoords": "offset points", "color": GREY,
-        "va": "bottom", "ha": "center", "annotation_clip": False,
-    }  # fmt: skip
-    centre, points = ((first + last) / 2, 1), 72 / axes.figure.dpi
-    label = axes.annotate(name, centre, (0, 3), **options)
-    box, room = label.get_window_extent(), axes.bbox
-    moved = max(room.x0 - box.x0, 0) - max(box.x1 - room.x1, 0)
-    aside = max(moved, taken + 6 / points - box.x0)
-    if aside == moved or box.x1 + aside <= axes.transData.transform((last, 0))[0]:
-        label.xyann = (aside * points, 3)
-        return box.x1 + aside
-    label.remove()
-    line = {"arrowstyle": "-", "color": GREY, "lw": 0.5, "shrinkA": 0, "shrinkB": 0}
-    # The line leaves the name straight above the middle of the band.
-    line["relpos"] = (0.5 - moved / box.width, 0)
-    axes.annotate(name, centre, (moved * points, 14), arrowprops=line, **options)
-    return taken
+        name = top.annotate(
+            f"{segment['phase']} {segment['name']}", (left, 1), (0, 3), color=GREY,
+            xycoords=top.get_xaxis_transform(), textcoords="offset points",
+            annotation_clip=False,
+        )  # fmt: skip
+        width, (origin, _) = name.get_window_extent().width, pixels((left, 0))
+        (start, _), (end, _) = pixels((first, 0)), pixels((last, 0))
+        start = max(min(start, top.bbox.x1 - width), origin)
+        aside = max([start, *(taken + 6 / points for taken in ends[:1])])
+        if aside + width <= end:
+            line, start = 0, aside
+        else:
+            line = next((k for k, taken in enumerate(ends) if taken <= start), len(ends))
+        ends[line : line + 1] = [start + width]
+        name.xyann = ((start - origin) * points, 3 + 11 * line)
 
 
 # Direct labels that keep clear of each other and of the curves.
@@ -339,31 +344,16 @@ def end_labels(axes: Axes, labels: Sequence[tuple[str, float, str]]) -> None:
         for text, y, color in sorted(labels, key=lambda label: label[1])
     ]  # fmt: skip
     axes.get_ylim()  # settles the limits, which positions depend on
-    points = 72 / axes.figure.dpi
     boxes = [text.get_window_extent() for text in texts]
-    wanted = [points * (box.y0 + box.y1) / 2 for box in boxes]
-    moved = _spread(wanted, [points * box.height for box in boxes])
-    for text, old, new in zip(texts, wanted, moved, strict=True):
-        text.xyann = (5, new - old)
-
-
-def _spread(centres: Sequence[float], heights: Sequence[float]) -> list[float]:
-    """Move rising ``centres`` apart until no two labels overlap, around their common middle."""
-    groups: list[tuple[list[float], list[float]]] = []
-
-    def bottom(group: tuple[list[float], list[float]]) -> float:
-        return float(np.mean(group[0])) - sum(group[1]) / 2
-
-    for centre, height in zip(centres, heights, strict=True):
-        groups.append(([centre], [height]))
-        while len(groups) > 1 and bottom(groups[-2]) + sum(groups[-2][1]) > bottom(groups[-1]):
-            above = groups.pop()
-            groups[-1] = (groups[-1][0] + above[0], groups[-1][1] + above[1])
-    placed = []
-    for group in groups:
-        tops = bottom(group) + np.cumsum(group[1])
-        placed += list(tops - np.array(group[1]) / 2)
-    return placed
+    at = np.array([(box.y0 + box.y1) / 2 for box in boxes])
+    height = np.array([box.height for box in boxes])
+    moved, apart = at.copy(), (height[1:] + height[:-1]) / 2
+    for _ in range(300):
+        push = np.clip(apart - np.diff(moved), 0, None) / 2
+        moved[:-1] -= push
+        moved[1:] += push
+    for text, up in zip(texts, (moved - at) * 72 / axes.figure.dpi, strict=True):
+        text.xyann = (5, up)
 
 
 def place_label(axes: Axes, x: float, y: float, text: str, *, color: str) -> Text:

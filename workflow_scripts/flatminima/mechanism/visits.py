@@ -129,13 +129,6 @@ def layer_sets(model: nn.Module) -> dict[str, list[str]]:
     return {kind: chosen for kind, chosen in sets.items() if chosen}
 
 
-def short_name(name: str) -> str:
-    """A parameter's name as printed: ``0 attention.dense`` for block 0; the module elsewhere."""
-    stem = name.removesuffix(".weight")
-    found = _BLOCK.search(stem + ".")
-    return f"{found[1]} {stem[found.end() :]}" if found else stem.rsplit(".", 1)[-1]
-
-
 def in_order(names: Iterable[str]) -> list[str]:
     """Names by block, embeddings first and the head last, in the order of their occurrence."""
 
