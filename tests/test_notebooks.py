@@ -1,6 +1,5 @@
 """Companion notebooks: committed bare, readable alone, rendered whole or not at all."""
 
-import json
 import re
 import subprocess
 import sys
@@ -41,7 +40,9 @@ def test_committed_notebooks_are_bare_and_stand_alone(name):
     path = FOLDER / f"{name}.ipynb"
     strip = [sys.executable, "-m", "nbstripout", "--keep-id", "--verify", str(path)]
     assert subprocess.run(strip, check=False).returncode == 0
-    cells = nbformat.read(path, as_version=4).cells
+    notebook = nbformat.read(path, as_version=4)
+    assert notebook.metadata.kernelspec.name == "python3", "the default kernel"
+    cells = notebook.cells
     # Ids written by an editor are eight hexadecimal digits; these are words.
     assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", cell.id) for cell in cells)
     assert re.search(r"\*\*(`mini`|This) is not Pythia\.\*\*", cells[0].source)
@@ -90,9 +91,3 @@ def test_a_failing_cell_is_named_and_leaves_no_html(tmp_path, capsys):
         render_notebook.main(str(notebook), str(html), "mini", str(tmp_path))
     assert not html.exists()
     assert "Traceback" in capsys.readouterr().err
-
-
-def test_the_default_kernel_is_named():
-    for name in COMMITTED:
-        notebook = json.loads((FOLDER / f"{name}.ipynb").read_text(encoding="utf-8"))
-        assert notebook["metadata"]["kernelspec"]["name"] == "python3"

@@ -45,23 +45,14 @@ def test_every_file_is_listed_and_whole(tmp_path):
     assert size == PROVENANCE["bytes"] and len(names) == PROVENANCE["files"]
     assert size < 15e6, "a few megabytes: no weights"
     assert not [name for name in names if name.endswith((".safetensors", ".jsonl"))]
-
-
-def test_they_are_labelled_with_suite_and_commit():
-    found = facts(read_suite("mini-published", []))
-    label = found["label"]
+    label = facts(read_suite("mini-published", []))["label"]
     assert PROVENANCE["commit"][:7] in label and "not Pythia" in label and "frozen" in label
-    assert found["is_paper_model"] is False
     text = (MINI / "provenance.json").read_text() + (MINI / "suite.yaml").read_text()
     assert platform.node() not in text and str(Path.home()) not in text
 
 
-def copied(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(MINI, tmp_path / "mini"))
-
-
 def test_a_damaged_file_is_named_and_nothing_is_written(tmp_path):
-    folder = copied(tmp_path)
+    folder = Path(shutil.copytree(MINI, tmp_path / "mini"))
     path = folder / "kurtosis/step0-step2640.csv"
     path.write_text(path.read_text().replace("0", "1", 1))
     with pytest.raises(DamagedFile, match=r"kurtosis/step0-step2640.csv: damaged or changed"):
@@ -70,13 +61,10 @@ def test_a_damaged_file_is_named_and_nothing_is_written(tmp_path):
     with pytest.raises(DamagedFile, match=r"kurtosis/step0-step2640.csv is missing"):
         restored(folder, tmp_path / "target")
     assert not (tmp_path / "target").exists()
-
-
-@pytest.mark.parametrize("line", ["", "nonsense", f"{'0' * 64}  ../x", f"{'0' * 64}  /x", "0  x"])
-def test_a_list_that_is_none_is_refused(line, tmp_path):
-    (tmp_path / "SHA256SUMS").write_text(line + "\n" if line else "")
-    with pytest.raises(DamagedFile, match="SHA256SUMS is no list"):
-        read_digests(tmp_path)
+    for line in ("", "nonsense\n", f"{'0' * 64}  ../x\n", f"{'0' * 64}  /x\n", "0  x\n"):
+        (folder / "SHA256SUMS").write_text(line)
+        with pytest.raises(DamagedFile, match="SHA256SUMS is no list"):
+            read_digests(folder)
 
 
 def test_what_is_restored_can_be_published_again(tmp_path):
@@ -145,37 +133,26 @@ def test_what_is_not_frozen_is_refused_in_one_line(name, checkout):
     )
 
 
-@pytest.mark.parametrize(
-    ("target", "command"),
-    [
-        ("all", "snakemake --cores 2 all --configfile mine.yaml"),
-        ("figures", "snakemake --cores 2 all --configfile mine.yaml"),
-        ("report", "snakemake --report report.html --configfile mine.yaml"),
-        ("plan", "flatminima plan --configfile mine.yaml"),
-        ("freeze", "flatminima freeze --configfile mine.yaml"),
-    ],
-)
-def test_the_makefile_takes_a_configuration_of_ones_own(target, command):
+def make(*arguments: str) -> subprocess.CompletedProcess:
+    command = ["make", "--dry-run", "CORES=2", *arguments]
+    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+
+
+def test_the_makefile_takes_a_configuration_of_ones_own_and_the_frozen_measurements():
     """Targets stand before --configfile, which would take them for files of its own."""
-    arguments = ["make", "--dry-run", target, "CONFIG=mine.yaml", "CORES=2"]
-    run = subprocess.run(arguments, cwd=ROOT, text=True, capture_output=True, check=True)
-    assert command in " ".join(run.stdout.split())
-    named = subprocess.run([*arguments, "SUITE=mine"], cwd=ROOT, text=True, capture_output=True,
-                           check=True)  # fmt: skip
-    assert "suite=mine" in named.stdout or "--suite mine" in named.stdout
-
-
-def test_the_makefile_builds_it():
-    run = subprocess.run(
-        ["make", "--dry-run", "figures", "SOURCE=published", "CORES=2"],
-        cwd=ROOT, text=True, capture_output=True, check=True,
-    )  # fmt: skip
-    command = "snakemake --cores 2 all extended --config suite=mini-published"
-    assert command in run.stdout
-    other = subprocess.run(
-        ["make", "--dry-run", "figures", "SOURCE=cache"],
-        cwd=ROOT, text=True, capture_output=True, check=False,
-    )  # fmt: skip
+    for target, command in {
+        "all": "snakemake --cores 2 all --configfile mine.yaml",
+        "figures": "snakemake --cores 2 all --configfile mine.yaml",
+        "report": "snakemake --report report.html --configfile mine.yaml",
+        "plan": "flatminima plan --configfile mine.yaml",
+        "freeze": "flatminima freeze --configfile mine.yaml",
+    }.items():
+        said = make(target, "CONFIG=mine.yaml", "SUITE=mine").stdout
+        assert command in " ".join(said.split())
+        assert "suite=mine" in said or "--suite mine" in said
+    said = make("figures", "SOURCE=published").stdout
+    assert "snakemake --cores 2 all extended --config suite=mini-published" in said
+    other = make("figures", "SOURCE=cache")
     assert other.returncode and "SOURCE=cache is not known; valid: published" in other.stderr
 
 

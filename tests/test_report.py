@@ -19,6 +19,7 @@ def page(tmp_path_factory) -> Path:
     folder = synthetic.write(tmp_path_factory.mktemp("index") / "mini")
     pd.DataFrame({
         "id": ["C1", "C2"], "title": ["It <grows>.", "It falls."], "primary": ["true", None],
+        "quotation": ["4.2: as <said>", "4.3"],
         "self": ["consistent", "slip"], "sources": [None, "differs"],
         "design": ["confounded", None],
         "measured": ["not measured", None], "analogue": ["517 %", None],
@@ -52,6 +53,8 @@ def test_the_page_is_whole_without_network_and_without_script(page):
     low = synthetic.audit().query("role == 'low_bit'")
     assert f"{low['gap_pct'].iloc[0]:.3f}" in told
     assert "It &lt;grows&gt;." in told and "It falls." not in told
+    assert "4.2: as &lt;said&gt;" in told and "here: <strong>517 %</strong>" in told
+    assert "<th></th>" not in told, "axe-core: a header without text"
     assert told.count('<a href="') == 3
     # Without forks and claims, which a suite may lack, it is drawn all the same.
     folder, other = page.parent, page.with_name("other.html")

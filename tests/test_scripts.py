@@ -3,7 +3,6 @@
 import hashlib
 import json
 import runpy
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from scipy import stats
 from snakemake.iocontainers import Namedlist
 
-from flatminima.jobs import log, logged
 from flatminima.model import build_model, save_model
 from flatminima.text.corpus import write_documents
 from tests.workflow import ROOT
@@ -190,14 +188,8 @@ def test_kurtosis_of_every_matrix_of_the_blocks(weights, tmp_path):
         output={"table": str(tmp_path / "kurtosis.csv")}, params={"code": "abc"},
     )  # fmt: skip
     table = pd.read_csv(tmp_path / "kurtosis.csv")
-    assert list(table.columns) == [
-        "suite",
-        "step",
-        "statistic",
-        "tensor",
-        "n_weights",
-        "excess_kurtosis",
-    ]
+    columns = ["suite", "step", "statistic", "tensor", "n_weights", "excess_kurtosis"]
+    assert list(table.columns) == columns
     assert list(table["step"].unique()) == [0, 1, 2]
     for step, rows in table.groupby("step"):
         stored = {
@@ -362,13 +354,3 @@ def test_a_log_holds_what_was_said_and_the_traceback(tmp_path, capsys):
     log = (tmp_path / "gather_forks.log").read_text()
     assert "Traceback" in log and "missing.csv" in log
     assert not (tmp_path / "forks.csv").exists()
-
-
-def test_what_a_job_prints_goes_to_its_log_too(tmp_path, capsys):
-    terminal = sys.stderr
-    with logged(tmp_path / "job.log"):
-        log("one line")
-        sys.stderr.write("\rhalf\rdone\n")
-    assert sys.stderr is terminal and "one line" in capsys.readouterr().err
-    lines = (tmp_path / "job.log").read_text().splitlines()
-    assert lines[0] == "one line" and lines[-2:] == ["half", "done"]

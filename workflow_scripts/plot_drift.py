@@ -87,7 +87,7 @@ def _draw_phases(axes: Axes, flips: pd.DataFrame) -> None:
         for shift, arm, color, mark, name in arms:
             if not (inside & arm).any():
                 continue
-            mean = mean_of(100 * flips.loc[inside & arm, "flipped_own"].to_numpy(), "phases")
+            mean = mean_of(100 * flips.loc[inside & arm, "flipped_own"], "phases")
             axes.errorbar([place + shift], [mean.value],
                           [[mean.value - mean.low], [mean.high - mean.value]], ls="", marker=mark,
                           ms=4, color=color, capsize=2, elinewidth=0.8,
@@ -102,7 +102,7 @@ def _draw_phases(axes: Axes, flips: pd.DataFrame) -> None:
 
 def _draw_walk(axes: Axes, table: pd.DataFrame, best: int, spacing: int) -> None:
     late = table[table["step"] - spacing * table["lag"] >= best]
-    found = {lag: mean_of(rows["distance"].to_numpy(), "") for lag, rows in late.groupby("lag")}
+    found = {lag: mean_of(rows["distance"], "") for lag, rows in late.groupby("lag")}
     if not found:
         return
     lags = np.array(list(found), dtype=float)

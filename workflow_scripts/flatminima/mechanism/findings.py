@@ -5,8 +5,8 @@ what they are. ``best`` in a name means the checkpoint of FP32 convergence (phas
 or the nearest one that was measured; ``start`` is where rapid learning ends.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -29,9 +29,10 @@ class Value:
     n: int
     unit: str
 
-    def times(self, factor: float) -> "Value":
+    def scaled(self, factor: Callable[[float], float]) -> "Value":
         """The same in another measure."""
-        return Value(self.value * factor, self.low * factor, self.high * factor, self.n, self.unit)
+        ends = map(factor, (self.value, self.low, self.high))
+        return Value(*ends, self.n, self.unit)
 
 
 Found = Iterator[tuple[str, Value, str]]  # finding, value, about
@@ -144,12 +145,9 @@ def layer_findings(layers: pd.DataFrame, best: int) -> Found:
     sums = additivity(layers)
     late = sums[sums["step"] >= best]
     total = late["sum_in"].sum() / late["all"].sum()
-    spread = mean_of_series(late["ratio"].to_numpy(), "checkpoints")
-    yield (
-        "layers_sum_over_all",
-        Value(total, spread.low, spread.high, spread.n, spread.unit),
-        "losses of single matrices, summed, over the loss of all; since the best step",
-    )
+    spread = mean_of_series(late["ratio"], "checkpoints")
+    about = "losses of single matrices, summed, over the loss of all; since the best step"
+    yield "layers_sum_over_all", replace(spread, value=total), about
     last = layers[(layers["step"] == layers["step"].max()) & (layers["probe"] == "in")]
     worst = last.loc[last[_DELTA].idxmax()]
     ends = np.log1p(worst[["gap_low_pct", "gap_high_pct"]].to_numpy(float) / 100)
@@ -166,11 +164,10 @@ def _growth_findings(first: pd.Series, last: pd.Series, prefix: str) -> Found:
     )
     noise = last["noise_norm2"] / first["noise_norm2"]
     size = last["weight_norm2"] / first["weight_norm2"]
-    ends = (end / noise for end in (second.value, second.low, second.high))
     yield f"{prefix}cost_growth", cost, about
     yield f"{prefix}noise_growth", exact(noise, 1, "checkpoint"), about
     yield f"{prefix}relative_noise_growth", exact(noise / size, 1, "checkpoint"), about
-    yield f"{prefix}sensitivity_growth", Value(*ends, second.n, second.unit), about
+    yield f"{prefix}sensitivity_growth", second.scaled(lambda v: v / noise), about
 
 
 def sensitivity_findings(table: pd.DataFrame, best: int, start: int) -> Found:
@@ -188,28 +185,18 @@ def sensitivity_findings(table: pd.DataFrame, best: int, start: int) -> Found:
     yield from _growth_findings(kept.iloc[0], last, "run_")
     unit = f"checkpoints from step {start} on"
     ratio = kept["predicted_nats"].sum() / kept["measured_nats"].sum()
-    spread = mean_of_series((kept["predicted_nats"] / kept["measured_nats"]).to_numpy(), "")
-    yield (
-        "predicted_over_measured",
-        Value(ratio, spread.low, spread.high, spread.n, unit),
-        "first- plus second-order term over the measured loss",
-    )
+    spread = mean_of_series(kept["predicted_nats"] / kept["measured_nats"], unit)
+    about = "first- plus second-order term over the measured loss"
+    yield "predicted_over_measured", replace(spread, value=ratio), about
     for control in ("noise", "dither"):
         rows = whole[whole["perturbation"].str.startswith(control) & whole["step"].ge(start)]
-        if rows.empty:
-            continue
-        mean = rows.groupby("step")["second_order_nats"].mean()
-        yield (
-            f"{control}_over_rounding",
-            mean_of_series((mean / kept["second_order_nats"]).to_numpy(), unit),
-            "second-order cost of the control over that of rounding",
-        )
+        if len(rows):
+            mean = rows.groupby("step")["second_order_nats"].mean() / kept["second_order_nats"]
+            about = "second-order cost of the control over that of rounding"
+            yield f"{control}_over_rounding", mean_of_series(mean, unit), about
     ratios = (kept["second_order_nats"] / high["second_order_nats"]).dropna()
-    yield (
-        "low_over_high_second_order",
-        mean_of_series(ratios.to_numpy(), unit),
-        "second-order cost of the low-bit quantizer over that of the high-bit one",
-    )
+    about = "second-order cost of the low-bit quantizer over that of the high-bit one"
+    yield "low_over_high_second_order", mean_of_series(ratios, unit), about
 
 
 def curvature_findings(table: pd.DataFrame, audit: pd.DataFrame, best: int, start: int) -> Found:
@@ -226,48 +213,30 @@ def curvature_findings(table: pd.DataFrame, audit: pd.DataFrame, best: int, star
         grown = growth(*(_interval(row, name, unit, f"{name}_n") for row in (last, first)))
         yield f"{name}_growth", grown, about
         normalised = f"{about}, times the squared norm of the weights"
-        yield f"normalised_{name}_growth", grown.times(size), normalised
+        yield f"normalised_{name}_growth", grown.scaled(lambda v: v * size), normalised
     rows = table[table["step"] >= start].set_index("step")
     for name in units:
-        yield (
-            f"{name}_rank_r",
-            rank_correlation(rows[name].to_numpy(), _low_bit_loss(audit, rows.index),
-                             "checkpoints"),
-            f"Spearman r with the low-bit loss from step {start} on",
-        )  # fmt: skip
+        found = rank_correlation(rows[name], _low_bit_loss(audit, rows.index), "checkpoints")
+        yield f"{name}_rank_r", found, f"Spearman r with the low-bit loss from step {start} on"
 
 
 def drift_findings(drift: pd.DataFrame, best: int) -> Found:
     """Misalignment at the end and at its largest, and codes that flip."""
     last, worst = drift.iloc[-1], drift.loc[drift["index"].idxmax()]
     groups = int(last["n_groups"])
-    yield (
-        "misalignment_last",
-        _interval(last, "index", "groups", groups),
-        f"step {last['step']:.0f}",
-    )
-    yield (
-        "misalignment_largest",
-        _interval(worst, "index", "groups", groups),
-        f"step {worst['step']:.0f}, of {len(drift)} checkpoints",
-    )
-    yield (
-        "near_midpoint_last",
-        exact(last["near_midpoint"], groups, "groups"),
-        "share of weights at least 0.4 steps from their grid point; 0.2 where uniform",
-    )
+    index = _interval(last, "index", "groups", groups)
+    yield "misalignment_last", index, f"step {last['step']:.0f}"
+    about = f"step {worst['step']:.0f}, of {len(drift)} checkpoints"
+    yield "misalignment_largest", _interval(worst, "index", "groups", groups), about
+    about = "share of weights at least 0.4 steps from their grid point; 0.2 where uniform"
+    yield "near_midpoint_last", exact(last["near_midpoint"], groups, "groups"), about
     late = drift[drift["previous_step"] >= best]
     unit = "pairs of checkpoints since the best step"
-    yield (
-        "flips_between_checkpoints",
-        mean_of_series(late["flipped_own"].to_numpy(), unit),
-        "share of codes that differ between neighbouring checkpoints",
-    )
-    yield (
-        "flips_over_expected",
-        mean_of_series((late["flipped_fixed"] / late["flipped_expected"]).to_numpy(), unit),
-        "flips on a fixed grid over those of uniform positions",
-    )
+    about = "share of codes that differ between neighbouring checkpoints"
+    yield "flips_between_checkpoints", mean_of_series(late["flipped_own"], unit), about
+    ratios = late["flipped_fixed"] / late["flipped_expected"]
+    about = "flips on a fixed grid over those of uniform positions"
+    yield "flips_over_expected", mean_of_series(ratios, unit), about
 
 
 def exponents(table: pd.DataFrame, first_step: int, spacing: int) -> pd.Series:
@@ -287,17 +256,11 @@ def exponents(table: pd.DataFrame, first_step: int, spacing: int) -> pd.Series:
 def displacement_findings(table: pd.DataFrame, best: int, spacing: int) -> Found:
     """Angles and growth of distances after the best step."""
     cosines = table[(table["lag"] == 1) & (table["step"] - 2 * spacing >= best)]["cosine"].dropna()
-    yield (
-        "move_cosine",
-        mean_of_series(cosines.to_numpy(), "moves since the best step"),
-        "cosine of successive moves; 0 for a random walk",
-    )
-    slopes = exponents(table, best, spacing)
-    yield (
-        "walk_exponent",
-        mean_of_series(slopes.to_numpy(), "end points since the best step"),
-        "growth of the distance with the number of moves; 1/2 for a random walk",
-    )
+    mean = mean_of_series(cosines, "moves since the best step")
+    yield "move_cosine", mean, "cosine of successive moves; 0 for a random walk"
+    mean = mean_of_series(exponents(table, best, spacing), "end points since the best step")
+    about = "growth of the distance with the number of moves; 1/2 for a random walk"
+    yield "walk_exponent", mean, about
 
 
 def phase_findings(flips: pd.DataFrame) -> Found:
@@ -305,7 +268,7 @@ def phase_findings(flips: pd.DataFrame) -> Found:
     for (schedule, phase), rows in flips.groupby(["schedule", "phase"]):
         arm = "baseline" if schedule == "baseline" else "oli"
         about = f"{schedule}, {rows['updates'].iloc[0]} updates"
-        yield f"{arm}_{phase}_flips", mean_of(rows["flipped_own"].to_numpy(), "phases"), about
+        yield f"{arm}_{phase}_flips", mean_of(rows["flipped_own"], "phases"), about
 
 
 def activation_findings(table: pd.DataFrame, audit: pd.DataFrame, best: int, start: int) -> Found:
@@ -321,35 +284,25 @@ def activation_findings(table: pd.DataFrame, audit: pd.DataFrame, best: int, sta
     states = table[table["measure"] == "kurtosis"]
     curve = states.pivot(index="step", columns="name", values="value").mean(axis=1)
     curve = curve[curve.index >= start]
-    yield (
-        "activation_kurtosis_rank_r",
-        rank_correlation(curve.to_numpy(), _low_bit_loss(audit, curve.index), "checkpoints"),
-        f"Spearman r of the mean over hidden states with the low-bit loss from step {start} on",
-    )
+    found = rank_correlation(curve, _low_bit_loss(audit, curve.index), "checkpoints")
+    about = f"Spearman r of the mean over hidden states with the low-bit loss from step {start} on"
+    yield "activation_kurtosis_rank_r", found, about
 
 
 def replication_findings(table: pd.DataFrame) -> Found:
     """Onsets that were found, and whether growth changes at each run's own minimum."""
     found = table["onset_step"].notna()
     yield "replicas_with_onset", exact(found.sum(), len(table), "runs"), "runs with an onset"
-    yield (
-        "replica_slope_change",
-        mean_of(table["slope_change"].to_numpy(), "runs"),
-        "growth after its own minimum less growth before, nats per 1,000 steps",
-    )
-    faster = (table["slope_change_low"] > 0).sum()
-    yield (
-        "replicas_faster_after_minimum",
-        exact(faster, len(table), "runs"),
-        "runs whose growth is faster after their minimum, by their interval",
-    )
+    about = "growth after its own minimum less growth before, nats per 1,000 steps"
+    yield "replica_slope_change", mean_of(table["slope_change"], "runs"), about
+    faster = exact((table["slope_change_low"] > 0).sum(), len(table), "runs")
+    about = "runs whose growth is faster after their minimum, by their interval"
+    yield "replicas_faster_after_minimum", faster, about
     both = table[found]
     if len(both) >= 4:
-        yield (
-            "replica_onset_rank_r",
-            rank_correlation(both["fp32_step"].to_numpy(), both["onset_step"].to_numpy(), "runs"),
-            "Spearman r of the step of the own minimum and the onset",
-        )
+        related = rank_correlation(both["fp32_step"], both["onset_step"], "runs")
+        about = "Spearman r of the step of the own minimum and the onset"
+        yield "replica_onset_rank_r", related, about
 
 
 def findings(tables: Mapping[str, pd.DataFrame], phases: Mapping, *, spacing: int) -> pd.DataFrame:
