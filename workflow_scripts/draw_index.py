@@ -65,7 +65,7 @@ def main(audit: str, phases: str, kurtosis: str, page: str, suite: dict, links: 
 
 def audit_sections(audit: pd.DataFrame, phases: dict, suite: dict) -> list[str]:
     """The gaps of both quantizers in percent and in nats, and the perplexities."""
-    names, steps = role_labels(audit, suite), audit["step"]
+    names = role_labels(audit, suite)
     parts = {role: audit[audit["role"] == role].set_index("step") for role in names}
     gaps = [
         _line(parts[role][column], names[role], LOOKS[role].color, DASHES[role],
@@ -81,13 +81,14 @@ def audit_sections(audit: pd.DataFrame, phases: dict, suite: dict) -> list[str]:
         # Lines would fall off the end of a logarithmic axis where a gap is not positive.
         "logarithmic": ({"mode": "markers"}, {"yaxis.type": "log", "yaxis.autorange": True}),
     }
-    said = f"At {steps.nunique()} checkpoints: how much larger perplexity is after rounding."
-    low = parts["low_bit"]
+    said = (
+        f"At {audit['step'].nunique()} checkpoints: how much larger perplexity is after rounding."
+    )
+    fp32, low, high = (parts[role] for role in ("fp32", "low_bit", "high_bit"))
     numbers = pd.DataFrame({
-        "FP32 perplexity": parts["fp32"]["ppl"], f"{names['low_bit']} perplexity": low["ppl"],
+        "FP32 perplexity": fp32["ppl"], f"{names['low_bit']} perplexity": low["ppl"],
         f"{names['low_bit']} gap (%)": low["gap_pct"], "95 % low": low["gap_low_pct"],
-        "95 % high": low["gap_high_pct"],
-        f"{names['high_bit']} gap (%)": parts["high_bit"]["gap_pct"],
+        "95 % high": low["gap_high_pct"], f"{names['high_bit']} gap (%)": high["gap_pct"],
     })  # fmt: skip
     figure = _figure(gaps, "gap (% of FP32 perplexity)", phases)
     section = _section("audit", "Audit", said, figure, numbers, {"unit": units, "scale": scales})
@@ -98,8 +99,7 @@ def audit_sections(audit: pd.DataFrame, phases: dict, suite: dict) -> list[str]:
     best = phases["convergence"]["ppl"]
     figure = _figure(curves, "perplexity", phases).update_yaxes(range=[0.9 * best, 2 * best])
     said = (
-        "The model that is used has the perplexity after rounding, whatever its gap. "
-        "A double click shows all of it, dragging a part."
+        "The model that is used has the perplexity after rounding. A double click shows all of it."
     )
     return [section, _section("perplexity", "Perplexity", said, figure)]
 
@@ -147,10 +147,8 @@ def kurtosis_section(kurtosis: pd.DataFrame) -> str:
         index="step", columns="statistic", values="excess_kurtosis"
     )
     wide.columns = list(wide.columns.str.replace("_", " "))
-    lines = [
-        _line(wide[name], name, "black", dash)
-        for name, dash in zip(wide, ("solid", "dash"), strict=False)
-    ]
+    dashes = dict(zip(wide, ("solid", "dash"), strict=True))
+    lines = [_line(wide[name], name, "black", dash) for name, dash in dashes.items()]
     said = "Excess kurtosis of the weights (0: normal): do outliers grow while the gap grows?"
     return _section("kurtosis", "Kurtosis", said, _figure(lines, "excess kurtosis"), wide)
 

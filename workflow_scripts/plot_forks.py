@@ -33,13 +33,11 @@ def draw(
 ) -> Figure:
     """Gap, absolute perplexities and learning rate of every fork over its probes.
 
-    ``forks`` and ``audit`` are forks.csv and audit.csv of ``suite`` (key ``label``; with
-    ``training``, ``fork`` and ``last`` the learning rate is drawn at every update, without
-    them at the probes only). Thin lines are seeds, thick ones their mean; the audited run
-    over the same steps is grey. Absolute perplexities stand below the gap because the gap
-    is relative to each fork's own FP32 model and shrinks when that model gets worse.
-    Crosses beyond the end are the same forks after a common cool-down (``cooled``). The
-    paper's figure 3, section 5.2.
+    ``forks`` and ``audit`` are forks.csv and audit.csv of ``suite`` (``plan.fork_facts``).
+    Thin lines are seeds, thick ones their mean; the audited run over the same steps is grey.
+    Absolute perplexities stand below the gap because the gap is relative to each fork's own
+    FP32 model and shrinks when that model gets worse. Crosses beyond the end are the same
+    forks after a common cool-down (``cooled``). The paper's figure 3, section 5.2.
     """
     name = role_labels(forks, suite)["low_bit"]
     forks = forks.fillna({"update_phase": ""})
@@ -59,23 +57,19 @@ def draw(
     gap.set_xlim(start, end)
     looks = style.fork_looks(forks["schedule"].unique())
 
-    panels = [
+    low = pd.concat([forks, cooled], ignore_index=True).query("role == 'low_bit'")
+    ends = {}
+    for axes, role, column, label in (
         (gap, "low_bit", "gap_pct", f"{name} gap (% of FP32)"),
         (low_ppl, "low_bit", "ppl", f"{name} perplexity"),
         (fp32_ppl, "fp32", "ppl", "FP32 perplexity"),
-    ]
-    ends = []
-    for axes, role, column, label in panels:
+    ):
         # Both perplexities share an axis, so the low-bit ones decide its scale.
-        both = pd.concat([forks, cooled], ignore_index=True)
-        scale_of = both.loc[both["role"] == "low_bit", column]
-        words = style.choose_scale(axes.yaxis, scale_of)
+        words = style.choose_scale(axes.yaxis, low[column])
         axes.set_ylabel(label + (f"\n{words}" if words else ""))
-        trajectories = forks[forks["role"] == role]
-        after = cooled[cooled["role"] == role]
-        own = run[run["role"] == role]
-        ends.append(_draw_forks(axes, trajectories, after, own, column, looks))
-    for (axes, *_), labels in zip(panels, ends, strict=True):
+        tables = (table[table["role"] == role] for table in (forks, cooled, run))
+        ends[axes] = _draw_forks(axes, *tables, column, looks)
+    for axes, labels in ends.items():
         end_labels(axes, labels)
     _draw_learning_rate(rate, forks[forks["role"] == "fp32"], looks, suite)
     for axes in figure.axes:
@@ -99,7 +93,7 @@ def _draw_forks(
     looks: dict[str, Look],
 ) -> list[tuple[str, float, str]]:  # fmt: skip
     """Draw one quantity; returns the labels of its curves' ends."""
-    axes.plot(run["step"], run[column], color=GREY, lw=1.6, alpha=0.7, zorder=1)
+    axes.plot(run["step"], run[column], color=GREY, lw=1.6, alpha=0.5, zorder=1)
     origin = run[run["step"] == forks["fork_step"].iloc[0]]
     axes.plot(origin["step"], origin[column], "D", color=GREY, ms=4, clip_on=False)
     ends = [("audit", value, GREY) for value in run[column].tail(1)]
@@ -135,17 +129,12 @@ def _draw_probes(axes: Axes, probes: pd.DataFrame, column: str, look: Look) -> N
 
 def _schedule_of(suite: dict, name: str) -> ForkSchedule | None:
     """Learning rate by step of one fork; ``None`` where ``suite`` does not tell it."""
-    if not {"training", "fork", "last"} <= suite.keys():
-        return None
-    training, fork = suite["training"], suite["fork"]
+    fork, training = suite["fork"], suite["training"]
     if name not in fork["schedules"]:
         return None
-    baseline = pretraining_schedule(
-        training["schedule"], lr_max=training["lr_max"], lr_min=training["lr_min"],
-        warmup_steps=training["warmup_steps"], total_steps=suite["last"],
-    )  # fmt: skip
-    start = fork["start"]
-    stop = start + fork["steps"]
+    keys = {key: training[key] for key in ("lr_max", "lr_min", "warmup_steps")}
+    baseline = pretraining_schedule(training["schedule"], total_steps=suite["last"], **keys)
+    start, stop = fork["start"], fork["start"] + fork["steps"]
     return fork_schedule(fork["schedules"][name], baseline=baseline, start=start, stop=stop)
 
 
@@ -192,22 +181,20 @@ def _alias(schedule: OscillatoryLockIn, probe_every: int) -> str:
 
 def _explain(figure: Figure, forks: pd.DataFrame, looks: dict[str, Look], *, cooled: bool) -> None:
     """What thin lines, filled and hollow markers mean, in one line above the panels."""
+    grey = {"color": GREY, "ls": "", "ms": 4}
     handles = [
         Line2D([], [], color=GREY, lw=1.5, label="mean over seeds"),
         Line2D([], [], color=GREY, lw=0.5, label=f"one seed ({forks['seed'].nunique()} each)"),
-        Line2D([], [], color=GREY, ls="", marker="D", ms=4, label="fork point"),
+        Line2D([], [], **grey, marker="D", label="fork point"),
+        *([Line2D([], [], **grey, marker="x", label="cooled down")] if cooled else []),
     ]
-    if cooled:
-        handles.append(Line2D([], [], color=GREY, ls="", marker="x", ms=4, label="cooled down"))
     for schedule in forks.loc[forks["update_phase"] == "bump", "schedule"].unique():
         look, name = looks[schedule], SCHEDULES.get(schedule, schedule)
-        probe = {"ls": "", "marker": look.marker, "mec": look.color, "mew": 0.8}
-        handles.append(Line2D([], [], mfc=look.color, **probe, label=f"{name}: cool"))
-        handles.append(Line2D([], [], mfc="white", **probe, label=f"{name}: bump"))
-    figure.legend(
-        handles=handles, loc="upper left", bbox_to_anchor=(0.075, 0.965), ncols=len(handles),
-        frameon=False, handlelength=1.2, columnspacing=0.8,
-    )  # fmt: skip
+        for phase, face in (("cool", look.color), ("bump", "white")):
+            handles.append(Line2D([], [], ls="", marker=look.marker, mec=look.color, mew=0.8,
+                                  mfc=face, label=f"{name}: {phase}"))  # fmt: skip
+    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.085, 0.965),
+                  ncols=len(handles), handlelength=1.2)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -105,13 +105,8 @@ def _draw_conditions(axes: Axes, table: pd.DataFrame, ranking: pd.DataFrame) -> 
         color, marker, _ = GROUPS[row.group]
         if row.seeds > 1:
             part = table[table["schedule"] == row.schedule]
-            axes.plot(
-                part["fp32_ppl"], part["low_bit_ppl"], ls="", marker=".", ms=2.5, color=color,
-                alpha=0.6, zorder=3,
-            )  # fmt: skip
-        axes.plot(
-            row.fp32_ppl, row.low_bit_ppl, ls="", marker=marker, ms=4.5, color=color, zorder=4
-        )
+            axes.plot(part["fp32_ppl"], part["low_bit_ppl"], ".", ms=2.5, color=color, alpha=0.6)
+        axes.plot(row.fp32_ppl, row.low_bit_ppl, marker, ms=4.5, color=color, zorder=4)
     for row in ranking[::-1].itertuples():
         point, color = (row.fp32_ppl, row.low_bit_ppl), GROUPS[row.group][0]
         lead_line(axes, *point, place_label(axes, *point, str(row.rank), color=color))
