@@ -111,11 +111,12 @@ for category, stem in [(group, stem) for group, stems in FIGURES.items() for ste
         params:
             **TOLD.get(stem, {}),
             suite=planned(plan.facts),
+            draws=f"plot_{drawn}",  # the path of a script is read when its job runs
             code=code_hash(f"workflow_scripts/plot_{drawn}.py"),
         message:
             f"Figure {number} of {{wildcards.suite}}"
         script:
-            f"../workflow_scripts/plot_{drawn}.py"
+            "../workflow_scripts/{params.draws}.py"
 
 
 rule plot_forks:
