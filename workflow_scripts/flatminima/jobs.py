@@ -94,7 +94,9 @@ class _Tee:
         self.streams = streams
 
     def write(self, text: str) -> int:
-        line = text.replace("\r", "\n") if text.strip() else text.strip("\r")
+        line = text.replace("\r", "\n")
+        if text.startswith("\r"):
+            line = line.strip() and f"{line.strip()}\n"
         for stream in self.streams:
             stream.write(line)
         return len(text)

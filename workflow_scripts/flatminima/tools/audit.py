@@ -463,25 +463,24 @@ def judge(audited: pd.DataFrame, sequences: pd.DataFrame, resamples: int) -> Ver
 def answers(audited: pd.DataFrame, phases: dict) -> list[str]:
     """What a trainer asks: the cost at the end, FP32's convergence, the trend, what to ship."""
     by_role = {role: part.set_index("step").sort_index() for role, part in audited.groupby("role")}
-    low, fp32 = by_role[LOW_BIT], by_role[FP32]
+    low = by_role[LOW_BIT]
     end, last = low.iloc[-1], low.index[-1]
     cost = (
         f"Is INT4 affordable? At step {last:,} it costs {end['gap_pct']:.2f} % of perplexity "
         f"[{end['gap_low_pct']:.2f}, {end['gap_high_pct']:.2f}], "
         f"{end['delta_nll_nats_per_token']:.4f} nats per token"
     )
-    as_good = fp32.index[fp32["ppl"] <= end["ppl"]]
     if end["gap_low_pct"] <= 0.0:
         cost += ", so none is shown"
-    elif len(as_good) and as_good[0] < last:
-        cost += f"; FP32 was as good at step {as_good[0]:,}"
     best, rise = phases["convergence"]["step"], phases["convergence"].get("rise_pct")
     if len(low) == 1:
         converged = "cannot be told from one checkpoint"
     elif best == last:
         converged = "not yet: its perplexity is lowest at the last checkpoint"
     else:
-        converged = f"at step {best:,}" + (f"; up {rise:.1f} % since" if rise is not None else "")
+        converged = f"yes, at step {best:,}"
+        if rise is not None:
+            converged += f"; its perplexity is up {rise:.1f} % since"
     try:
         spacing = even_spacing(low.index.to_numpy())
         trend = excess_sentence(suite_excess(audited, phases, spacing=spacing))
