@@ -1,6 +1,6 @@
 # make            everything of the suite that config.yaml names
 # make test       the test suite
-# make test-slow  the tests that take minutes: kills, damage, a SLURM cluster
+# make test-slow  the tests that take minutes: kills, a SLURM cluster, extended
 # make figures    every table, figure and notebook; with SOURCE=published from the committed
 #                 measurements, without training
 # make publish    freeze the measurements of a finished suite under resources/published
