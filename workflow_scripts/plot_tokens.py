@@ -55,7 +55,8 @@ def draw(runs: pd.DataFrame, paper: pd.DataFrame, *, suite: dict) -> Figure:
     for axes in (added, fp32):
         style.log_axis(axes.xaxis)
         axes.set_xlabel("tokens seen per weight of the blocks (log scale)")
-    style.legend(added)
+    added.set_ylim(top=30)  # room for the legend
+    added.legend(loc="upper left")
     return figure
 
 
