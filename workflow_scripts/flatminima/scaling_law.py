@@ -90,8 +90,9 @@ def printed_excess(table: pd.DataFrame, tokens_per_step: int, *, start: int = 7_
 def excess_sentence(found: Mapping) -> str:
     """The result in one line for a reader."""
     low, high = found["excess_low"], found["excess_high"]
+    printed = [f"{v:.2g}" if v < 10 else f"{v:,.0f}" for v in (found["excess"], low, high)]
     left = "left" if low > 1.0 else ("fell below" if high < 1.0 else "did not leave")
     return (
         f"the low-bit loss {left} its power law of the {found['unit']} seen: "
-        f"{found['excess']:.2g} times what was predicted ({low:.2g} to {high:.2g})"
+        "{} times what was predicted ({} to {})".format(*printed)
     )
