@@ -13,6 +13,7 @@ from tests.hub.server import TinyHub
 
 def point_at(monkeypatch: pytest.MonkeyPatch, hub: TinyHub, home: str | Path) -> None:
     """Use ``hub`` with a cache under ``home`` and no token, in this process."""
+    import datasets
     from huggingface_hub import constants, hf_api
 
     cache = str(Path(home) / "hub")
@@ -23,6 +24,7 @@ def point_at(monkeypatch: pytest.MonkeyPatch, hub: TinyHub, home: str | Path) ->
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(Path(home) / "token"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hf_api.api, "endpoint", hub.endpoint)
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub.endpoint)
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")

@@ -15,7 +15,6 @@ from typing import BinaryIO
 
 import pyarrow as pa
 from huggingface_hub import HfApi, HfFileSystem, constants, try_to_load_from_cache
-from pyarrow.parquet import ParquetFile
 
 from flatminima.errors import UserError, suggest
 from flatminima.hub import HubError, ask
@@ -181,6 +180,9 @@ def _resumed(file: TextFile) -> Iterator[str]:
 
 
 def _texts(file: TextFile) -> Iterator[str]:
+    if file.format == "parquet":
+        yield from _parquet_texts(file)
+        return
     if file.location.startswith(REMOTE):
         hub = HfFileSystem(endpoint=constants.ENDPOINT, skip_instance_cache=True)
         stream = hub.open(file.location.removeprefix(REMOTE), "rb")
@@ -226,16 +228,19 @@ def _json_texts(stream: BinaryIO, file: TextFile) -> Iterator[str]:
         yield _checked(row[file.field], where, file.field)
 
 
-def _parquet_texts(stream: BinaryIO, file: TextFile) -> Iterator[str]:
-    table = ParquetFile(stream)
-    if file.field not in table.schema_arrow.names:
-        has = ", ".join(table.schema_arrow.names)
+def _parquet_texts(file: TextFile) -> Iterator[str]:
+    """Rows streamed with `datasets`, which calls any file of no stated split train."""
+    import datasets  # seconds, and only here
+
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # no request beside those for the data
+    where = {"data_files": file.location, "split": "train", "streaming": True}
+    columns = datasets.load_dataset("parquet", **where).features
+    if file.field not in columns:
+        has = ", ".join(columns)
         raise TextError(f"{file.name}: lacks the column {file.field!r}; it has {has}")
-    number = 0
-    for batch in table.iter_batches(batch_size=1000, columns=[file.field]):
-        for text in batch[0].to_pylist():
-            number += 1
-            yield _checked(text, f"{file.name}: row {number}", file.field)
+    rows = datasets.load_dataset("parquet", **where, columns=[file.field], batch_size=1000)
+    for number, row in enumerate(rows, start=1):
+        yield _checked(row[file.field], f"{file.name}: row {number}", file.field)
 
 
 def _checked(text: object, where: str, field: str) -> str:
@@ -250,7 +255,7 @@ def _checked(text: object, where: str, field: str) -> str:
     return text
 
 
-_READERS = {"json": _json_texts, "text": _paragraphs, "parquet": _parquet_texts}
+_READERS = {"json": _json_texts, "text": _paragraphs}
 
 
 # Both splits
