@@ -88,6 +88,7 @@ def test_rules_are_such():
     text = "".join(path.read_text() for path in ROOT.glob("rules/*.smk"))
     rules = {*re.findall(r"^(?:rule|use rule \w+ as) (\w+)", text, flags=re.M), "pretrain_suite",
              "render_notebook"}  # fmt: skip
+    rules |= {f"plot_{name}" for name in re.findall(r'"fig\d+_(\w+)": \[', text)}
     named = re.findall(r"^\|.*`results/.*\| ((?:`\w+`(?:, )?)+) \|", PAGES["README"], flags=re.M)
     named = [rule for cell in named for rule in re.findall(r"\w+", cell)]
     assert len(named) > 20 and set(named) <= rules

@@ -127,12 +127,13 @@ def _declarations(configfiles: list[Path]) -> list[dict]:
 
 def _declared(rule) -> Iterator[dict]:
     """One rule; where a wildcard names the script, once for each of its scripts."""
-    code = dict(rule.params.items()).get("code")
+    params = dict(rule.params.items())
+    code = params.get("code")
     declared = {
         "name": rule.name,
         "docstring": rule.docstring,
         "message": rule.message,
-        "script": rule.script,
+        "script": rule.script and rule.script.replace("{params.draws}", params.get("draws", "")),
         "conda": rule.conda_env,
         "log": [str(path) for path in rule.log],
         "benchmark": rule.benchmark and str(rule.benchmark),
