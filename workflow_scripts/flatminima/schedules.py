@@ -113,7 +113,12 @@ RUN_SCHEDULES = {c.model_fields["kind"].default: c for c in RunSchedule.__subcla
 
 
 def pretraining_schedule(kind: str, **numbers: float) -> RunSchedule:
-    """Schedule of a whole training run, by the name that ``training.schedule`` gives it."""
+    """Schedule of a whole training run, by the name that ``training.schedule`` gives it.
+
+    Raises ``ValueError`` for another name.
+    """
+    if kind not in RUN_SCHEDULES:
+        raise ValueError(f"schedule {kind!r}: known are {', '.join(RUN_SCHEDULES)}")
     return RUN_SCHEDULES[kind](**numbers)
 
 
