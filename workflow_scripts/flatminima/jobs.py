@@ -65,7 +65,8 @@ def _arguments(main: Callable[..., None], job: object) -> dict[str, object]:
         values = [part[name] for part in named if name in part]
         if len(values) > 1:
             raise TypeError(f"{name} is the name of {len(values)} things that the rule declares")
-        for value in values or [wildcards[name]] * (name in wildcards):
+        values = values or [wildcards[n] for n in wildcards if n == name]
+        for value in values:
             found[name] = int(value) if parameter.annotation is int else _plain(value)
     return found
 
