@@ -3,13 +3,13 @@
 import hashlib
 import json
 import runpy
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 from scipy import stats
 from snakemake.iocontainers import Namedlist
@@ -303,7 +303,7 @@ def test_a_probe_says_what_made_it(probed, data):
     assert made_by["validation_sha256"] == sha256(data / "validation.safetensors")
     assert made_by["probe"] == PROBE and made_by["code"] == "abc"
     assert made_by["threads"] == 1 and made_by["device"] == "cpu"
-    assert made_by["packages"]["torch"] == torch.__version__
+    assert made_by["packages"]["torch"] == metadata.version("torch")
 
 
 def test_a_model_that_has_diverged_is_named_and_the_others_are_probed(data, checkpoints, tmp_path):
