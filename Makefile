@@ -33,7 +33,9 @@ READY := .venv/ready
 $(READY): envs/requirements.lock
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11, 5) or sys.exit("Python 3.11.5 or newer is needed, this is " + sys.version.split()[0] + "; name another one with make PYTHON=…")'
 	$(PYTHON) -m venv .venv
+	@echo "Installing the packages of envs/requirements.lock: 2 GB or more, some minutes without a word"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement envs/requirements.lock
+	$(BIN)/python -c 'import site; print("$(CURDIR)/workflow_scripts", file=open(site.getsitepackages()[0] + "/flatminima.pth", "w"))'
 	printf '#!/bin/sh\nPYTHONPATH="%s/workflow_scripts" exec "%s/$(BIN)/python" -m flatminima "$$@"\n' "$(CURDIR)" "$(CURDIR)" > $(BIN)/flatminima
 	chmod +x $(BIN)/flatminima
 	touch $(READY)

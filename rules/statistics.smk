@@ -215,4 +215,16 @@ use rule judge_claims as judge_claims_paper with:
         "Judging the paper's claims on its own printed tables"
 
 
+use rule judge_claims_paper as judge_claims_paper_one with:
+    output:
+        "results/paper/claims/{claim}.json",
+    log:
+        "logs/paper/judge_claims/{claim}.log",
+    benchmark:
+        "benchmarks/paper/judge_claims/{claim}.tsv"
+    message:
+        "Judging claim {wildcards.claim} on the paper's own printed tables"
+
+
 ruleorder: judge_claims_paper > judge_claims
+ruleorder: judge_claims_paper_one > judge_claims_one

@@ -6,13 +6,16 @@ an environment lacks would never be missed. So what each rule imports is read fr
 
 import ast
 import json
+import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 
 from flatminima.code_hash import code_files
+from flatminima.files import PACKAGES as RECORDED
 from tests.workflow import ROOT, TINY, declared_rules
 
 pytestmark = pytest.mark.workflow
@@ -92,3 +95,10 @@ def test_an_environment_has_what_its_rules_import_and_no_more(rules):
         # What these are for cannot be seen in an import: kernels, Markdown and LaTeX of tables.
         unseen = {"python", "jupyter", "ipykernel", "tabulate", "jinja2", "accelerate"}
         assert packages.keys() - set().union(*users.values()) - unseen == set(), name
+
+
+def test_what_is_recorded_of_a_run_comes_with_the_wheel():
+    """``metadata.version`` of a package that is not there ends a probe."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    brought = {re.split("[<>=]", name)[0] for name in project["dependencies"]}
+    assert set(RECORDED) <= brought | {"tokenizers"}, "transformers brings tokenizers"

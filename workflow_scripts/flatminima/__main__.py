@@ -33,8 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return {"audit": _audit, "plan": _plan, "freeze": _freeze}[command](**given)
     except ModuleNotFoundError as error:
-        extra = "pip install 'flatminima[deployed,trainer]'"
-        print(f"Error: {command} needs the package {error.name}: {extra}", file=sys.stderr)
+        hint = f"Error: {command} needs the package {error.name}: pip install {error.name}"
+        print(hint, file=sys.stderr)
     except ValueError as error:
         print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
     return 2

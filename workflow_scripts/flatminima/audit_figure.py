@@ -155,16 +155,19 @@ def _draw_paper(axes: Axes, points: pd.DataFrame, column: str, role: str) -> Non
 
 def _draw_learning_rate(axes: Axes, audit: pd.DataFrame) -> None:
     fp32 = audit[audit["role"] == "fp32"]
-    axes.plot(fp32["step"], 100 * fp32["lr_fraction"], color=GREY)
+    known = fp32.dropna(subset="lr_fraction")
+    axes.plot(known["step"], 100 * known["lr_fraction"], color=GREY, marker=_dots(audit))
     axes.set(ylim=(0, 105), yticks=(0, 50, 100), ylabel="LR\n(% of max)")
-    if fp32["lr_fraction"].isna().all():
+    if not len(known):
         axes.text(
             0.5, 0.5, "not known", ha="center", va="center", color=GREY, transform=axes.transAxes
         )
 
 
 def _mark_events(panels: list[Axes], audit: pd.DataFrame, phases: dict) -> None:
-    events = [(phases["convergence"], 1, "fp32", "ppl", "FP32 convergence")]
+    falling = phases["convergence"]["step"] == audit["step"].max()
+    name = "FP32 is lowest at the end" if falling else "FP32 convergence"
+    events = [(phases["convergence"], 1, "fp32", "ppl", name)]
     if phases["onset"]["step"] is not None:
         events.append((phases["onset"], 0, "low_bit", "gap_pct", "onset"))
     for event, _, role, _, _ in events:

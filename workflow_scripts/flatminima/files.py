@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from flatminima.errors import DamagedFile, UserError
 
-PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "pandas", "ruptures")
+PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "pandas")
 # What sha256sum writes and `sha256sum --check` reads, beside the files it is about.
 DIGESTS_FILE = "SHA256SUMS"
 # A checkpoint in Hugging Face format, as this project writes and reads it.

@@ -16,6 +16,7 @@ from flatminima.intervals import fit_line
 from flatminima.missing import even_steps
 
 FEWEST = 3  # checkpoints that the law is fitted to
+WIDEST = 100.0  # an interval from a tenth to ten times the prediction says nothing
 PAPER_WEIGHTS = 84_934_656  # of Pythia-160m's linear layers in its blocks
 PAPER_TOKENS_PER_STEP = 2_097_152
 
@@ -91,8 +92,9 @@ def excess_sentence(found: Mapping) -> str:
     """The result in one line for a reader."""
     low, high = found["excess_low"], found["excess_high"]
     printed = [f"{v:.2g}" if v < 10 else f"{v:,.0f}" for v in (found["excess"], low, high)]
+    about = "{} times what was predicted ({} to {})".format(*printed)
+    law = f"power law of the {found['unit']} seen"
+    if high > WIDEST * low and low < 1.0 < high:
+        return f"cannot be told from so few checkpoints: by its {law} the low-bit loss is {about}"
     left = "left" if low > 1.0 else ("fell below" if high < 1.0 else "did not leave")
-    return (
-        f"the low-bit loss {left} its power law of the {found['unit']} seen: "
-        "{} times what was predicted ({} to {})".format(*printed)
-    )
+    return f"the low-bit loss {left} its {law}: {about}"

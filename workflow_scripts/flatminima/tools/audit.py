@@ -471,7 +471,7 @@ def answers(audited: pd.DataFrame, phases: dict) -> list[str]:
         f"{end['delta_nll_nats_per_token']:.4f} nats per token"
     )
     if end["gap_low_pct"] <= 0.0:
-        cost += ", so none is shown"
+        cost += ", so no cost can be told from zero on this text"
     best, rise = phases["convergence"]["step"], phases["convergence"].get("rise_pct")
     if len(low) == 1:
         converged = "cannot be told from one checkpoint"

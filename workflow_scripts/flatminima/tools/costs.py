@@ -338,6 +338,8 @@ def _job_row(jobs: Mapping[str, int] | None) -> tuple[str, str, str]:
         return "jobs left", "not known", "Snakemake cannot plan them, see below"
     most = sorted(jobs.items(), key=lambda item: (-item[1], item[0]))[:4]
     listed = ", ".join(f"{count} {rule}" for rule, count in most)
+    if others := sum(jobs.values()) - sum(count for _, count in most):
+        listed += f", {others} others"
     return "jobs left", f"{sum(jobs.values()):,}", listed or "everything is done"
 
 

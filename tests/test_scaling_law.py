@@ -1,0 +1,61 @@
+"""The power law of the low-bit loss: closed form, the paper's rows, and what is said of it."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from flatminima.errors import UserError
+from flatminima.scaling_law import (
+    PAPER_TOKENS_PER_STEP,
+    excess_sentence,
+    fit_power_law,
+    printed_excess,
+)
+from tests.workflow import ROOT
+
+TOKENS = np.arange(1.0, 21.0) * 1e6
+
+
+def test_a_law_is_found_and_what_leaves_it_is_its_excess():
+    delta = 3e-4 * TOKENS**0.4
+    delta[-1] *= 5.0
+    found = fit_power_law(TOKENS, delta, 2e6, 15e6)
+    assert found["exponent"] == pytest.approx(0.4, abs=1e-9)
+    assert found["excess"] == pytest.approx(5.0, rel=1e-9)
+    assert found["predicted_nats"] == pytest.approx(3e-4 * 2e7**0.4, rel=1e-9)
+
+
+def test_the_interval_holds_a_run_that_follows_its_law():
+    rng = np.random.default_rng(0)
+    held = 0
+    for _ in range(200):
+        delta = 3e-4 * TOKENS**0.4 * np.exp(0.1 * rng.standard_normal(20))
+        found = fit_power_law(TOKENS, delta, 2e6, 15e6)
+        held += found["excess_low"] <= 1.0 <= found["excess_high"]
+    assert held > 184, "92 %"
+
+
+def test_the_papers_rows_leave_theirs():
+    table = pd.read_csv(ROOT / "resources/paper/table1.csv")
+    found = printed_excess(table, PAPER_TOKENS_PER_STEP)
+    assert found["excess"] == pytest.approx(13.3, abs=0.05)
+    assert (found["excess_low"], found["excess_high"]) == pytest.approx((11, 15), abs=0.6)
+
+
+def test_losses_that_are_not_positive_have_no_law():
+    with pytest.raises(UserError, match="3 checkpoints with a positive loss .*, not 0"):
+        fit_power_law(TOKENS, -np.ones(20), 2e6, 15e6)
+
+
+@pytest.mark.parametrize(
+    ("excess", "low", "high", "said"),
+    [
+        (13.0, 11.0, 15.0, "left its power law of the tokens seen: 13 times"),
+        (0.5, 0.4, 0.6, "fell below"),
+        (1.1, 0.7, 1.5, "did not leave"),
+        (1.4, 1e-6, 5e5, "cannot be told from so few checkpoints"),
+    ],
+)
+def test_the_sentence_says_no_more_than_the_interval(excess, low, high, said):
+    found = {"excess": excess, "excess_low": low, "excess_high": high, "unit": "tokens"}
+    assert said in excess_sentence(found)
