@@ -306,7 +306,7 @@ def _rows(costs: Costs, shape: Shape) -> Rows:
         yield "downloads", size(costs.download_bytes), f"computed: {each}"
         hours = costs.download_bytes * 8 / (CONNECTION_MBIT * 1e6) / 3600
         yield "", duration(hours), f"at {CONNECTION_MBIT} Mbit/s; the connection is not measured"
-    yield "disk, at most", size(costs.disk_bytes), "computed: checkpoints and training state"
+    yield "disk, at most", size(costs.disk_bytes), "computed: one job at a time"
     yield "audit", f"{costs.audit_flop:.2g} FLOP", "computed: 3 forward passes a revision"
     if costs.pretraining_flop:
         yield "training", f"{costs.pretraining_flop:.2g} FLOP", "computed"
@@ -323,8 +323,9 @@ def _time_rows(costs: Costs, found: Throughput, layers: int) -> Rows:
     ):
         what = f"measured: {batch[0]} x {batch[1]} tokens{part}, float32, TF32 off"
         yield name, f"{rate / 1e9:.3g} GFLOP/s", what
-    audit = duration(costs.audit_flop / found.forward_rate / 3600)
-    yield "time, audit", audit, "estimated from what was measured"
+    audit = costs.audit_flop / found.forward_rate / 3600
+    each = f"{duration(audit / costs.revisions)} a revision"
+    yield "time, audit", duration(audit), f"estimated from what was measured: {each}"
     if costs.fork_training_flop or costs.pretraining_flop:
         alone = duration(costs.hours(*rates))
         yield "time, all", alone, "estimated; one job at a time, no downloads"
