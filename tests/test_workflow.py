@@ -191,6 +191,7 @@ def test_a_revision_is_fetched_for_its_probe_and_the_printed_tables_need_no_mode
     data = {"fetch_tokenizer": 1, "collect_text": 1, "fix_batches": 1}
     assert jobs == data | {"probe_revision": 1, "summarise_probes": 1}
     assert planned("results/paper/claims.md", folder=clean) == {"judge_claims_paper": 1}
+    assert planned("results/paper/claims/C63.json", folder=clean) == {"judge_claims_paper_one": 1}
 
 
 MISTAKEN_TARGETS = {
