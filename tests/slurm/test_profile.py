@@ -24,7 +24,8 @@ REQUESTS = {"default-resources": PROFILE["default-resources"]} | PROFILE["set-re
 HUB = "tests/config/pythia_tiny.yaml"
 # No part of any plan below: the example, the search, and other ways to make the same files.
 NOT_PLANNED = {
-    "train_example", "audit_example", "judge_claims_one", "judge_claims_paper_one", "measure_kurtosis_of_fork",
+    "train_example", "audit_example", "judge_claims_one", "judge_claims_paper_one",
+    "measure_kurtosis_of_fork",
     "copy_tokenizer", "fix_batches_validation", "render_notebook_your_run",
 }  # fmt: skip
 # What the paper's own model needs is 0.65 GB of weights, and several times that when it is trained.
