@@ -132,7 +132,7 @@ def test_a_run_is_audited_whole(run, audited, tmp_path, capsys, monkeypatch):
     told = json.loads(capsys.readouterr().out)
     assert told["answers"] == record["answers"] and len(told["rows"]) == len(table)
     page = (out / "audit.html").read_text()
-    assert all(words in page for words in ("<svg", "Is INT4 affordable?", *COLUMNS))
+    assert all(w in page for w in ("<svg", "Is INT4 affordable?", "weights quantized (", *COLUMNS))
     assert not re.search(r"""(src|href)=["'](?!#)""", page)
     assert "mine" in (out / "audit.svg").read_text()
 

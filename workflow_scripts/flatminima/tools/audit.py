@@ -43,6 +43,7 @@ from flatminima.model import (
 )
 from flatminima.phases import SPARE, describe_phases
 from flatminima.quantizer_specs import FP32, HIGH_BIT, LOW_BIT, printed_names
+from flatminima.quantizers import coverage_line
 from flatminima.scaling_law import excess_sentence, suite_excess
 from flatminima.scoring import Forward, Prober, SequenceScores, gather_audit
 from flatminima.text.batches import read_tokenizer
@@ -346,8 +347,9 @@ class _Audit:
         drawn = figure.read_text("utf-8") if figure.is_file() else ""
         drawn = drawn[drawn.find("<svg") :].replace("<svg ", _SVG, 1)
         left = found["left_out"].values()
-        notes = [f"{found['target']}, {found['text']}", *found["notes"], *found["peculiarities"],
-                 *(f"not measured: {line}" for line in left)]  # fmt: skip
+        covered = (f"{n}: {coverage_line(part)}" for n, part in found["coverage"].items())
+        notes = [f"{found['target']}, {found['text']}", *covered, *found["notes"],
+                 *found["peculiarities"], *(f"not measured: {line}" for line in left)]  # fmt: skip
         rows = [cells(rows) for _, rows in audited.groupby("step")]
         page = _PAGE.format(
             title=html.escape(f"Audit of {self.options.name}"),
