@@ -346,7 +346,7 @@ WORDS = "the weights of a model are rounded to few values and the loss is measur
 def overhead(quick: bool) -> list[dict]:
     """What the workflow adds to pure computing: an audit of 154 checkpoints of mini's shape."""
     from flatminima.scoring import Prober
-    from flatminima.text.batches import train_tokenizer
+    from flatminima.text.tokens import train_tokenizer
 
     revisions = 6 if quick else 154
     with tempfile.TemporaryDirectory() as name:
@@ -364,6 +364,8 @@ def overhead(quick: bool) -> list[dict]:
             "text": {"source": "files", "validation": [{"path": "text.txt"}]},
             "batches": {"validation": dict(mini["batches"]["validation"])},
             "probe": dict(mini["probe"]),
+            # All of them are one model.
+            "integrity": {"duplicate": "ignore", "final_weights_early": "ignore"},
         }  # fmt: skip
         (folder / "many.yaml").write_text(
             yaml.safe_dump({"suite": "many", "suites": {"many": suite}})
@@ -414,7 +416,7 @@ def copy_workflow(folder: Path) -> Path:
 def snakemake(folder: Path, *arguments: str) -> float:
     """Seconds of a run of Snakemake there. Raises ``RuntimeError`` with what it said."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "snakemake", "--quiet", "all", *arguments]
+    command = [sys.executable, "-m", "snakemake", "--quiet=all", *arguments]
     started = time.perf_counter()
     run = subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True)
     if run.returncode:
