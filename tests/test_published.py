@@ -193,7 +193,8 @@ def test_everything_is_redrawn_from_them(checkout):
                  "notebooks/forks.html", "index.html"):  # fmt: skip
         assert (root / name).stat().st_size > 500, name
     assert not (root / "checkpoints").exists()
-    assert f"frozen at {PROVENANCE['commit'][:7]}" in (root / "notebooks/tour.html").read_text()
+    assert f"frozen at {PROVENANCE['commit'][:7]}" in (root / "index.html").read_text()
+    assert "is not Pythia" in (root / "notebooks/tour.html").read_text()
 
 
 @pytest.mark.slow
