@@ -54,8 +54,8 @@ def last_doubling(
     """By which factor the low-bit loss grows while the tokens seen double for the last time.
 
     The added loss over the last tenth of the run, over that of the tenth that ends half-way;
-    its 95 % interval over the validation sequences. A power law of the tokens with the exponents
-    that were published (0.2 to 0.5) gives 1.15 to 1.4, the paper's printed rows 16. A *collapse*
+    its 95 % interval over the validation sequences. A power law of the tokens
+    with exponent k gives 2^k, the paper's printed rows from step 70,000 on give 17. A *collapse*
     is a factor that is surely above 2. Beside it, where FP32 stands: how far its loss at the end
     is above the lowest, and its change over the last fifth, in nats per token.
     """
