@@ -11,26 +11,20 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from flatminima.early_warning import slope_not_negative
-from flatminima.monitor import (
-    ConvergenceMonitor,
-    MonitorError,
-    paired_standard_error,
-    slope_of,
-)
+from flatminima.monitor import ConvergenceMonitor, MonitorError, paired_standard_error, slope_of
 
 LOSSES = st.lists(st.floats(0.5, 20.0), min_size=4, max_size=40)
 
 
-def follow(monitor, losses, stderr=None, first=10, every=10):
-    return [monitor.update(first + every * i, loss, stderr) for i, loss in enumerate(losses)]
+def follow(monitor, losses, stderr=None, first=10):
+    return [monitor.update(first + 10 * i, loss, stderr) for i, loss in enumerate(losses)]
 
 
 @given(LOSSES, st.integers(3, 6))
 def test_without_noise_and_patience_it_is_the_papers_rule(losses, window):
     monitor = ConvergenceMonitor(window=window, patience=1, noise=0.0)
     found = [state.converged for state in follow(monitor, losses)]
-    steps = 10 * np.arange(1, len(losses) + 1)
-    curve = pd.Series(losses, index=steps)
+    curve = pd.Series(losses, index=10 * np.arange(1, len(losses) + 1))
     slopes = curve.rolling(window).apply(lambda part: stats.linregress(part.index, part).slope)
     clear = slopes.abs() > 1e-12  # where two ways to add up cannot disagree
     assert list(np.array(found)[clear]) == list(slope_not_negative(curve, window)[clear])
@@ -38,14 +32,17 @@ def test_without_noise_and_patience_it_is_the_papers_rule(losses, window):
 
 def test_a_fall_must_be_larger_than_the_noise():
     falling = 3.0 - 0.001 * np.arange(10)
-    quiet = follow(ConvergenceMonitor(window=5, patience=1), falling, stderr=1e-6)
-    loud = follow(ConvergenceMonitor(window=5, patience=1), falling, stderr=1.0)
-    unknown = follow(ConvergenceMonitor(window=5, patience=1), falling)
+    quiet, loud, unknown = (
+        follow(ConvergenceMonitor(window=5, patience=1), falling, stderr=error)
+        for error in (1e-6, 1.0, None)
+    )
     assert not any(state.converged for state in quiet + unknown)
     assert [state.converged for state in loud] == [False] * 4 + [True] * 6
     # sigma / sqrt(sum of squares of the centred steps): 1 / sqrt(1000) for 0, 10, .., 40.
     assert loud[-1].slope_error == pytest.approx(1.0 / np.sqrt(1000.0), rel=1e-12)
     assert loud[-1].slope == pytest.approx(-1e-4, rel=1e-9)
+    always = 2.0 + 5.0 / np.sqrt(np.arange(1, 400))
+    assert not any(s.converged for s in follow(ConvergenceMonitor(), always, stderr=1e-7))
 
 
 def test_the_error_of_a_slope_is_the_larger_of_scatter_and_standard_errors():
@@ -62,7 +59,7 @@ def test_the_error_of_a_slope_is_the_larger_of_scatter_and_standard_errors():
     assert slope_of(list(zip(steps, losses, [1e-9] * 12, strict=True)))[1] == scatter
 
 
-def test_patience_begins_once_and_a_later_fall_takes_it_back():
+def test_patience_begins_once_a_later_fall_takes_it_back_and_nothing_counts_before_the_start():
     losses = [5, 4, 3, 3, 3, 3, 3, 2, 1, 1, 1, 1, 1]
     states = follow(ConvergenceMonitor(window=3, patience=2, noise=0.0), losses)
     # Slopes at the third evaluation and later: -1, -.5, 0, 0, 0, -.5, -1, -.5, 0, 0, 0
@@ -72,29 +69,17 @@ def test_patience_begins_once_and_a_later_fall_takes_it_back():
     assert [s.converged_step for s in states[5:8]] == [60, 60, None]
     assert (states[-1].best_loss, states[-1].best_step) == (1, 90)
     assert states[1].slope is None and states[2].slope == -0.1
-
-
-def test_evaluations_before_the_start_do_not_count():
     states = follow(ConvergenceMonitor(window=3, patience=1, start=50), [1.0] * 10)
     assert [s.step for s in states if s.converged] == [70, 80, 90, 100]
-    assert states[3].slope is None
-
-
-def test_a_curve_that_always_falls_never_converges():
-    losses = 2.0 + 5.0 / np.sqrt(np.arange(1, 400))
-    for window in (5, 10, 20):
-        states = follow(ConvergenceMonitor(window=window), losses, stderr=1e-7)
-        assert not any(state.converged for state in states)
 
 
 MISTAKES = (
-    ((60, float("nan")), "monitor: the loss at step 60 is nan; left out"),
-    ((60, float("inf")), "monitor: the loss at step 60 is inf; left out"),
-    ((60, 2.0, float("nan")), "standard error at step 60 is nan; left out"),
-    ((60, 2.0, -1.0), "standard error at step 60 is -1.0; left out"),
-    ((40, 2.0), "step 40 comes after step 50; steps must rise; left out"),
+    ((60, float("nan")), "the loss at step 60 is nan; left out"),
+    ((60, float("-inf")), "the loss at step 60 is -inf; left out"),
+    ((60, 2.0, float("nan")), "step 60 is 2.0 with standard error nan; left out"),
+    ((60, 2.0, -1.0), "standard error -1.0; left out"),
     ((50, 2.0), "step 50 comes after step 50; steps must rise; left out"),
-)  # fmt: skip
+)
 
 
 def test_what_it_cannot_take_is_one_line_and_nothing_is_lost():
@@ -106,18 +91,20 @@ def test_what_it_cannot_take_is_one_line_and_nothing_is_lost():
             monitor.update(*given_)
     assert monitor.update(50, 3.0) is last, "the same evaluation twice changes nothing"
     assert monitor.state_dict() == before
+    for setting in ({"window": 2}, {"patience": 0}, {"noise": float("nan")}, {"start": -1}):
+        with pytest.raises(MonitorError, match="{} {}".format(*next(iter(setting.items())))):
+            ConvergenceMonitor(**setting)
 
 
 @given(LOSSES, st.data())
 def test_a_monitor_that_was_saved_goes_on_as_if_it_had_not_been(losses, data):
     cut = data.draw(st.integers(0, len(losses)))
-    whole, first, second = (ConvergenceMonitor(window=4, patience=2) for _ in range(3))
+    whole, first, second = (ConvergenceMonitor(window=np.int64(4), patience=2) for _ in range(3))
     expected = follow(whole, losses, stderr=0.1)
     follow(first, losses[:cut], stderr=0.1)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert second.state == first.state
-    found = follow(second, losses[cut:], stderr=0.1, first=10 + 10 * cut)
-    assert found == expected[cut:]
+    assert follow(second, losses[cut:], stderr=0.1, first=10 + 10 * cut) == expected[cut:]
     assert second.state_dict() == whole.state_dict()
 
 
@@ -126,26 +113,14 @@ def test_other_settings_than_the_saved_ones_are_one_line():
     follow(saved, [3, 2, 1])
     broken = {"settings": {}, "state": {"step": 1}, "recent": []}
     for settings, state, line in (
-        ({"window": 6}, saved.state_dict(), "window is 6, but was 5 when this run was saved; "
-                                            "resume with window=5"),
+        ({"window": 6}, saved.state_dict(), "window is 6, but was 5 .*; resume with window=5"),
         ({"noise": 2.0}, saved.state_dict(), "noise is 2.0, but was 1.0"),
-        ({}, {}, "not the state of a monitor"),
         ({}, broken, "not the state of a monitor"),
-    ):  # fmt: skip
+    ):
         other = ConvergenceMonitor(**{"window": 5, "patience": 2, **settings})
         with pytest.raises(MonitorError, match=line):
             other.load_state_dict(state)
         assert other.state is None
-
-
-def test_settings_that_make_no_sense_are_one_line():
-    for settings, line in (
-        ({"window": 2}, "window 2; a whole number from 3 on"),
-        ({"patience": 0}, "patience 0; a whole number from 1 on"),
-        ({"noise": float("nan")}, "noise nan; a number from 0 on"),
-    ):
-        with pytest.raises(MonitorError, match=line):
-            ConvergenceMonitor(**settings)
 
 
 def test_the_error_of_a_change_leaves_out_what_both_evaluations_share():

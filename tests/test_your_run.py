@@ -46,7 +46,7 @@ def test_the_run_is_one_as_the_trainer_leaves_it(example):
     assert set(names) >= {f"checkpoint-{step}" for step in range(4, 28, 4)}
     assert (example / "run/checkpoint-24/tokenizer.json").is_file()
     state = json.loads((example / "run/checkpoint-24/trainer_state.json").read_text())
-    kept = state["stateful_callbacks"]["ConvergenceCallback"]["attributes"]["saved"]
+    kept = state["stateful_callbacks"]["ConvergenceCallback"]["saved"]
     assert kept["monitor"]["state"]["step"] == 24
     record = json.loads((example / "monitor.json").read_text())
     assert record["events"] == kept["events"]

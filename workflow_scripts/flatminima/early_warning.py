@@ -8,7 +8,6 @@ hindsight only; the rules do not use the last two.
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 
 import numpy as np
 import pandas as pd
@@ -21,8 +20,7 @@ from flatminima.monitor import ConvergenceMonitor, paired_standard_error
 from flatminima.quantizer_specs import FP32, LOW_BIT
 
 PAPER_RULE = "FP32 perplexity slope >= 0"
-PAPER_WINDOW = 5  # the paper names none; some smoothing is needed for a rule of use
-SLOPE_WINDOWS = (2, PAPER_WINDOW, 10, 20)
+SLOPE_WINDOWS = (2, 5, 10, 20)  # the paper names none; some smoothing is needed for use
 NOISE_MULTIPLES = (1.0, 1.96, 3.0)
 PATIENCES = (3, 5, 10)
 LR_FRACTIONS = (0.5, 0.25, 0.1)
@@ -32,32 +30,14 @@ BAND_EVALUATIONS = (10, 20)
 BAND_WIDTH = 3.0  # standard deviations: Shewhart's control chart
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a rule's alarms amount to.
+def judge(rings: pd.Series, phases: dict) -> dict:
+    """Hold a rule against ``phases`` (phases.json); ``rings`` is true where it rings, by step.
 
     An alarm is a run of evaluations at which the rule rings. It is false if it begins
     before both the best FP32 step and the onset; without an onset there was nothing to warn
     of and every alarm is false. ``warning_step`` is where the first alarm begins that is not
     false, ``lead_steps`` how long before the onset that is (negative: after it).
     """
-
-    watched_from: int
-    best_step: int
-    onset_step: int | None
-    first_alarm_step: int | None
-    warning_step: int | None
-    lead_steps: int | None
-    false_alarms: int
-    alarms: int
-    alarms_before_best: int
-    ringing_evaluations: int
-    evaluations: int
-    note: str = ""
-
-
-def judge(rings: pd.Series, phases: dict) -> Outcome:
-    """Hold a rule against ``phases`` (phases.json); ``rings`` is true where it rings, by step."""
     start, best, onset = (
         phases[name]["step"] for name in ("rapid_learning_end", "convergence", "onset")
     )
@@ -65,13 +45,21 @@ def judge(rings: pd.Series, phases: dict) -> Outcome:
     begins = watched & ~watched.shift(fill_value=False)
     alarms = [int(step) for step in watched.index[begins]]
     false = [step for step in alarms if onset is None or step < min(best, onset)]
-    warnings = alarms[len(false) :]
-    lead = None if onset is None or not warnings else onset - warnings[0]
-    return Outcome(
-        start, best, onset, alarms[0] if alarms else None, warnings[0] if warnings else None, lead,
-        len(false), len(alarms), sum(step < best for step in alarms), int(watched.sum()),
-        len(watched), "" if onset is not None else "no onset: every alarm counts as false",
-    )  # fmt: skip
+    warning = next(iter(alarms[len(false) :]), None)
+    return {
+        "watched_from": start,
+        "best_step": best,
+        "onset_step": onset,
+        "first_alarm_step": next(iter(alarms), None),
+        "warning_step": warning,
+        "lead_steps": None if warning is None else onset - warning,
+        "false_alarms": len(false),
+        "alarms": len(alarms),
+        "alarms_before_best": sum(step < best for step in alarms),
+        "ringing_evaluations": int(watched.sum()),
+        "evaluations": len(watched),
+        "note": "" if onset is not None else "no onset: every alarm counts as false",
+    }
 
 
 def slope_not_negative(ppl: pd.Series, window: int) -> pd.Series:
@@ -139,59 +127,54 @@ def above_best_beyond_noise(scores: PairedScores) -> pd.Series:
         best = at if value <= means[best] else best
         rise = value - means[best]
         error = paired_standard_error(nll[at], nll[best], scores.scored)
-        multiples.append(rise / error if error > 0.0 else np.inf if rise > 0.0 else 0.0)
+        multiples.append(rise / error if rise > 0.0 else 0.0)
     return pd.Series(multiples, scores.rows["step"].to_numpy())
 
 
 def _rules(
-    audit: pd.DataFrame, sequences: pd.DataFrame, start: int, steps: np.ndarray
+    fp32: pd.DataFrame, gap: pd.Series, scores: PairedScores, start: int
 ) -> Iterator[tuple[str, str, pd.Series]]:
-    """Name, parameter and rings of each rule."""
-    even = audit[audit["step"].isin(steps)].sort_values("step")
-    curves = {role: rows.set_index("step") for role, rows in even.groupby("role")}
-    fp32, gap = curves[FP32], curves[LOW_BIT]["gap_pct"]
+    """Name, parameter and rings of each rule; ``fp32`` and ``gap`` are by step."""
     for window in SLOPE_WINDOWS:
-        parameter = f"over {window} evaluations"
-        yield PAPER_RULE, parameter, slope_not_negative(fp32["ppl"], window)
-    chosen = sequences[(sequences["role"] == FP32) & sequences["step"].isin(steps)]
-    scores = paired_scores(chosen, ["step"])
+        yield PAPER_RULE, f"over {window} evaluations", slope_not_negative(fp32["ppl"], window)
     excess = above_best_beyond_noise(scores)
     for multiple in NOISE_MULTIPLES:
         parameter = f"by more than {multiple:g} standard errors"
         yield "FP32 loss above its best", parameter, excess > multiple
     for patience in PATIENCES:
-        parameter = f"for {patience} evaluations"
         rings = no_better_for(fp32["nll_nats_per_token"], patience)
-        yield "no better FP32 loss", parameter, rings
+        yield "no better FP32 loss", f"for {patience} evaluations", rings
     for window in MONITOR_WINDOWS:
-        parameter = f"over {window} evaluations"
-        yield MONITOR_RULE, parameter, monitor_rings(scores, window)
+        yield MONITOR_RULE, f"over {window} evaluations", monitor_rings(scores, window)
     for threshold in LR_FRACTIONS:
         parameter = f"at or below {threshold:g} of the maximum"
         yield "learning rate", parameter, learning_rate_below(fp32["lr_fraction"], threshold)
-    for evaluations in BAND_EVALUATIONS:
-        parameter = f"{BAND_WIDTH:g} sd above its first {evaluations} evaluations"
-        yield "low-bit gap", parameter, gap_above_band(gap, start, evaluations)
+    for count in BAND_EVALUATIONS:
+        parameter = f"{BAND_WIDTH:g} sd above its first {count} evaluations"
+        yield "low-bit gap", parameter, gap_above_band(gap, start, count)
 
 
 def warning_table(
     audit: pd.DataFrame, sequences: pd.DataFrame, phases: dict, *, spacing: int
 ) -> pd.DataFrame:
-    """Contents of ``early_warning.csv``: suite, rule, parameter and the ``Outcome`` of each rule.
+    """Contents of ``early_warning.csv``: suite, rule, parameter and ``judge``'s of each rule.
 
     ``audit`` and ``sequences`` are those of one suite, ``phases`` its phases.json and
     ``spacing`` the distance of its evenly spaced steps.
     """
     steps = even_steps(audit["step"], spacing)
-    found = [
-        {"suite": phases["suite"], "rule": rule, "parameter": parameter}
-        | asdict(judge(rings, phases))
-        for rule, parameter, rings in _rules(
-            audit, sequences, phases["rapid_learning_end"]["step"], steps
-        )
-    ]
-    table = pd.DataFrame(found)
+    even = audit[audit["step"].isin(steps)].sort_values("step").set_index("step")
+    fp32, low = (even[even["role"] == role] for role in (FP32, LOW_BIT))
+    chosen = sequences[(sequences["role"] == FP32) & sequences["step"].isin(steps)]
+    rules = _rules(
+        fp32, low["gap_pct"], paired_scores(chosen, ["step"]), phases["rapid_learning_end"]["step"]
+    )
+    named = {"suite": phases["suite"]}
+    table = pd.DataFrame(
+        named | {"rule": rule, "parameter": parameter} | judge(rings, phases)
+        for rule, parameter, rings in rules
+    )
     if lost := missing_words(holes(steps, spacing)):
         table["note"] = [join_notes(note, lost) for note in table["note"]]
-    whole = [name for name in table if name not in ("suite", "rule", "parameter", "note")]
+    whole = table.columns.difference(["suite", "rule", "parameter", "note"])
     return table.astype(dict.fromkeys(whole, "Int64"))

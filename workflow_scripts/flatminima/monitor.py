@@ -15,7 +15,8 @@ Nothing here knows a framework: ``tools.callback`` is for the Trainer.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+from operator import index
 
 import numpy as np
 
@@ -24,24 +25,6 @@ SMALLEST_WINDOW = 3  # a line through two points has no scatter
 
 class MonitorError(ValueError):
     """Something the monitor cannot take, in one line; it goes on as if it had not been given."""
-
-
-@dataclass(frozen=True)
-class MonitorSettings:
-    """How sure the monitor wants to be; ``start`` is the first step whose evaluations count."""
-
-    window: int = 10
-    patience: int = 5
-    noise: float = 1.0
-    start: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (("window", SMALLEST_WINDOW), ("patience", 1), ("start", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise MonitorError(f"monitor: {name} {value!r}; a whole number from {least} on")
-        if not (math.isfinite(self.noise) and self.noise >= 0.0):
-            raise MonitorError(f"monitor: noise {self.noise!r}; a number from 0 on")
 
 
 @dataclass(frozen=True)
@@ -67,12 +50,23 @@ class MonitorState:
 
 
 class ConvergenceMonitor:
-    """Takes the validation loss of one evaluation after another and says when it has converged."""
+    """Takes the validation loss of one evaluation after another and says when it has converged.
+
+    ``start`` is the first step whose evaluations count. Raises ``MonitorError`` for a setting
+    that makes no sense.
+    """
 
     def __init__(
         self, *, window: int = 10, patience: int = 5, noise: float = 1.0, start: int = 0
     ) -> None:
-        self.settings = MonitorSettings(window, patience, float(noise), start)
+        # Plain numbers, whatever library's they were: a checkpoint keeps them as JSON.
+        whole = {"window": index(window), "patience": index(patience), "start": index(start)}
+        self.settings = {**whole, "noise": float(noise)}
+        if window < SMALLEST_WINDOW or patience < 1 or start < 0 or not 0.0 <= noise < math.inf:
+            raise MonitorError(
+                f"window {window} (valid: from {SMALLEST_WINDOW}), patience {patience} "
+                f"(from 1), start {start} (from 0), noise {noise} (from 0)"
+            )
         self.state: MonitorState | None = None
         self._recent: list[tuple[int, float, float | None]] = []
 
@@ -85,40 +79,36 @@ class ConvergenceMonitor:
         Raises ``MonitorError`` for a loss or an error that is not finite and for a step that
         is not after the last one; the monitor then stays as it was.
         """
-        loss = float(loss)
+        step, loss, last = int(step), float(loss), self.state
         stderr = None if stderr is None else float(stderr)
-        for name, value in (("loss", loss), ("standard error", 0.0 if stderr is None else stderr)):
-            if not math.isfinite(value) or (name != "loss" and value < 0.0):
-                raise MonitorError(f"monitor: the {name} at step {step} is {value}; left out")
-        last = self.state
+        if not math.isfinite(loss) or not 0.0 <= (stderr or 0.0) < math.inf:
+            error = "" if stderr is None else f" with standard error {stderr}"
+            raise MonitorError(f"the loss at step {step} is {loss}{error}; left out")
         if last is not None and (step, loss) == (last.step, last.loss):
             return last
         if last is not None and step <= last.step:
             raise MonitorError(
-                f"monitor: step {step} comes after step {last.step}; steps must rise; left out"
+                f"step {step} comes after step {last.step}; steps must rise; left out"
             )
-        if step >= self.settings.start:
-            self._recent = [*self._recent, (int(step), loss, stderr)][-self.settings.window :]
-        self.state = self._judge(int(step), loss)
-        return self.state
-
-    def _judge(self, step: int, loss: float) -> MonitorState:
-        last, asked = self.state, self.settings
-        full = len(self._recent) == asked.window and step >= asked.start
+        counts = step >= self.settings["start"]
+        if counts:
+            self._recent = [*self._recent, (step, loss, stderr)][-self.settings["window"] :]
+        full = counts and len(self._recent) == self.settings["window"]
         slope, error = slope_of(self._recent) if full else (None, None)
-        falls = not full or slope < -asked.noise * error
+        falls = not full or slope < -self.settings["noise"] * error
         count = 0 if falls else 1 + (last.without_fall if last else 0)
-        converged = count >= asked.patience
+        converged = count >= self.settings["patience"]
         began = converged and not (last and last.converged)
-        since = step if began else last.converged_step if last and converged else None
+        since = step if began else last.converged_step if converged else None
         better = last is None or loss < last.best_loss
         best = (step, loss) if better else (last.best_step, last.best_loss)
-        return MonitorState(step, loss, slope, error, count, *best, converged, began, since)
+        self.state = MonitorState(step, loss, slope, error, count, *best, converged, began, since)
+        return self.state
 
     def state_dict(self) -> dict:
         """Everything that a resumed run needs, in plain values that JSON keeps exactly."""
         return {
-            "settings": asdict(self.settings),
+            "settings": self.settings,
             "recent": [list(evaluation) for evaluation in self._recent],
             "state": None if self.state is None else asdict(self.state),
         }
@@ -134,29 +124,26 @@ class ConvergenceMonitor:
             recent = [(int(step), loss, error) for step, loss, error in saved["recent"]]
             state = None if state is None else MonitorState(**state)
         except (KeyError, TypeError, ValueError) as error:
-            raise MonitorError(f"monitor: not the state of a monitor ({error!r})") from error
-        for field in fields(MonitorSettings):
-            then, now = settings.get(field.name), getattr(self.settings, field.name)
-            if then != now:
+            raise MonitorError(f"not the state of a monitor ({error!r})") from error
+        for name, now in self.settings.items():
+            if (then := settings.get(name)) != now:
                 raise MonitorError(
-                    f"monitor: {field.name} is {now}, but was {then} when this run was saved; "
-                    f"resume with {field.name}={then}, or start with a new monitor"
+                    f"{name} is {now}, but was {then} when this run was saved; "
+                    f"resume with {name}={then}, or start with a new monitor"
                 )
         self._recent, self.state = recent, state
 
 
 def slope_of(evaluations: list[tuple[int, float, float | None]]) -> tuple[float, float]:
     """Least-squares slope of (step, loss, standard error) triples, and its standard error."""
-    steps, losses = (np.array([e[i] for e in evaluations], dtype=np.float64) for i in (0, 1))
+    steps, losses, own = np.array(evaluations, dtype=np.float64).T  # None becomes NaN
     x, y = steps - steps.mean(), losses - losses.mean()
     power = float(x @ x)
     slope = float(x @ y) / power
     residuals = y - slope * x
     scatter = math.sqrt(float(residuals @ residuals) / (len(x) - 2) / power)
-    if any(e[2] is None for e in evaluations):
-        return slope, scatter
-    own = np.array([e[2] for e in evaluations], dtype=np.float64)
-    return slope, max(scatter, float(np.sqrt(np.sum((x * own) ** 2))) / power)
+    known = float(np.sqrt(np.sum((x * own) ** 2))) / power
+    return slope, scatter if math.isnan(known) else max(scatter, known)
 
 
 def paired_standard_error(

@@ -10,14 +10,13 @@ Whatever goes wrong here is one line of the log: training goes on.
 
 import copy
 import json
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 
 import numpy as np
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.trainer_callback import (
     ExportableState,
     TrainerCallback,
@@ -64,9 +63,10 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
     saves a checkpoint at once, ``probe`` measures the INT4 and INT8 gap on the evaluation
     set, ``stop`` ends training. ``stderr_metric`` names a metric with the standard error
     of the loss, which ``compute_metrics`` may give; without it the scatter of the losses
-    decides. ``probe`` is as ``DEFAULT_PROBE``. ``events`` has one entry for each time the
-    loss converged. A save strategy of ``best`` takes precedence over ``save``.
-    Raises ``MonitorError`` for an action or a setting that is none.
+    decides. ``monitor`` may be a mapping of its settings; ``probe`` is as ``DEFAULT_PROBE``.
+    ``events`` has one entry for each time the loss converged. A save strategy of ``best``
+    takes precedence over ``save``. Raises ``MonitorError`` for an action or a setting that is
+    none.
     """
 
     def __init__(
@@ -78,17 +78,16 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
         stderr_metric: str = "eval_loss_stderr",
         probe: Mapping | None = None,
     ) -> None:
-        for action in actions:
-            if action not in ACTIONS:
-                raise MonitorError(f"monitor: action {action!r}; valid: {', '.join(ACTIONS)}")
+        if unknown := set(actions) - set(ACTIONS):
+            raise MonitorError(f"action {unknown.pop()!r}; valid: {', '.join(ACTIONS)}")
         is_monitor = isinstance(monitor, ConvergenceMonitor)
         self.monitor = monitor if is_monitor else ConvergenceMonitor(**(monitor or {}))
-        self.actions, self.metric, self.stderr_metric = tuple(actions), metric, stderr_metric
+        self.actions, self.metric, self.stderr_metric = list(actions), metric, stderr_metric
         try:  # the Trainer writes it into every checkpoint, and would fail there
             self.probe = json.loads(json.dumps(DEFAULT_PROBE | dict(probe or {})))
             read_specs(self.probe["quantizers"])
         except (TypeError, ValueError, AttributeError) as error:
-            raise MonitorError(f"monitor: probe: {one_line(error)}") from error
+            raise MonitorError(f"probe: {one_line(error)}") from error
         self.events: list[dict] = []
         self._trainer = None
         self._other_losses: set[str] | None = set()  # without ``metric``; None once that is said
@@ -101,51 +100,36 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
         return self
 
     def state(self) -> dict:
-        """What the Trainer writes into ``trainer_state.json``."""
+        """What the Trainer writes into ``trainer_state.json``; ``saved`` changes in training."""
+        settings = {name: getattr(self, name) for name in ("actions", "metric", "stderr_metric",
+                                                           "probe")}  # fmt: skip
         return {
-            "args": {
-                "monitor": asdict(self.monitor.settings),
-                "actions": list(self.actions),
-                "metric": self.metric,
-                "stderr_metric": self.stderr_metric,
-                "probe": self.probe,
-            },
-            "attributes": {"saved": {"monitor": self.monitor.state_dict(), "events": self.events}},
+            "args": {"monitor": self.monitor.settings, **settings},
+            "attributes": {},
+            "saved": {"monitor": self.monitor.state_dict(), "events": self.events},
         }
-
-    @property
-    def saved(self) -> dict:
-        """The part of the state that changes during training."""
-        return self.state()["attributes"]["saved"]
-
-    @saved.setter
-    def saved(self, saved: Mapping) -> None:
-        self.monitor.load_state_dict(saved["monitor"])
-        self.events = list(saved["events"])
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs
     ) -> None:
         """Take up the state of the checkpoint that training resumes from; log what cannot work."""
-        lines = self._resumed(state) if state.global_step else []
-        lines += self._cannot_work(args, kwargs.get("model"))
-        if state.is_world_process_zero:
-            for line in lines:
-                log(f"monitor: {line}")
+        if state.global_step:
+            self._resume(state)
+        for line in self._cannot_work(args, kwargs.get("model")):
+            _log(state, line)
 
-    def _resumed(self, state: TrainerState) -> list[str]:
+    def _resume(self, state: TrainerState) -> None:
         found = state.stateful_callbacks.get(type(self).__name__)
         if isinstance(found, list):  # of a run with several monitors, each save after the other
             mine = (one for one in reversed(found) if one["args"]["metric"] == self.metric)
             found = next(mine, None)
-        if found is None:
-            return [f"the checkpoint of step {state.global_step} has no state; starting anew"]
         try:
-            self.saved = found["attributes"]["saved"]
+            if found is None:
+                raise MonitorError("the checkpoint has no state of the monitor")
+            self.monitor.load_state_dict(found["saved"]["monitor"])
+            self.events = list(found["saved"]["events"])
         except (MonitorError, KeyError, TypeError) as error:
-            reason = str(error).removeprefix("monitor: ")
-            return [f"{reason}; starting anew at step {state.global_step}"]
-        return []
+            _log(state, f"{one_line(error)}; starting anew at step {state.global_step}")
 
     def _cannot_work(self, args: TrainingArguments, model: nn.Module | None) -> Iterator[str]:
         if self._trainer is None:
@@ -164,8 +148,7 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
         if "probe" in self.actions and data is not None:
             try:
                 check_model(model, args)
-                with _same_random_numbers():
-                    read_rows(data, 1)
+                read_rows(data, 1)
             except Exception as error:  # noqa: BLE001, whatever somebody's data set raises
                 yield f"a probe will not be possible: {one_line(error)}"
 
@@ -178,62 +161,61 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
         model: nn.Module | None = None,
         eval_dataloader: object = None,
         **kwargs,
-    ) -> TrainerControl:
+    ) -> None:
         """Update the monitor, log what it says, and act where the loss has just converged."""
         if self.metric not in metrics:
             self._miss(metrics, state)
-            return control
+            return
         loss, stderr = from_rank_zero((metrics[self.metric], metrics.get(self.stderr_metric)))
         before = self.monitor.state
         try:
             now = self.monitor.update(state.global_step, loss, stderr)
-        except (MonitorError, TypeError, ValueError) as error:
-            if state.is_world_process_zero:
-                log(one_line(error))
-            return control
+        except (TypeError, ValueError) as error:
+            _log(state, one_line(error))
+            return
         if now is before:
-            return control
-        gaps = self._act(args, state, control, now, model, eval_dataloader) if now.began else {}
+            return
+        gaps = {}
+        if now.began:
+            if "probe" in self.actions:
+                leads = state.is_world_process_zero
+                gaps = from_rank_zero(self._measure(args, model, eval_dataloader) if leads else {})
+            self.events.append({"step": now.step, "loss": now.loss, "slope": now.slope, **gaps})
+            control.should_save |= "save" in self.actions
+            control.should_training_stop |= "stop" in self.actions
+            found = "".join(f"; {name.replace('_', ' ')} {gap:.2f}" for name, gap in gaps.items())
+            _log(
+                state,
+                f"{self.metric} has converged at step {now.step} (no fall in {now.without_fall} "
+                f"evaluations; best {now.best_loss:.4f} at step {now.best_step}){found}; "
+                f"actions: {', '.join(self.actions)}",
+            )
         if self._trainer is not None:
             self._trainer.log(_logged(now) | {f"eval_{name}": gap for name, gap in gaps.items()})
-        return control
 
     def _miss(self, metrics: Mapping, state: TrainerState) -> None:
         """Log once that ``metric`` does not come: when the other sets come a second time."""
         if self.monitor.state is not None or self._other_losses is None:
             return
         losses = {name for name in metrics if name.endswith("_loss")} or {"no loss"}
-        if not losses & self._other_losses:
+        if not losses <= self._other_losses:
             self._other_losses |= losses
             return
-        if state.is_world_process_zero:
-            log(f"monitor: {_no_metric(self.metric, sorted(self._other_losses))}")
+        _log(state, _no_metric(self.metric, sorted(self._other_losses)))
         self._other_losses = None
 
-    def _act(self, args, state, control, now: MonitorState, model, loader) -> dict[str, float]:
-        gaps, leads = {}, state.is_world_process_zero
-        if "probe" in self.actions:
-            gaps = from_rank_zero(self._measure(args, model, loader) if leads else None)
-        self.events.append({"step": now.step, "loss": now.loss, "slope": now.slope, **gaps})
-        control.should_save = control.should_save or "save" in self.actions
-        control.should_training_stop = control.should_training_stop or "stop" in self.actions
-        if leads:
-            found = "".join(f"; {name.replace('_', ' ')} {gap:.2f}" for name, gap in gaps.items())
-            does = ", ".join(name for name in self.actions if name in ("save", "stop"))
-            log(
-                f"monitor: {self.metric} has converged at step {now.step} (no fall in "
-                f"{now.without_fall} evaluations; best {now.best_loss:.4f} at step "
-                f"{now.best_step}){found}{f'; {does}' if does else ''}"
-            )
-        return gaps
-
-    def _measure(self, args, model, loader) -> dict[str, float]:
+    def _measure(self, args: TrainingArguments, model: nn.Module, loader: object) -> dict:
         try:
             check_model(model, args)
             return probe_gaps(model, getattr(loader, "dataset", None), self.probe)
         except Exception as error:  # noqa: BLE001, training must go on
             log(f"monitor: no probe: {one_line(error)}")
             return {}
+
+
+def _log(state: TrainerState, line: str) -> None:
+    if state.is_world_process_zero:
+        log(f"monitor: {line}")
 
 
 def _no_metric(metric: str, losses: Sequence[str]) -> str:
@@ -253,21 +235,20 @@ def _logged(now: MonitorState) -> dict[str, float]:
 
 
 def check_model(model: nn.Module | None, args: TrainingArguments) -> None:
-    """Raise ``ValueError`` for what is no causal language model that rank 0 has alone and whole."""
-    if not (hasattr(model, "config") and hasattr(model, "get_output_embeddings")):
-        raise ValueError(f"{type(model).__name__} is no model of transformers")
-    if hasattr(model, "peft_config"):
-        raise ValueError("the model has adapters, which would have to be merged first")
-    if getattr(args, "fsdp", None) or getattr(args, "deepspeed", None):
-        # One rank's forward would wait for the others for ever.
+    """Raise ``ValueError`` for what is no language model that rank 0 has alone and whole."""
+    if not isinstance(model, PreTrainedModel) or hasattr(model, "peft_config"):
+        name = type(model).__name__
+        raise ValueError(f"{name} is no plain model of transformers; adapters must be merged first")
+    if args.fsdp or args.deepspeed:  # one rank's forward would wait for the others for ever
         raise ValueError("the weights are spread over processes; audit a saved checkpoint")
 
 
 def read_rows(data: Sequence, count: int) -> np.ndarray:
     """The first ``count`` rows of an evaluation set as ``[rows, length]`` token ids.
 
-    Raises ``ValueError`` where a row is no mapping with ``input_ids``, is padded, or has
-    another length than the first.
+    They are read directly: starting a loader would draw random numbers. Raises ``ValueError``
+    where a row is no mapping with ``input_ids``, is padded, or has another length than the
+    first.
     """
     rows = []
     for index in range(min(count, len(data))):
@@ -275,28 +256,14 @@ def read_rows(data: Sequence, count: int) -> np.ndarray:
         if not isinstance(row, Mapping) or "input_ids" not in row:
             held = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
             raise ValueError(f"evaluation row {index} has no input_ids, but {held}")
-        mask = row.get("attention_mask")
-        if mask is not None and not np.asarray(mask).all():
-            raise ValueError(f"evaluation sequence {index} is padded; pack them to one length")
-        rows.append(np.asarray(row["input_ids"], dtype=np.int32).reshape(-1))
-        if (rows[-1] < 0).any():
-            raise ValueError(f"evaluation row {index} has ids below 0 among its input_ids")
+        ids = np.asarray(row["input_ids"], dtype=np.int32).reshape(-1)
+        if (ids < 0).any() or not np.all(row.get("attention_mask", 1)):
+            raise ValueError(f"evaluation row {index} is padded; pack them to one length")
+        rows.append(ids)
     lengths = sorted({len(row) for row in rows})
     if len(lengths) != 1 or lengths[0] < 2:
         raise ValueError(f"evaluation sequences of {lengths} tokens; pack them to one length")
     return np.stack(rows)
-
-
-@contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    """Put back what a data set that draws random numbers has drawn."""
-    python, arrays, tensors = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(arrays)
-        torch.set_rng_state(tensors)
 
 
 @contextmanager
@@ -318,13 +285,11 @@ def _measuring(model: nn.Module) -> Iterator[nn.Module]:
 def probe_gaps(model: nn.Module, data: Sequence | None, settings: Mapping) -> dict[str, float]:
     """Gap in percent (equation 3) of each quantizer, as ``int4_gap_pct``.
 
-    Neither the weights nor the state of the random numbers changes; the data set is read
-    directly, for starting a loader would draw from them.
+    Neither the weights nor the state of the random numbers changes.
     """
     if data is None:
         raise ValueError("the trainer has no evaluation set")
-    with _same_random_numbers():
-        tokens = read_rows(data, settings["sequences"])
+    tokens = read_rows(data, settings["sequences"])
     # A GPU that is given an id beyond its table is lost to training as well.
     check_ids(tokens, model.get_input_embeddings().weight.shape[0], whose="the embedding")
     device = str(next(model.parameters()).device)
