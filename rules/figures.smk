@@ -15,7 +15,7 @@ rule tabulate_audit:
     input:
         audit="results/{suite}/audit.csv",
         phases="results/{suite}/phases.json",
-        paper_table="resources/paper/table1.csv",
+        paper="resources/paper/table1.csv",
     output:
         table("results/{suite}/tables/table1", "Audit", "1"),
     log:
@@ -27,35 +27,27 @@ rule tabulate_audit:
         "../envs/analysis.yaml"
     params:
         suite=planned(plan.facts),
-        code=code_hash("workflow_scripts/tabulate_audit.py"),
+        code=code_hash("workflow_scripts/tabulate_results.py"),
     message:
         "Table 1 of {wildcards.suite}"
     script:
-        "../workflow_scripts/tabulate_audit.py"
+        "../workflow_scripts/tabulate_results.py"
 
 
-rule tabulate_forks:
-    """Table 2: final and mean gaps of the forks."""
+# Table 2: final and mean gaps of the forks.
+use rule tabulate_audit as tabulate_forks with:
     input:
         forks="results/{suite}/forks.csv",
         statistics="results/{suite}/statistics.csv",
-        paper_table="resources/paper/table2.csv",
+        paper="resources/paper/table2.csv",
     output:
         table("results/{suite}/tables/table2", "Forks", "2"),
     log:
         "logs/{suite}/tabulate_forks.log",
     benchmark:
         "benchmarks/{suite}/tabulate_forks.tsv"
-    localrule: True
-    conda:
-        "../envs/analysis.yaml"
-    params:
-        suite=planned(plan.facts),
-        code=code_hash("workflow_scripts/tabulate_forks.py"),
     message:
         "Table 2 of {wildcards.suite}"
-    script:
-        "../workflow_scripts/tabulate_forks.py"
 
 
 # What figures are drawn from, by their category in the report: results of the suite, and what

@@ -156,8 +156,8 @@ rule summarise_fork:
         "../workflow_scripts/summarise_fork.py"
 
 
-rule gather_forks:
-    """All forks of a suite, or all of one kind of conditions beyond the paper's."""
+# All forks of a suite, or all of one kind of conditions beyond the paper's.
+use rule gather_kurtosis as gather_forks with:
     input:
         tables=planned(plan_forks.trajectories, "gathered"),
     output:
@@ -168,12 +168,9 @@ rule gather_forks:
         "benchmarks/{suite}/gather_forks/{gathered}.tsv"
     wildcard_constraints:
         gathered="forks|cycles|cooled|pilot|amplitudes",
-    localrule: True
-    conda:
-        "../envs/analysis.yaml"
     params:
-        code=code_hash("workflow_scripts/gather_forks.py"),
+        in_step_order=False,
+        labels={},
+        code=code_hash("workflow_scripts/gather_tables.py"),
     message:
         "Gathering the {wildcards.gathered} of {wildcards.suite}"
-    script:
-        "../workflow_scripts/gather_forks.py"

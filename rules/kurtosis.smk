@@ -48,8 +48,10 @@ rule gather_kurtosis:
     conda:
         "../envs/analysis.yaml"
     params:
-        code=code_hash("workflow_scripts/gather_kurtosis.py"),
+        in_step_order=True,
+        labels=lambda wildcards: {"suite": wildcards.suite},
+        code=code_hash("workflow_scripts/gather_tables.py"),
     message:
         "Gathering the kurtosis of {wildcards.suite}"
     script:
-        "../workflow_scripts/gather_kurtosis.py"
+        "../workflow_scripts/gather_tables.py"

@@ -49,8 +49,8 @@ use rule measure_mechanism as measure_factorial with:
         measure="factorial",
 
 
-rule gather_mechanism:
-    """The table of one measurement over all its checkpoints."""
+# The table of one measurement over all its checkpoints.
+use rule gather_kurtosis as gather_mechanism with:
     input:
         tables=collect(
             "results/{suite}/mechanism/{measure}/{steps}.csv",
@@ -65,15 +65,12 @@ rule gather_mechanism:
         "benchmarks/{suite}/gather_mechanism/{measure}.tsv"
     wildcard_constraints:
         measure="|".join(plan_mechanism.RANGED),
-    localrule: True
-    conda:
-        "../envs/analysis.yaml"
     params:
-        code=code_hash("workflow_scripts/gather_mechanism.py"),
+        in_step_order=True,
+        labels={},
+        code=code_hash("workflow_scripts/gather_tables.py"),
     message:
         "Gathering the {wildcards.measure} of {wildcards.suite}"
-    script:
-        "../workflow_scripts/gather_mechanism.py"
 
 
 rule analyse_factorial:

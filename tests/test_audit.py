@@ -308,7 +308,7 @@ def test_where_none_can_be_measured_it_is_one_line(make, audited, tmp_path):
         probe=probe_settings(AuditOptions("x")), threads=1, code="", sequences=str(probes),
         provenance=str(tmp_path / "step60.json"),
     )  # fmt: skip
-    summarise_probes.main(str(probes), str(table), resamples=5)
+    summarise_probes.main(pd.read_parquet(probes), str(table), resamples=5)
     with pytest.raises(
         UserError, match="mine: none of its 1 checkpoints could be .*checkpoint-60: .*"
     ):

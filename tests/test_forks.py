@@ -268,7 +268,7 @@ def test_rivals_are_gathered_with_the_two_perplexities_side_by_side(tmp_path):
         rows.to_csv(tmp_path / path, index=False)
     tables = [*sorted(tmp_path.glob("variants/*")), *tmp_path.glob("averages/*")]
     output = tmp_path / "rivals.csv"
-    gather_rivals.main(forks=str(tmp_path / "forks.csv"), tables=list(map(str, tables)),
+    gather_rivals.main(forks=pd.read_csv(tmp_path / "forks.csv"), tables=list(map(str, tables)),
                        table=str(output))  # fmt: skip
     assert ",0," in output.read_text() and ",0.0,0.0,4000" not in output.read_text()
     table = pd.read_csv(output)

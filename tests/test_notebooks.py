@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -11,7 +12,7 @@ from flatminima.errors import UserError
 from flatminima.style import save
 from tests import synthetic
 from tests.test_figures import draw
-from workflow_scripts import render_notebook, tabulate_audit, tabulate_forks
+from workflow_scripts import render_notebook, tabulate_results
 
 FOLDER = synthetic.ROOT / "notebooks"
 COMMITTED = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
@@ -26,10 +27,13 @@ def results(tmp_path_factory):
     for suite, onset in ((synthetic.MINI, True), (synthetic.PYTHIA, False)):
         folder = synthetic.write(root / suite["name"], suite, onset=onset)
         synthetic.suite_table().to_csv(folder / "suite.csv", index=False)
-        files = [folder / name for name in ("audit.csv", "phases.json")]
-        tabulate_audit.main(*files, paper / "table1.csv", [folder / "tables/table1.md"], suite)
-        files = [folder / name for name in ("forks.csv", "statistics.csv")]
-        tabulate_forks.main(*files, paper / "table2.csv", [folder / "tables/table2.md"], suite)
+        for number, names in (
+            (1, ("audit.csv", "phases.json")),
+            (2, ("forks.csv", "statistics.csv")),
+        ):
+            files = {Path(name).stem: folder / name for name in names}
+            files["paper"] = paper / f"table{number}.csv"
+            tabulate_results.main(files, [folder / f"tables/table{number}.md"], suite)
         for name in ("fig1_audit", "fig2_kurtosis", "fig3_forks", "fig5_bit_widths"):
             save(draw(name.split("_", 1)[1], suite, onset=onset), [folder / f"figures/{name}.png"])
     return root
@@ -61,9 +65,9 @@ def test_they_end_with_questions_about_cells_that_are_there_and_name_their_sourc
     named = dict(re.findall(r"^\| `([\w./]+)` \| `(\w+)` \|$", sources.source, flags=re.M))
     code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
     assert named.keys() == set(re.findall(r'results / "([\w./]+)"', code))
-    assert all(
-        (synthetic.ROOT / f"workflow_scripts/{rule}.py").is_file() for rule in named.values()
-    )
+    rules = "".join(path.read_text() for path in (synthetic.ROOT / "rules").glob("*.smk"))
+    known = set(re.findall(r"^(?:rule|use rule \w+ as) (\w+)", rules, flags=re.M))
+    assert {rule for rule in named.values() if not rule.startswith("plot_")} <= known
 
 
 @pytest.mark.parametrize("name", RENDERED)

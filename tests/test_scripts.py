@@ -184,8 +184,9 @@ def test_kurtosis_of_every_matrix_of_the_blocks(weights, tmp_path):
             params={"steps": steps, "layers": "blocks", "code": "abc"},
         )  # fmt: skip
     run_script(
-        "gather_kurtosis", tmp_path, input={"tables": tables},
-        output={"table": str(tmp_path / "kurtosis.csv")}, params={"code": "abc"},
+        "gather_tables", tmp_path, input={"tables": tables},
+        output={"table": str(tmp_path / "kurtosis.csv")},
+        params={"in_step_order": True, "labels": {"suite": "tiny"}, "code": "abc"},
     )  # fmt: skip
     table = pd.read_csv(tmp_path / "kurtosis.csv")
     columns = ["suite", "step", "statistic", "tensor", "n_weights", "excess_kurtosis"]
@@ -334,8 +335,9 @@ def test_forks_are_gathered_in_the_order_given(tmp_path):
         table = pd.DataFrame({"schedule": name, "step": [2, 1], "role": "low_bit", **phase})
         table.to_csv(tables[-1], index=False)
     run_script(
-        "gather_forks", tmp_path, input={"tables": tables},
-        output={"table": str(tmp_path / "forks.csv")}, params={"code": "abc"},
+        "gather_tables", tmp_path, input={"tables": tables},
+        output={"table": str(tmp_path / "forks.csv")},
+        params={"in_step_order": False, "labels": {}, "code": "abc"},
     )  # fmt: skip
     parts = [Path(table).read_text().splitlines() for table in tables]
     expected = [parts[0][0], *parts[0][1:], *parts[1][1:]]
@@ -348,9 +350,10 @@ def test_forks_are_gathered_in_the_order_given(tmp_path):
 def test_a_log_holds_what_was_said_and_the_traceback(tmp_path, capsys):
     with pytest.raises(FileNotFoundError):
         run_script(
-            "gather_forks", tmp_path, input={"tables": [str(tmp_path / "missing.csv")]},
-            output={"table": str(tmp_path / "forks.csv")}, params={"code": "abc"},
+            "gather_tables", tmp_path, input={"tables": [str(tmp_path / "missing.csv")]},
+            output={"table": str(tmp_path / "forks.csv")},
+            params={"in_step_order": False, "labels": {}, "code": "abc"},
         )  # fmt: skip
-    log = (tmp_path / "gather_forks.log").read_text()
+    log = (tmp_path / "gather_tables.log").read_text()
     assert "Traceback" in log and "missing.csv" in log
     assert not (tmp_path / "forks.csv").exists()

@@ -19,7 +19,9 @@ def table(name, suite=synthetic.MINI, *, audit=None, phases=None, statistics=Non
         phases = phases or synthetic.phases(suite)
         return tables.audit_table(audit, phases, synthetic.PAPER_TABLE1, suite=suite)
     statistics = synthetic.statistics(suite) if statistics is None else statistics
-    return tables.forks_table(statistics, synthetic.PAPER_TABLE2, suite=suite, low="INT4")
+    return tables.forks_table(
+        synthetic.forks(suite), statistics, synthetic.PAPER_TABLE2, suite=suite
+    )
 
 
 def written(one, folder):

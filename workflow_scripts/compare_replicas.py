@@ -7,22 +7,21 @@ from flatminima.jobs import run
 from flatminima.mechanism.replication import run_phases
 
 
-def main(tables: list, sequences: list, names: list, spacing: int, resamples: int, runs: str,
-         comparison: str) -> None:  # fmt: skip
+def main(
+    tables: list[pd.DataFrame], sequences: list[pd.DataFrame], names: list, spacing: int,
+    resamples: int, runs: str, comparison: str,
+) -> None:  # fmt: skip
     """Write all probes of all runs, and a row per run with its minimum and its onset.
 
     ``names`` has suite, width, seed, weight_decay, weights and tokens_per_step of each run.
     """
-    found = []
-    for name, table in zip(names, map(pd.read_csv, tables), strict=True):
+    whole, rows = [], []
+    for name, table, scores in zip(names, tables, sequences, strict=True):
         seen = table["step"] * name["tokens_per_step"] / name["weights"]
         about = pd.DataFrame(name, index=table.index).drop(columns="tokens_per_step")
-        found.append(pd.concat([about.assign(tokens_per_weight=seen), table], axis=1))
-    write_table(runs, pd.concat(found, ignore_index=True))
-    rows = [
-        run_phases(table, pd.read_parquet(path), spacing=spacing, resamples=resamples)
-        for table, path in zip(found, sequences, strict=True)
-    ]
+        whole.append(pd.concat([about.assign(tokens_per_weight=seen), table], axis=1))
+        rows.append(run_phases(whole[-1], scores, spacing=spacing, resamples=resamples))
+    write_table(runs, pd.concat(whole, ignore_index=True))
     write_table(comparison, pd.DataFrame(rows))
 
 

@@ -8,23 +8,16 @@ from flatminima.phases import describe_phases
 
 
 def main(
-    *, suite_table: str, sequences: str, audit: str, phases: str, spacing: int, resamples: int,
-    seed: int,
+    suite_table: pd.DataFrame, sequences: pd.DataFrame, audit: pd.DataFrame, phases: str,
+    spacing: int, resamples: int, seed: int,
 ) -> None:  # fmt: skip
     """Write ``phases.json`` from the audit and the scores of single validation sequences."""
-    measured, suite = pd.read_csv(audit), pd.read_csv(suite_table)
-    found = describe_phases(
-        measured,
-        pd.read_parquet(sequences),
-        spacing=spacing,
-        resamples=resamples,
-        seed=seed,
-        missing=sorted(set(suite["step"]) - set(measured["step"])),
-    )
+    missing = sorted(set(suite_table["step"]) - set(audit["step"]))
+    found = describe_phases(audit, sequences, spacing=spacing, resamples=resamples, seed=seed,
+                            missing=missing)  # fmt: skip
     write_json(phases, found)
-    onset = found["onset"]
-    log(f"FP32 convergence at step {found['convergence']['step']}, onset at {onset['step']}"
-        + (f" ({onset['reason']})" if onset["reason"] else ""))  # fmt: skip
+    best, onset = found["convergence"]["step"], found["onset"]
+    log(f"FP32 convergence at step {best}, onset at {onset['step']} {onset['reason']}")
 
 
 if __name__ == "__main__":

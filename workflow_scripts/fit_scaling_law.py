@@ -3,15 +3,15 @@
 import pandas as pd
 
 from flatminima.errors import UserError
-from flatminima.files import read_json, write_json
+from flatminima.files import write_json
 from flatminima.jobs import log, run
 from flatminima.scaling_law import excess_sentence, suite_excess
 
 
-def main(audit: str, phases: str, law: str, spacing: int) -> None:
+def main(audit: pd.DataFrame, phases: dict, law: str, spacing: int) -> None:
     """Write ``law``: exponent, prediction and excess, or the reason why there are none."""
     try:
-        found = suite_excess(pd.read_csv(audit), read_json(phases), spacing=spacing)
+        found = suite_excess(audit, phases, spacing=spacing)
         log(excess_sentence(found))
     except UserError as error:
         found = {"reason": str(error)}

@@ -7,11 +7,10 @@ from flatminima.intervals import summarise
 from flatminima.jobs import run
 
 
-def main(sequences: str, table: str, resamples: int) -> None:
+def main(sequences: pd.DataFrame, table: str, resamples: int) -> None:
     """Write the table; of no revision at all it is a heading."""
-    scores = pd.read_parquet(sequences)
-    rows = [summarise(scores, ["step"], resamples=resamples, seed=0)] if len(scores) else []
-    write_rows(rows, table)
+    scored = [sequences] if len(sequences) else []
+    write_rows([summarise(one, ["step"], resamples=resamples, seed=0) for one in scored], table)
 
 
 if __name__ == "__main__":

@@ -3,16 +3,15 @@
 import pandas as pd
 
 from flatminima.early_warning import warning_table
-from flatminima.files import read_json, write_table
+from flatminima.files import write_table
 from flatminima.jobs import run
 
 
-def main(*, audit: str, sequences: str, phases: str, table: str, spacing: int) -> None:
+def main(
+    audit: pd.DataFrame, sequences: pd.DataFrame, phases: dict, table: str, spacing: int
+) -> None:
     """Write ``early_warning.csv``; ``sequences`` are the per-sequence scores of the audit."""
-    warnings = warning_table(
-        pd.read_csv(audit), pd.read_parquet(sequences), read_json(phases), spacing=spacing
-    )
-    write_table(table, warnings)
+    write_table(table, warning_table(audit, sequences, phases, spacing=spacing))
 
 
 if __name__ == "__main__":

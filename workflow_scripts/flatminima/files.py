@@ -170,6 +170,12 @@ def read_json(path: str | Path) -> dict:
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
+def read_content(path: str | Path) -> pd.DataFrame | dict:
+    """The table in a CSV or parquet file, or what a JSON file holds."""
+    readers = {".parquet": pd.read_parquet, ".json": read_json}
+    return readers.get(Path(path).suffix, pd.read_csv)(path)
+
+
 def write_rows(tables: Iterable[pd.DataFrame], output: str | Path) -> None:
     """Write tables below each other; a heading alone for none."""
     found = list(tables)
@@ -178,12 +184,8 @@ def write_rows(tables: Iterable[pd.DataFrame], output: str | Path) -> None:
 
 def read_rows(paths: Iterable[str | Path]) -> pd.DataFrame:
     """All rows of CSV or parquet files in order; ``UserError`` where there are none at all."""
-    tables = [
-        pd.read_parquet(path) if Path(path).suffix == ".parquet" else pd.read_csv(path)
-        for path in paths
-    ]
     # Columns without a row have no dtype and would take that of the others away.
-    tables = [table for table in tables if len(table)]
+    tables = [table for table in map(read_content, paths) if len(table)]
     if not tables:
         raise UserError("no revision of the suite could be had: there is nothing to gather")
     return pd.concat(tables, ignore_index=True)

@@ -21,9 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO, TypeVar
 
+import pandas as pd
 from tqdm import tqdm
 
 from flatminima.errors import UserError
+from flatminima.files import read_content
 
 Item = TypeVar("Item")
 # What the machine refuses, whatever the code: no room, no right, a disk that fails.
@@ -45,14 +47,16 @@ def run(main: Callable[..., None], snakemake: object) -> None:
     Each parameter of ``main`` takes the input, output, param, resource or wildcard of its
     name, or ``threads``; ``inputs`` and ``outputs`` take all of them, as a mapping where
     the parameter is annotated ``dict`` and as a list otherwise. A parameter annotated
-    ``int`` gets a number. A wildcard gives way to what the rule declares under its name;
-    raises ``TypeError`` where two others have a name that ``main`` asks for.
+    ``int`` gets a number; one annotated ``DataFrame``, a list of them or ``dict`` gets what the
+    files hold. A wildcard gives way to what the rule declares under its name; raises
+    ``TypeError`` where two others have a name that ``main`` asks for.
     """
     with logged(snakemake.log[0]):
-        main(**_arguments(main, snakemake))
+        main(**arguments(main, snakemake))
 
 
-def _arguments(main: Callable[..., None], job: object) -> dict[str, object]:
+def arguments(main: Callable, job: object) -> dict[str, object]:
+    """What each parameter of ``main`` takes of a job, by name."""
     named = [_items(getattr(job, name, None)) for name in PARTS]
     named.append({"threads": getattr(job, "threads", 1)})
     wildcards, found = _items(getattr(job, "wildcards", None)), {}
@@ -67,8 +71,17 @@ def _arguments(main: Callable[..., None], job: object) -> dict[str, object]:
             raise TypeError(f"{name} is the name of {len(values)} things that the rule declares")
         values = values or [wildcards[n] for n in wildcards if n == name]
         for value in values:
-            found[name] = int(value) if parameter.annotation is int else _plain(value)
+            found[name] = _read(value, parameter.annotation)
     return found
+
+
+def _read(value: object, wanted: object) -> object:
+    """What a parameter annotated ``wanted`` gets of a value or of the files that it names."""
+    if wanted is int:
+        return int(value)
+    if wanted in (pd.DataFrame, dict) and isinstance(value, str):
+        return read_content(value)
+    return [read_content(path) for path in value] if wanted == list[pd.DataFrame] else _plain(value)
 
 
 def _items(part: object) -> dict[str, object]:

@@ -5,22 +5,23 @@ comparable unless the suite is that model. CSV and LaTeX have a row for each ste
 condition; Markdown has a column for each, so that it can be read in a terminal.
 """
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from flatminima.files import atomic_path
 from flatminima.missing import missing_words
 from flatminima.style import PAPER_MODEL, SCHEDULES, role_labels
 
 BASELINE = "cosine"  # the condition that the others are compared with
 PAPER_SPACING = 1000  # steps between the paper's evenly spaced checkpoints
 PAPER_LAST = 143_000  # the last of them
-LOW, HIGH = "95 % low", "95 % high"
 MISSING_CELL = "NA"
-Columns = dict[str, tuple[str, Iterable]]  # heading: how values are printed, and the values
+Columns = Mapping[str, tuple[str, Iterable]]  # heading: how values are printed, and the values
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Table:
     """Numbers, the same as they are printed, a caption and a LaTeX label.
 
     Columns of both frames are pairs: whose they are, and the heading. ``key`` is the heading
-    whose values head the columns of the Markdown table.
+    whose values head the columns of the Markdown table. ``warning`` is what must be said of
+    the paper's numbers in the table of another model, behind what they are called.
     """
 
     frame: pd.DataFrame
@@ -36,29 +38,7 @@ class Table:
     caption: str
     label: str
     key: str
-    comparable: bool
-
-
-def _phase_of(step: int, segments: Iterable[dict]) -> int | None:
-    """Phase of a step; a boundary step belongs to the phase that ends there, as in the paper.
-
-    ``None`` for a step after the end of training.
-    """
-    return next((part["phase"] for part in segments if step <= part["last_step"]), None)
-
-
-def _nearest_shares(
-    steps: np.ndarray, last: int, paper: pd.DataFrame
-) -> tuple[pd.Series, pd.DataFrame]:
-    """The suite's step nearest to each of the paper's fractions of training, once each.
-
-    Returns them with the rows of ``paper`` that they stand beside: of several the nearest.
-    """
-    steps = np.sort(steps[steps > 0])
-    wanted = paper["step"] * last / PAPER_LAST
-    nearest = wanted.map(lambda step: int(steps[np.argmin(np.abs(steps - step))]))
-    kept = (nearest - wanted).abs().groupby(nearest).idxmin().sort_index()
-    return nearest[kept].reset_index(drop=True), paper.loc[kept].reset_index(drop=True)
+    warning: str
 
 
 def audit_table(audit: pd.DataFrame, phases: dict, paper: pd.DataFrame, *, suite: dict) -> Table:
@@ -81,16 +61,20 @@ def audit_table(audit: pd.DataFrame, phases: dict, paper: pd.DataFrame, *, suite
         said = f"the paper's step times {suite['spacing']}/{PAPER_SPACING}"
     lost = set(phases.get("missing", ()))
     by_role = {role: part.set_index("step").reindex(steps) for role, part in audit.groupby("role")}
-    fp32, low_bit, high_bit = by_role["fp32"], by_role["low_bit"], by_role["high_bit"]
-    segments = phases["segments"]
-    phase = [None if step in lost else _phase_of(step, segments) for step in steps]
+    fp32, low_bit, high_bit = (by_role[role] for role in ("fp32", "low_bit", "high_bit"))
+    # A boundary belongs to the phase that ends there, as in the paper; none after the end.
+    ends = [(part["last_step"], part["phase"]) for part in phases["segments"]]
+    phase = [
+        next((number for end, number in ends if step <= end and step not in lost), None)
+        for step in steps
+    ]
     measured = {
         "phase": ("{:.0f}", phase),
         "step": ("{:,.0f}", steps),
         "FP32 PPL": ("{:.2f}", fp32["ppl"]),
         f"{low} gap (%)": ("{:z.1f}", low_bit["gap_pct"]),
-        f"{low} gap {LOW} (%)": ("{:z.1f}", low_bit["gap_low_pct"]),
-        f"{low} gap {HIGH} (%)": ("{:z.1f}", low_bit["gap_high_pct"]),
+        f"{low} gap 95 % low (%)": ("{:z.1f}", low_bit["gap_low_pct"]),
+        f"{low} gap 95 % high (%)": ("{:z.1f}", low_bit["gap_high_pct"]),
         f"{high} gap (%)": ("{:z.2f}", high_bit["gap_pct"]),
         f"{low} PPL": ("{:.2f}", low_bit["ppl"]),
         f"{low} delta NLL (nats/token)": ("{:z.4f}", low_bit["delta_nll_nats_per_token"]),
@@ -115,47 +99,61 @@ def audit_table(audit: pd.DataFrame, phases: dict, paper: pd.DataFrame, *, suite
     return _table(measured, printed, suite, text, label="audit", key="step", missing=missing)
 
 
-def forks_table(statistics: pd.DataFrame, paper: pd.DataFrame, *, suite: dict, low: str) -> Table:
+def _nearest_shares(
+    steps: np.ndarray, last: int, paper: pd.DataFrame
+) -> tuple[pd.Series, pd.DataFrame]:
+    """The suite's step nearest to each of the paper's fractions of training, once each.
+
+    Returns them with the rows of ``paper`` that they stand beside: of several the nearest.
+    """
+    steps = np.sort(steps[steps > 0])
+    wanted = paper["step"] * last / PAPER_LAST
+    nearest = wanted.map(lambda step: int(steps[np.argmin(np.abs(steps - step))]))
+    kept = (nearest - wanted).abs().groupby(nearest).idxmin().sort_index()
+    return nearest[kept].reset_index(drop=True), paper.loc[kept].reset_index(drop=True)
+
+
+def forks_table(
+    forks: pd.DataFrame, statistics: pd.DataFrame, paper: pd.DataFrame, *, suite: dict
+) -> Table:
     """Table 2: the forks' conditions, with the seed as the unit.
 
-    ``statistics`` is statistics.csv of ``suite`` (keys label, is_paper_model); ``paper`` is
-    resources/paper/table2.csv. ``low`` is the printed name of the low-bit quantizer.
-    Conditions that the suite did not run have empty cells.
+    ``forks``, for the name of its low-bit quantizer, and ``statistics`` are forks.csv and
+    statistics.csv of ``suite`` (keys label, is_paper_model); ``paper`` is
+    resources/paper/table2.csv. Conditions that the suite did not run have empty cells.
     """
+    low = role_labels(forks, suite)["low_bit"]
     rows = statistics[statistics["unit"] == "seed"].set_index(["test", "comparison", "measure"])
     # A schedule without phases has all its probes in one condition of its own name.
     names = list(paper["schedule"] + " " + paper["probes"])
     tested = set(rows.index.get_level_values("comparison"))
     names = [name if name in tested else name.removesuffix(" all") for name in names]
-    conditions = {"final_gap_pct": names, "mean_gap_pct": names}
-    # The cool-down has no phases: one value a schedule.
-    conditions["cooled_gap_pct"] = list(paper["schedule"])
 
-    def over_seeds(measure: str, column: str) -> pd.Series:
-        wanted = conditions.get(measure, names)
-        return rows[column].reindex([("summary", name, measure) for name in wanted])
+    def over_seeds(measure: str, column: str, test: str = "summary", against: str = "") -> list:
+        # The cool-down has no phases: one value a schedule.
+        of = paper["schedule"] if measure.startswith("cooled") else names
+        return list(rows[column].reindex([(test, name + against, measure) for name in of]))
 
-    def won(measure: str) -> list[str | None]:
-        pairs = [("pairwise wins", f"{n} v {BASELINE}", measure) for n in conditions[measure]]
-        found = rows.reindex(pairs)
-        return _wins(found["value"], found["n_a"] * found["n_b"])
-
-    def of(how: str) -> Columns:
-        measure, label = f"{how}_gap_pct", f"{how} {low} gap (%)"
+    def gap(how: str) -> Columns:
+        measure = f"{how}_gap_pct"
+        won, *n = (
+            over_seeds(measure, column, "pairwise wins", f" v {BASELINE}")
+            for column in ("value", "n_a", "n_b")
+        )
         return {
-            label: ("{:z.2f}", over_seeds(measure, "mean_a")),
+            f"{how} {low} gap (%)": ("{:z.2f}", over_seeds(measure, "mean_a")),
             f"sd, {how}": ("{:.2f}", over_seeds(measure, "sd_a")),
-            f"wins, {how}": ("{}", won(measure)),
+            f"wins, {how}": ("{}", _wins(won, np.prod(n, axis=0))),
         }
 
     measured = {
         "condition": ("{}", paper["condition"]),
         "schedule": ("{}", paper["schedule"].map(SCHEDULES)),
         "probes": ("{}", paper["probes"]),
-        "seeds": ("{:.0f}", over_seeds("final_gap_pct", "n_a").astype("Int64")),
-        **of("final"),
-        **of("cooled"),
-        **of("mean"),
+        "seeds": ("{:.0f}", pd.array(over_seeds("final_gap_pct", "n_a"), dtype="Int64")),
+        **gap("final"),
+        **gap("cooled"),
+        **gap("mean"),
         "FP32 PPL": ("{:.2f}", over_seeds("final_fp32_ppl", "mean_a")),
         f"{low} PPL": ("{:.2f}", over_seeds("final_low_bit_ppl", "mean_a")),
     }
@@ -177,9 +175,7 @@ def forks_table(statistics: pd.DataFrame, paper: pd.DataFrame, *, suite: dict, l
 
 
 def _wins(wins: Iterable[float], pairs: Iterable[float]) -> list[str | None]:
-    return [
-        None if pd.isna(won) else f"{won:.0f}/{of:.0f}" for won, of in zip(wins, pairs, strict=True)
-    ]
+    return [None if pd.isna(w) else f"{w:.0f}/{of:.0f}" for w, of in zip(wins, pairs, strict=True)]
 
 
 def _table(
@@ -192,35 +188,26 @@ def _table(
     numbers, cells = {}, {}
     for group, named in {suite["label"]: measured, paper: printed}.items():
         for heading, (pattern, values) in named.items():
-            found = list(values)
-            shown = ["" if pd.isna(value) else pattern.format(value) for value in found]
-            for row in missing if group != paper else ():
-                if pd.isna(found[row]):
-                    found[row] = shown[row] = MISSING_CELL
-            lost = MISSING_CELL in shown
             # An array of pandas keeps integers beside gaps.
-            numbers[group, heading] = pd.Series(found, dtype=object) if lost else pd.array(found)
-            cells[group, heading] = shown
-    caption = f"{suite['label']}: {text}"
-    return Table(
-        pd.DataFrame(numbers), pd.DataFrame(cells), caption, f"tab:{label}", key, comparable
+            found = pd.Series(pd.array(list(values)))
+            shown = found.map(pattern.format, na_action="ignore").astype(object)
+            lost = found.index.isin(missing) & found.isna() & (group != paper)
+            numbers[group, heading] = found.astype(object).mask(lost, MISSING_CELL)
+            cells[group, heading] = shown.mask(lost, MISSING_CELL).fillna("")
+    warning = (
+        f" are the paper's printed numbers for another model ({PAPER_MODEL}), text and scale; "
+        "they stand here for orientation and are not comparable with the suite's."
     )
+    frames, caption = (pd.DataFrame(numbers), pd.DataFrame(cells)), f"{suite['label']}: {text}"
+    return Table(*frames, caption, f"tab:{label}", key, "" if comparable else warning)
 
 
 def write(table: Table, paths: Iterable[str | Path]) -> None:
     """Write ``table`` once for each path; the suffix (csv, md, tex) decides the format."""
     forms = {".csv": _csv, ".md": _markdown, ".tex": _latex}
     for path in map(Path, paths):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(forms[path.suffix](table), encoding="utf-8", newline="\n")
-
-
-def _warning(what: str) -> str:
-    """What must be said of the paper's numbers in the table of another model."""
-    return (
-        f"{what} are the paper's printed numbers for another model ({PAPER_MODEL}), text and "
-        "scale; they stand here for orientation and are not comparable with the suite's."
-    )
+        with atomic_path(path) as temporary:
+            temporary.write_text(forms[path.suffix](table), encoding="utf-8", newline="\n")
 
 
 def _headings(table: Table, paper: str) -> list[str]:
@@ -235,33 +222,29 @@ def _csv(table: Table) -> str:
 
 
 def _markdown(table: Table) -> str:
-    paper = "paper" if table.comparable else "paper, not comparable"
+    paper = "paper, not comparable" if table.warning else "paper"
     turned = table.text.set_axis(_headings(table, paper), axis=1).set_index(table.key).T
     body = turned.to_markdown(
         headers=[table.key, *turned.columns], disable_numparse=True,
         colalign=["left"] + ["right"] * turned.shape[1],
     )  # fmt: skip
-    said = "" if table.comparable else f"**{_warning(f'Rows headed {paper!r}')}**\n\n"
+    said = f"**Rows headed {paper!r}{table.warning}**\n\n" if table.warning else ""
     return f"{table.caption}\n\n{said}{body}\n"
 
 
 def _latex(table: Table) -> str:
     text, caption = table.text.copy(), table.caption
-    if not table.comparable:
-        caption += " " + _warning(f"The columns headed '{text.columns[-1][0]}'")
+    if table.warning:
+        caption += f" The columns headed '{text.columns[-1][0]}'{table.warning}"
     # Intervals stand in brackets behind their value.
-    for group, low in [column for column in text.columns if LOW in column[1]]:
-        value, high = low.replace(f" {LOW}", ""), low.replace(LOW, HIGH)
-        interval = " [" + text[group, low] + ", " + text[group, high] + "]"
+    for group, low in [column for column in text.columns if "95 % low" in column[1]]:
+        value, high = low.replace(" 95 % low", ""), low.replace("low", "high")
+        interval = " [" + text.pop((group, low)) + ", " + text.pop((group, high)) + "]"
         text[group, value] += interval.where(~text[group, value].isin(["", MISSING_CELL]), "")
-        text = text.drop(columns=[(group, low), (group, high)])
     # Headings of three short lines keep the columns narrow enough for a page.
-    parts = []
-    for group, heading in text.columns:
-        name, bracket, unit = heading.partition(" (")
-        first, _, others = name.partition(" ")
-        parts.append((group, first, others, f"({unit}" if bracket else ""))
-    latex = text.set_axis(pd.MultiIndex.from_tuples(parts), axis=1).to_latex(
+    pattern = re.compile(r"(\S+) ?(.*?) ?(\(.+\))?")
+    heads = [(group, *pattern.fullmatch(heading).groups("")) for group, heading in text]
+    latex = text.set_axis(pd.MultiIndex.from_tuples(heads), axis=1).to_latex(
         index=False, escape=True, column_format="r" * text.shape[1], multicolumn_format="c",
         caption=caption.replace("%", r"\%").replace("_", r"\_"), label=table.label,
         position="htbp",

@@ -1,0 +1,18 @@
+"""Put tables of one kind below each other: kurtosis, forks, what is measured beyond the paper."""
+
+import pandas as pd
+
+from flatminima.files import read_rows, write_table
+from flatminima.jobs import run
+
+
+def main(tables: list, table: str, in_step_order: bool, labels: dict) -> None:
+    """Write all rows in the order given or by step; ``labels`` become columns before the others."""
+    rows = read_rows(tables)
+    if in_step_order:
+        rows = rows.sort_values("step", kind="stable")
+    write_table(table, pd.concat([pd.DataFrame(labels, index=rows.index), rows], axis=1))
+
+
+if __name__ == "__main__":
+    run(main, snakemake)
