@@ -40,9 +40,8 @@ from flatminima.tools.sources import open_source
 from tests import synthetic
 from tests.architectures import build
 from tests.conftest import TINY
-from tests.hub.libraries import point_at
 from tests.hub.repos import lazy_branches, model_branches
-from tests.hub.server import TinyHub
+from tests.hub.server import TinyHub, point_at
 from workflow_scripts import gather_audit, probe_checkpoints, summarise_probes
 
 TEXT = "the weights of a model are rounded to few values and the loss is what it is\n\n" * 120

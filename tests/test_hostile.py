@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from flatminima.downloads import read_tensors
 from flatminima.errors import DamagedFile
+from flatminima.hub import read_tensors
 from flatminima.model import WEIGHTS_FILE, build_model, load_model, save_model
 from tests.conftest import TINY, TINY_VOCABULARY
 from tests.workflow import ROOT, copy_checkout, dry_run

@@ -72,8 +72,8 @@ def kill_once_a_range_is_done(folder: Path, environment: dict) -> None:
 
 def weights_asked_for(hub: TinyHub) -> Counter:
     """How often the weights of each step were sent, by the log of the hub's storage."""
-    asked = (hub.with_branch(request.path) for request in hub.asked("^/lfs/", "GET"))
-    found = (re.search(r"/step(\d+)/model.safetensors", path) for path in asked)
+    paths = (request.path for request in hub.asked("^/lfs/"))
+    found = (re.search(r"/step(\d+)/model.safetensors", path) for path in paths)
     return Counter(int(match[1]) for match in found if match)
 
 

@@ -12,14 +12,13 @@ import pandas as pd
 import pytest
 import torch
 
-from flatminima.downloads import download_checkpoint
 from flatminima.files import write_digests, write_table
+from flatminima.hub import download_checkpoint
 from flatminima.model import save_model
 from flatminima.text.tokens import write_tokens
 from flatminima.training.loop import save_state
-from tests.hub.libraries import point_at
 from tests.hub.repos import FORMS, STEPS, branch_name, model_branches
-from tests.hub.server import TinyHub
+from tests.hub.server import TinyHub, point_at
 
 
 def state_of(path: Path) -> tuple[int, int, int]:

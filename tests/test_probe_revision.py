@@ -8,12 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flatminima.downloads import download_checkpoint
 from flatminima.files import read_rows
+from flatminima.hub import download_checkpoint
 from flatminima.text.tokens import write_tokens
-from tests.hub.libraries import point_at
 from tests.hub.repos import VOCABULARY, model_branches
-from tests.hub.server import TinyHub
+from tests.hub.server import TinyHub, point_at
 from tests.test_scripts import PROBE, run_script
 
 REPO, STEPS, LOST = "tiny/neox", (0, 1, 2, 4, 8), 4
@@ -32,9 +31,10 @@ def validation(tmp_path_factory) -> str:
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
     """Branches in all forms; those of 0 and 1 are the same, that of ``LOST`` is not there."""
-    with TinyHub({REPO: model_branches(STEPS)}) as server, pytest.MonkeyPatch.context() as patch:
+    branches = model_branches(STEPS)
+    del branches[f"step{LOST}"]
+    with TinyHub({REPO: branches}) as server, pytest.MonkeyPatch.context() as patch:
         point_at(patch, server, tmp_path_factory.mktemp("home"))
-        server.faults.missing_branch(REPO, f"step{LOST}")
         yield server
 
 
@@ -154,7 +154,7 @@ def gather(folder: Path, tables: dict, severity: dict, measured_by="probe_revisi
 def test_what_stops_the_suite_names_the_command_that_fetches_it_again(validation, hub, tmp_path):
     """A hub that ignores a branch; its files are those of the last step."""
     tables: dict = {"tables": [], "fingerprints": []}
-    hub.faults.ignore_branch(REPO, "step2")
+    hub.ignored.add((REPO, "step2"))
     try:
         for step in STEPS:
             folder = tmp_path / f"step{step}"
@@ -163,7 +163,7 @@ def test_what_stops_the_suite_names_the_command_that_fetches_it_again(validation
             tables["tables"].append(outputs(folder)["revisions"])
             tables["fingerprints"].append(outputs(folder)["fingerprints"])
     finally:
-        hub.faults.serves_main.clear()
+        hub.ignored.clear()
     last = gather(tmp_path, tables, {}).splitlines()[-1]
     assert last.startswith("Error: suite tiny: revisions are not what their names say: ")
     assert "final_weights_early: step 2 (" in last and "suites.tiny.integrity" in last

@@ -22,8 +22,7 @@ from flatminima.hub import HubError
 from flatminima.text.corpus import read_documents, write_documents
 from flatminima.text.sources import NotAvailable, TextError, collect, find_file, read_texts
 from flatminima.text.tokens import train_tokenizer
-from tests.hub.libraries import point_at
-from tests.hub.server import TinyHub
+from tests.hub.server import TinyHub, point_at
 from tests.workflow import ROOT
 from workflow_scripts import fix_batches
 
@@ -330,7 +329,7 @@ def test_the_commit_is_asked_once_and_then_pinned(hub):
     assert f"@{file.commit}/val.jsonl.zst" in file.location
     hub.requests.clear()
     list(read_texts(file))
-    assert hub.requests and not hub.asked("main")
+    assert hub.requests and not hub.asked("(revision|resolve)/main")
     assert hub.commit(PILE, "old", "dataset") == find_file(FILE | {"revision": "old"}).commit
 
 
@@ -376,13 +375,13 @@ FAULTS = {
 
 def test_a_passing_fault_changes_nothing(hub):
     for name, (path, kind, details) in FAULTS.items():
-        fault = hub.faults.add(path, kind, **details)
+        fault = hub.fault(path, kind, **details)
         assert fetched(BIG_FILE) == BIG and fault.met == 1, name
 
 
 @pytest.mark.parametrize("kind", ["truncate", "wrong"])
 def test_a_stream_that_keeps_breaking_off_is_one_line(kind, hub):
-    hub.faults.add("/lfs/", kind, times=None, after=100_000)
+    hub.fault("/lfs/", kind, times=None, after=100_000)
     with pytest.raises((TextError, HubError)) as error:
         fetched(BIG_FILE)
     assert "tiny/pile" in str(error.value) and "train/big.jsonl.zst" in str(error.value)

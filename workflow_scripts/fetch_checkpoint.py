@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from flatminima.downloads import download_checkpoint
 from flatminima.files import write_json
+from flatminima.hub import download_checkpoint
 from flatminima.jobs import log, run
 
 

@@ -3,9 +3,8 @@
 import shutil
 from pathlib import Path
 
-from flatminima.downloads import WEIGHTS_FILE, download_checkpoint
 from flatminima.files import write_json, write_rows
-from flatminima.hub import RevisionMissing
+from flatminima.hub import WEIGHTS_FILE, RevisionMissing, download_checkpoint
 from flatminima.jobs import log, progress, run
 from flatminima.kurtosis import kurtosis_of_checkpoint
 from flatminima.revisions import (

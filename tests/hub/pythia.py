@@ -1,6 +1,5 @@
 """A stand-in for the hub that the paper's suite needs: 154 tiny revisions, tokenizer, text."""
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
@@ -8,15 +7,13 @@ from functools import cache, partial
 import numpy as np
 import torch
 import zstandard
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from flatminima.model import build_model
 from flatminima.text.tokens import train_tokenizer
-from tests.hub.repos import as_safetensors, branch_name
+from tests.hub.repos import SHAPE, as_safetensors, branch_name, config_bytes
 
 REPO, PILE = "EleutherAI/pythia-160m", "monology/pile-uncopyrighted"
-SHAPE = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_length": 16}
 VOCABULARY = 320
 
 
@@ -50,29 +47,17 @@ def compressed(texts: Sequence[str]) -> bytes:
     return zstandard.ZstdCompressor().compress(lines.encode())
 
 
-def tokenizer_bytes() -> bytes:
-    """A ``tokenizer.json`` of 300 entries, fewer than the model has rows."""
-    tokenizer: Tokenizer = train_tokenizer(documents(40, 2), 300)
-    return io.BytesIO(tokenizer.to_str().encode()).getvalue()
-
-
 def models(steps: Sequence[int], lost: Sequence[int] = ()) -> dict[str, Mapping]:
     """The repository of the model, without the branches that are ``lost``."""
-    config = build_model(SHAPE, VOCABULARY, seed=0).config.to_dict()
-    config = {k: v for k, v in config.items() if k != "dtype"}
-    config |= {"torch_dtype": "float16", "architectures": ["GPTNeoXForCausalLM"]}
-    text = json.dumps(config, sort_keys=True, default=str).encode()
-    every = tuple(steps)
-    branches = {
-        branch_name(step): {
-            "config.json": text,
-            "model.safetensors": partial(_weights, every, step),
-        }
-        for step in steps
-        if step not in lost
-    }
-    main = {**branches[branch_name(steps[-1])], "tokenizer.json": tokenizer_bytes()}
-    return {REPO: {**branches, "main": main}}
+    config, branches = config_bytes(VOCABULARY), {}
+    for step in steps:
+        weights = partial(_weights, tuple(steps), step)
+        branches[branch_name(step)] = {"config.json": config, "model.safetensors": weights}
+    # A tokenizer of 300 entries, fewer than the model has rows.
+    tokenizer = train_tokenizer(documents(40, 2), 300).to_str().encode()
+    main = branches[branch_name(steps[-1])] | {"tokenizer.json": tokenizer}
+    kept = {name: files for name, files in branches.items() if name not in map(branch_name, lost)}
+    return {REPO: kept | {"main": main}}
 
 
 def datasets() -> dict[str, Mapping]:

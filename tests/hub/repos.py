@@ -16,7 +16,6 @@ VOCABULARY = 64
 STEPS = (0, 1, 2, 4, 8, 16, 32, 64, 100, 200, 300, 400)
 # What the branch of a step holds, in turn.
 FORMS = ("safetensors", "bin", "both", "shards", "bin_shards", "safetensors")
-DTYPES = {"float16": torch.float16, "float32": torch.float32}
 
 
 def branch_name(step: int) -> str:
@@ -25,23 +24,19 @@ def branch_name(step: int) -> str:
 
 
 @cache
-def model_tensors(step: int, dtype: str = "float16", legacy: bool = True) -> dict[str, Tensor]:
-    """Weights of a step in ``dtype``; steps 0 and 1 have the same, as in Pythia.
+def model_tensors(step: int) -> dict[str, Tensor]:
+    """Weights of a step in float16; steps 0 and 1 have the same, as in Pythia.
 
-    With ``legacy`` the masks and tables are there that old checkpoints carry.
+    The masks and tables are there that old checkpoints carry, and the older name of the head.
     """
-    model = build_model(SHAPE, VOCABULARY, seed=max(step, 1))
-    # The files have the older name of the head.
-    state = {n.replace("lm_head", "embed_out"): t for n, t in model.state_dict().items()}
-    tensors = {n: t.to(DTYPES[dtype]) for n, t in state.items()}
-    if legacy:
-        length = SHAPE["max_length"]
-        for layer in range(SHAPE["num_layers"]):
-            prefix = f"gpt_neox.layers.{layer}.attention"
-            mask = torch.ones(1, 1, length, length, dtype=torch.uint8).tril()
-            tensors[f"{prefix}.bias"] = mask
-            tensors[f"{prefix}.masked_bias"] = torch.tensor(-1e9).to(DTYPES[dtype])
-            tensors[f"{prefix}.rotary_emb.inv_freq"] = torch.ones(1)
+    state = build_model(SHAPE, VOCABULARY, seed=max(step, 1)).state_dict()
+    tensors = {n.replace("lm_head", "embed_out"): t.half() for n, t in state.items()}
+    length = SHAPE["max_length"]
+    for layer in range(SHAPE["num_layers"]):
+        prefix = f"gpt_neox.layers.{layer}.attention"
+        tensors[f"{prefix}.bias"] = torch.ones(1, 1, length, length, dtype=torch.uint8).tril()
+        tensors[f"{prefix}.masked_bias"] = torch.tensor(-1e9).half()
+        tensors[f"{prefix}.rotary_emb.inv_freq"] = torch.ones(1)
     return tensors
 
 
@@ -57,37 +52,34 @@ def as_pickle(content: object) -> bytes:
     return buffer.getvalue()
 
 
-def config_bytes(dtype: str = "float16") -> bytes:
+def config_bytes(vocabulary: int = VOCABULARY) -> bytes:
     """``config.json`` as the hub has it: it names the dtype of the file."""
-    config = build_model(SHAPE, VOCABULARY, seed=0).config.to_dict()
+    config = build_model(SHAPE, vocabulary, seed=0).config.to_dict()
     # The key of older transformers, which wrote Pythia's files.
-    config = {k: v for k, v in config.items() if k != "dtype"} | {"torch_dtype": dtype}
+    config = {k: v for k, v in config.items() if k != "dtype"} | {"torch_dtype": "float16"}
     config["architectures"] = ["GPTNeoXForCausalLM"]
     return json.dumps(config, indent=2, sort_keys=True, default=str).encode()
 
 
-def in_shards(tensors: Mapping[str, Tensor], stem: str, suffix: str, make, count: int = 2) -> dict:
-    """Files of ``count`` shards and the index that says which tensor is where."""
-    names = sorted(tensors)
-    parts = [names[i::count] for i in range(count)]
-    files = [f"{stem}-{i + 1:05d}-of-{count:05d}.{suffix}" for i in range(count)]
-    weight_map = {n: file for file, part in zip(files, parts, strict=True) for n in part}
+def in_shards(tensors: Mapping[str, Tensor], stem: str, suffix: str, make) -> dict[str, bytes]:
+    """Two shards and the index that says which tensor is where."""
+    files, weight_map = {}, {}
+    for number in (0, 1):
+        name = f"{stem}-{number + 1:05d}-of-00002.{suffix}"
+        part = sorted(tensors)[number::2]
+        files[name] = make({n: tensors[n] for n in part})
+        weight_map |= dict.fromkeys(part, name)
     index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
-    made = {
-        file: make({n: tensors[n] for n in part}) for file, part in zip(files, parts, strict=True)
-    }
-    return {**made, f"{stem}.{suffix}.index.json": json.dumps(index).encode()}
+    return files | {f"{stem}.{suffix}.index.json": json.dumps(index).encode()}
 
 
-def model_files(
-    step: int, form: str = "safetensors", dtype: str = "float16", legacy: bool = True
-) -> dict[str, bytes]:
+def model_files(step: int, form: str = "safetensors") -> dict[str, bytes]:
     """Files of a branch, with others beside that nothing needs."""
-    tensors = model_tensors(step, dtype, legacy)
+    tensors = model_tensors(step)
     files = {
         ".gitattributes": b"*.bin filter=lfs diff=lfs merge=lfs -text\n",
         "README.md": b"# a tiny model\n",
-        "config.json": config_bytes(dtype),
+        "config.json": config_bytes(),
         "flax_model.msgpack": b"not needed",
     }
     if form in ("safetensors", "both"):
@@ -101,25 +93,19 @@ def model_files(
     return files
 
 
-def model_branches(steps=STEPS, forms=FORMS, **details) -> dict[str, Mapping]:
+def model_branches(steps=STEPS, forms=FORMS) -> dict[str, Mapping]:
     """A repository of a branch per step, in turn in each of ``forms``; main is the last step."""
-    branches = {
-        branch_name(step): model_files(step, forms[i % len(forms)], **details)
-        for i, step in enumerate(steps)
-    }
-    return {**branches, "main": branch_name(steps[-1])}
+    files = [model_files(step, forms[i % len(forms)]) for i, step in enumerate(steps)]
+    return dict(zip([*map(branch_name, steps), "main"], [*files, files[-1]], strict=True))
 
 
-def lazy_branches(steps, tokenizer: bytes | None = None) -> dict[str, Mapping]:
+def lazy_branches(steps, tokenizer: bytes) -> dict[str, Mapping]:
     """Many branches that cost nothing until they are asked for: safetensors in float16."""
-    branches = {}
+    config, branches = config_bytes(), {}
     for step in steps:
-        files = {"config.json": config_bytes(), "model.safetensors": partial(_weights, step)}
+        files = {"config.json": config, "model.safetensors": partial(_weights, step)}
         branches[branch_name(step)] = files
-    main = dict(branches[branch_name(steps[-1])])
-    if tokenizer is not None:
-        main["tokenizer.json"] = tokenizer
-    return {**branches, "main": main}
+    return branches | {"main": files | {"tokenizer.json": tokenizer}}
 
 
 def _weights(step: int) -> bytes:

@@ -3,16 +3,21 @@
 ``HF_HUB_OFFLINE``, ``HF_HOME``, ``HF_ENDPOINT`` and ``HF_TOKEN`` work as they do there. Added
 to what the client does: a hub that is busy or breaks off is asked again, every file is held
 to the hash that the hub states, and what goes wrong is one line with repository and revision.
+Whatever form weights have there, they end as one safetensors file in the dtype they came in.
+
+Rules without weights read this module, so torch is imported where weights are.
 """
 
 import hashlib
 import json
-import re
+import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TypeVar
 
 from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
@@ -22,26 +27,38 @@ from huggingface_hub.errors import (
     HfHubHTTPError,
     HTTPError,
     LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
 from huggingface_hub.utils import disable_progress_bars, parse_ratelimit_headers
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_after_attempt,
+    wait_exponential,
+)
 
-from flatminima.errors import UserError, one_line
-from flatminima.files import atomic_path, file_sha256
+from flatminima.errors import DamagedFile, UserError, one_line
+from flatminima.files import atomic_path, check_whole, file_sha256, read_index
 from flatminima.jobs import log
 
 Result = TypeVar("Result")
 
-CONFIG_FILE = "config.json"
-TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE = "config.json", "tokenizer.json", "model.safetensors"
+# Weights in order of preference. An index names the shards that its form is cut into.
+FORMS = (
+    WEIGHTS_FILE,
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+STAGING = ".download"  # what is on the way to its place in a folder
 ATTEMPTS, LONGEST_PAUSE_S = 12, 60.0  # about six minutes in all
-BUSY = (408, 425, 429, 500, 502, 503, 504)  # HTTP statuses that pass
-_NO_MORE_BYTES = 416
-_OF_THE_CLIENT = (HTTPError, OSError, EOFError, RuntimeError)  # the last are hf_xet's
-# How the client says that a body ended early: before its own length, and before the file's.
-_CUT = re.compile(r"received \d+ bytes, expected \d+|of size \d+ but has size \d+")
+BUSY = (408, 416, 425, 429, 500, 502, 503, 504)  # 416: there are fewer bytes than it says
+# The connection's (refused, reset, timed out), half an answer, hf_xet's.
+_BROKEN = (HTTPError, ConnectionError, EOFError, json.JSONDecodeError, RuntimeError)
 
 
 class HubError(UserError):
@@ -77,178 +94,132 @@ def ask(action: Callable[[], Result], repo: str, revision: str, file: str = "") 
             raise error.__cause__ or error from None
 
     def tell(state: RetryCallState) -> None:
-        reason = describe_error(state.outcome.exception())
+        reason = _reason(state.outcome.exception(), repo)
         log(f"{what}: {reason}; again in {state.upcoming_sleep:g} s")
 
     try:
         return Retrying(
-            retry=retry_if_exception(passes),
+            retry=retry_if_exception(_passes),
             stop=stop_after_attempt(ATTEMPTS),
             wait=_pause,
             before_sleep=tell,
             reraise=True,
         )(attempt)
-    except _OF_THE_CLIENT as error:
-        raise _one_line(error, what, repo, revision) from error
+    except (RevisionNotFoundError, EntryNotFoundError) as error:
+        raise RevisionMissing(repo, revision, _reason(error, repo)) from error
+    except (*_BROKEN, OSError) as error:
+        raise HubError(f"{what}: {_reason(error, repo)}") from error
 
 
-def passes(error: BaseException) -> bool:
+def _passes(error: BaseException) -> bool:
     """Whether the same request may succeed later."""
     if isinstance(error, HfHubHTTPError):
-        return error.response.status_code in (*BUSY, _NO_MORE_BYTES)
-    # The connection's (refused, reset, timed out), hf_xet's, or a body that ended early.
-    broken = isinstance(error, HTTPError | ConnectionError | EOFError | RuntimeError)
-    return broken or _CUT.search(str(error)) is not None
-
-
-def describe_error(error: BaseException) -> str:
-    """An error of the hub's client in a few words."""
-    if isinstance(error, HfHubHTTPError):
-        response = error.response
-        if response.status_code == _NO_MORE_BYTES:
-            return "the body is cut off: the hub has fewer bytes than it says"
-        told = response.headers.get("X-Error-Message") or response.reason_phrase
-        return f"the hub answers {response.status_code} {told}"
-    if cut := _CUT.search(str(error)):
-        return f"the body is cut off ({cut[0]})"
-    return one_line(error)
+        return error.response.status_code in BUSY
+    if isinstance(error, OfflineModeIsEnabled):
+        return False
+    return isinstance(error, _BROKEN) or "Consistency check failed" in str(error)
 
 
 def _pause(state: RetryCallState) -> float:
     """Seconds to wait: twice as long each time, and no shorter than the server asked for."""
     error, asked = state.outcome.exception(), 0.0
     if isinstance(error, HfHubHTTPError):
-        limit = parse_ratelimit_headers(error.response.headers)
-        after = error.response.headers.get("Retry-After", "").strip()
+        headers = error.response.headers
+        limit, after = parse_ratelimit_headers(headers), headers.get("Retry-After", "")
         if limit is not None and limit.remaining == 0:
             asked = float(limit.reset_in_seconds)
         elif after.isdigit():
             asked = float(after)
-    return max(asked, min(LONGEST_PAUSE_S, 2.0 ** (state.attempt_number - 1)))
+    return max(asked, wait_exponential(max=LONGEST_PAUSE_S)(state))
 
 
-def _one_line(error: BaseException, what: str, repo: str, revision: str) -> HubError:
-    if isinstance(error, RevisionNotFoundError):
-        return RevisionMissing(repo, revision, "the hub has no such revision")
-    if isinstance(error, EntryNotFoundError):
-        reason = f"a file that it lists is not there ({describe_error(error)})"
-        return RevisionMissing(repo, revision, reason)
+def _reason(error: BaseException, repo: str) -> str:
+    """An error of the hub's client in a few words."""
     hub = constants.ENDPOINT
+    if isinstance(error, RevisionNotFoundError):
+        return "the hub has no such revision"
     if isinstance(error, GatedRepoError):
-        return HubError(
-            f"{repo} at {revision}: the repository is gated; accept its terms at {hub}/{repo} and "
-            "set HF_TOKEN to a token of that account"
+        return (
+            f"the repository is gated; accept its terms at {hub}/{repo} and set HF_TOKEN to a "
+            "token of that account"
         )
     if isinstance(error, RepositoryNotFoundError):
-        return HubError(
-            f"{repo} at {revision}: {hub} has no such repository, or it is private and HF_TOKEN "
-            "does not open it"
-        )
-    of_the_disk = isinstance(error, OSError) and not isinstance(error, HTTPError | ConnectionError)
-    plain = of_the_disk and not _CUT.search(str(error))
-    return HubError(f"{what}: {error if plain else describe_error(error)}")
+        return f"{hub} has no such repository, or it is private and HF_TOKEN does not open it"
+    if isinstance(error, HfHubHTTPError):
+        told = error.response.headers.get("X-Error-Message") or error.response.reason_phrase
+        return f"the hub answers {error.response.status_code} {told}"
+    return one_line(error)
 
 
 # What a revision holds
 
 
 @dataclass(frozen=True)
-class HubFile:
-    """A file as the hub describes it: a large one by its sha256, a small one by git's hash."""
-
-    size: int | None
-    digest: str | None
-
-    @property
-    def sha256(self) -> str | None:
-        """The sha256 where the hub states it."""
-        return self.digest if self.digest and len(self.digest) == 64 else None
-
-    def agrees(self, path: Path) -> bool:
-        """Whether the file at ``path`` is this one, byte for byte."""
-        if self.size not in (None, path.stat().st_size):
-            return False
-        if self.sha256:
-            return file_sha256(path) == self.sha256
-        content = path.read_bytes()
-        git = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-        return self.digest in (None, git)
-
-
-@dataclass(frozen=True)
 class Revision:
-    """A branch or tag of a repository, pinned to the commit it meant when it was asked for."""
+    """A branch or tag of a repository, pinned to the commit it meant when it was asked for.
+
+    ``files`` has the hash of each file: sha256 of a large one, git's own of a small one. Those
+    of a dataset are not asked for.
+    """
 
     repo: str
     name: str
     commit: str
-    files: Mapping[str, HubFile]
+    files: Mapping[str, str | None]
 
     def __str__(self) -> str:
         return f"{self.repo} at {self.name}"
 
 
-def find_revision(repo: str, revision: str) -> Revision:
-    """Ask the hub once what ``revision`` holds; the user's cache where HF_HUB_OFFLINE is set.
+def find_revision(
+    repo: str, revision: str, kind: str = "model", holding: str = CONFIG_FILE
+) -> Revision:
+    """Ask the hub once what ``revision`` holds.
 
+    Where HF_HUB_OFFLINE is set, it is what the user's cache holds beside the file ``holding``.
     Raises ``RevisionMissing`` where the hub has no such revision, ``HubError`` for the rest.
     """
     if constants.is_offline_mode():
-        return _cached_revision(repo, revision)
+        found = try_to_load_from_cache(repo, holding, revision=revision, repo_type=kind)
+        if not isinstance(found, str):
+            raise HubError(
+                f"{repo} at {revision}: HF_HUB_OFFLINE is set and {constants.HF_HUB_CACHE} does "
+                "not hold this revision"
+            )
+        snapshot = Path(found.removesuffix(holding))  # a file there is a link, named by its hash
+        paths = sorted(path for path in snapshot.rglob("*") if path.is_file())
+        files = {path.relative_to(snapshot).as_posix(): path.resolve().name for path in paths}
+        return Revision(repo, revision, snapshot.name, files)
     api = HfApi(endpoint=constants.ENDPOINT)
-
-    def describe() -> Revision:
-        timeout = constants.HF_HUB_ETAG_TIMEOUT
-        try:
-            info = api.model_info(repo, revision=revision, files_metadata=True, timeout=timeout)
-        except json.JSONDecodeError as error:
-            raise EOFError("half an answer, which is no JSON") from error
-        files = {
-            s.rfilename: HubFile(s.size, s.lfs.sha256 if s.lfs else s.blob_id)
-            for s in info.siblings or ()
-        }
-        return Revision(repo, revision, info.sha, files)
-
-    return ask(describe, repo, revision)
+    options = {"revision": revision, "timeout": constants.HF_HUB_ETAG_TIMEOUT, "repo_type": kind}
+    info = ask(
+        partial(api.repo_info, repo, files_metadata=kind == "model", **options), repo, revision
+    )
+    files = {s.rfilename: s.lfs.sha256 if s.lfs else s.blob_id for s in info.siblings or ()}
+    return Revision(repo, revision, info.sha, files)
 
 
 def list_branches(repo: str) -> dict[str, str]:
     """Commit of each branch of a repository, in the order of their names."""
     api = HfApi(endpoint=constants.ENDPOINT)
-    refs = ask(lambda: api.list_repo_refs(repo), repo, "its list of branches")
+    refs = ask(partial(api.list_repo_refs, repo), repo, "its list of branches")
     return {branch.name: branch.target_commit for branch in refs.branches}
-
-
-def _cached_revision(repo: str, revision: str) -> Revision:
-    """What the user's cache holds of a revision; a file there is named by its hash."""
-    config = try_to_load_from_cache(repo, CONFIG_FILE, revision=revision)
-    if not isinstance(config, str):
-        raise HubError(
-            f"{repo} at {revision}: HF_HUB_OFFLINE is set and {constants.HF_HUB_CACHE} does not "
-            "hold this revision"
-        )
-    snapshot = Path(config).parent
-    paths = {p.relative_to(snapshot).as_posix(): p for p in snapshot.rglob("*") if p.is_file()}
-    files = {n: HubFile(p.stat().st_size, p.resolve().name) for n, p in sorted(paths.items())}
-    return Revision(repo, revision, snapshot.name, files)
 
 
 # Files
 
 
 def fetch_file(revision: Revision, name: str, folder: Path) -> Path:
-    """A path at which a file of ``revision`` lies whole, its size and hash checked.
+    """A path at which a file of ``revision`` lies whole, its hash checked.
 
-    That is the user's cache where the file is there already, and else in ``folder``. Wrong
-    bytes are fetched once more. Raises ``HubError``, or ``RevisionMissing`` where the hub
-    lists the file and does not have it.
+    That is the user's cache where the file is there already, and else in ``folder``. Raises
+    ``HubError``, or ``RevisionMissing`` where the hub does not have the file.
     """
     if name not in revision.files:
         raise RevisionMissing(revision.repo, revision.name, f"{name} is missing")
-    file = revision.files[name]
     cached = try_to_load_from_cache(revision.repo, name, revision=revision.commit)
     if isinstance(cached, str):
-        if file.agrees(Path(cached)):
+        if _agrees(Path(cached), revision.files[name]):
             return Path(cached)
         log(f"{revision}: {name} in the cache is damaged and not used: {cached}")
     if constants.is_offline_mode():
@@ -261,15 +232,20 @@ def fetch_file(revision: Revision, name: str, folder: Path) -> Path:
     def download() -> Path:
         # Another cache than the user's, which may hold the damaged file.
         where = {"local_dir": folder, "cache_dir": folder / ".cache"}
-        return Path(hf_hub_download(revision.repo, name, revision=revision.commit, **where))
+        path = Path(hf_hub_download(revision.repo, name, revision=revision.commit, **where))
+        if not _agrees(path, revision.files[name]):
+            path.unlink()
+            raise EOFError("it came with other bytes than the hub says it has")
+        return path
 
-    for attempt in ("first", "second"):
-        path = ask(download, revision.repo, revision.name, name)
-        if file.agrees(path):
-            return path
-        path.unlink()
-        log(f"{revision}: {name} came with wrong bytes at the {attempt} download")
-    raise HubError(f"{revision}: {name} came twice with other bytes than the hub says it has")
+    return ask(download, revision.repo, revision.name, name)
+
+
+def _agrees(path: Path, digest: str) -> bool:
+    if len(digest) == 64:
+        return file_sha256(path) == digest
+    content = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() == digest
 
 
 def download_tokenizer(repo: str, revision: str, output: str | Path) -> str:
@@ -280,3 +256,89 @@ def download_tokenizer(repo: str, revision: str, output: str | Path) -> str:
     with tempfile.TemporaryDirectory() as folder, atomic_path(output) as temporary:
         shutil.copyfile(fetch_file(found, TOKENIZER_FILE, Path(folder)), temporary)
     return found.commit
+
+
+# Checkpoints
+
+
+def download_checkpoint(repo: str, revision: str, folder: str | Path) -> dict:
+    """Write ``model.safetensors`` and ``config.json`` of a revision to ``folder``.
+
+    Only what is needed is fetched: safetensors, whole or in shards, else ``.bin`` files.
+    Returns repo, revision and commit, ``files`` (sha256 by the hub's names) and their sum in
+    ``bytes``. Raises ``RevisionMissing`` for what the hub does not have, else ``HubError``.
+    """
+    found, folder = find_revision(repo, revision), Path(folder)
+    start = next((form for form in FORMS if form in found.files), None)
+    if start is None or CONFIG_FILE not in found.files:
+        lacking = CONFIG_FILE if start else "weights (model.safetensors or pytorch_model.bin)"
+        raise RevisionMissing(repo, revision, f"it holds no {lacking}")
+    staging = folder / STAGING
+    try:
+        paths = {name: fetch_file(found, name, staging) for name in (CONFIG_FILE, start)}
+        weight_map = read_index(paths[start]) if start.endswith(".index.json") else {}
+        shards = sorted(set(weight_map.values())) or [start]
+        paths |= {name: fetch_file(found, name, staging) for name in shards if name not in paths}
+        sizes = [path.stat().st_size for path in paths.values()]
+        files = {
+            name: digest if len(digest := found.files[name]) == 64 else file_sha256(path)
+            for name, path in paths.items()
+        }
+        with atomic_path(folder / WEIGHTS_FILE) as temporary:
+            if start == WEIGHTS_FILE:
+                check_whole(paths[start])
+                _move(paths[start], temporary, staging)
+            else:
+                join_weights([paths[name] for name in shards], weight_map, temporary)
+        with atomic_path(folder / CONFIG_FILE) as temporary:
+            _move(paths[CONFIG_FILE], temporary, staging)
+    except (DamagedFile, OSError) as error:
+        raise HubError(f"{found}: {error}") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    origin = {"repo": repo, "revision": revision, "commit": found.commit}
+    return origin | {"files": files, "bytes": sum(sizes)}
+
+
+def _move(source: Path, target: Path, staging: Path) -> None:
+    """Move a file of ``staging``, or copy one of the user's cache."""
+    (os.replace if source.is_relative_to(staging) else shutil.copyfile)(source, target)
+
+
+def read_tensors(path: Path) -> dict:
+    """Tensors of one file; a pickle is read as data and never run."""
+    import torch
+    from safetensors.torch import load_file
+
+    if path.suffix == ".safetensors":
+        check_whole(path)
+        return load_file(path)
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        raise DamagedFile(
+            f"{path.name} is a pickle that holds more than tensors, which could run code; refused"
+        ) from error
+    except (RuntimeError, EOFError, ValueError) as error:
+        raise DamagedFile(f"{path.name} cannot be read as weights: {one_line(error)}") from error
+    if not isinstance(found, dict) or not all(map(torch.is_tensor, found.values())):
+        raise DamagedFile(f"{path.name} holds something other than named tensors; refused")
+    return found
+
+
+def join_weights(parts: Sequence[Path], expected: Collection[str], output: Path) -> None:
+    """Write the tensors of all ``parts`` to one safetensors file.
+
+    ``expected`` are the names that an index promises; empty where there is none.
+    """
+    from safetensors.torch import save_file
+
+    tensors, seen = {}, set()
+    for path in parts:
+        for name, tensor in read_tensors(path).items():
+            address = tensor.untyped_storage().data_ptr()  # the format wants one for each tensor
+            tensors[name] = tensor.clone() if address in seen else tensor.contiguous()
+            seen.add(address)
+    if missing := sorted(set(expected) - set(tensors)):
+        raise DamagedFile(f"its shards lack {len(missing)} weights, such as {missing[0]}")
+    save_file(tensors, output, metadata={"format": "pt"})

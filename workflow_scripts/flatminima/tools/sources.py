@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from flatminima.downloads import download_checkpoint
 from flatminima.errors import UserError, one_line
-from flatminima.hub import TOKENIZER_FILE, download_tokenizer, list_branches
+from flatminima.hub import TOKENIZER_FILE, download_checkpoint, download_tokenizer, list_branches
 from flatminima.revisions import (
     DEFAULT_PATTERN,
     Incomplete,
