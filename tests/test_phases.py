@@ -14,7 +14,6 @@ from flatminima.phases import (
     find_onset,
     find_phases,
     fit_broken_line,
-    rapid_learning_end,
     smoothed,
 )
 from tests.statistics_helpers import ar1
@@ -152,7 +151,8 @@ def test_curves_without_a_turn():
     phases = find_phases(STEPS, nll, np.exp(-3 + 1e-5 * STEPS))
     assert phases.convergence == 143_000 and phases.onset.step is None
     assert 5_000 < phases.rapid_learning_end < 40_000
-    assert rapid_learning_end(STEPS, 5.0 - (STEPS / 143_000) ** 2, 143_000) == 143_000
+    bent = find_phases(STEPS, 5.0 - (STEPS / 143_000) ** 2, np.ones(len(STEPS)))
+    assert bent.rapid_learning_end == 143_000
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 10])
@@ -270,8 +270,7 @@ def test_without_an_onset_there_are_two_segments_and_a_reason():
     ("kept", "spacing", "message"),
     [
         ("step >= 0", 7_000, "spacing 7000: the audit has no step"),
-        ("role != 'low_bit'", 100, "role low_bit: no quantizer; exactly one"),
-        ("role != 'low_bit' or step != 300", 100, "role low_bit: the audit needs"),
+        ("role != 'low_bit' or step != 300", 100, "the audit needs one row of fp32 and of low_bit"),
     ],
 )
 def test_an_audit_that_cannot_be_read_is_refused(kept, spacing, message):

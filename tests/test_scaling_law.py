@@ -3,14 +3,17 @@
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from flatminima.errors import UserError
 from flatminima.scaling_law import (
     PAPER_TOKENS_PER_STEP,
     excess_sentence,
+    fit_line,
     fit_power_law,
     printed_excess,
 )
+from tests.statistics_helpers import ar1
 from tests.workflow import ROOT
 
 TOKENS = np.arange(1.0, 21.0) * 1e6
@@ -59,3 +62,35 @@ def test_losses_that_are_not_positive_have_no_law():
 def test_the_sentence_says_no_more_than_the_interval(excess, low, high, said):
     found = {"excess": excess, "excess_low": low, "excess_high": high, "unit": "tokens"}
     assert said in excess_sentence(found)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.5, 0.7])
+@pytest.mark.parametrize("count", [12, 28, 42])
+def test_slopes_with_dependent_residuals_hold_their_95_percent(count, rho):
+    rng, held, trials = np.random.default_rng(3), 0, 200
+    x = 40.0 * np.arange(count)
+    for _ in range(trials):
+        (_, low, high), _ = fit_line(x, ar1(rng, count, rho) + 0.01 * x, x[-1])
+        held += low <= 0.01 <= high
+    assert 100 * held / trials > 92
+
+
+def test_predictions_hold_new_observations():
+    rng, held, trials, x = np.random.default_rng(4), 0, 200, np.arange(30.0)
+    for _ in range(trials):
+        noise = ar1(rng, 30, 0.5)
+        _, (_, low, high) = fit_line(x[:20], 0.1 * x[:20] + noise[:20], x[-1])
+        held += low <= 0.1 * x[-1] + noise[29] <= high
+    assert 100 * held / trials > 92
+
+
+def test_few_points_have_the_line_and_the_prediction_of_least_squares():
+    x, y = np.array([0.0, 1.0, 2.0, 4.0]), np.array([1.0, 2.5, 2.9, 5.2])
+    (slope, _, high), (_, _, predicted_high) = fit_line(x, y, 6.0)
+    theirs = stats.linregress(x, y)
+    assert slope == pytest.approx(theirs.slope)
+    assert high - slope == pytest.approx(theirs.stderr * stats.t.ppf(0.975, 2), rel=1e-6)
+    rest = y - theirs.intercept - theirs.slope * x
+    spread = np.sqrt(rest @ rest / 2 * (1 + 1 / 4 + (6 - x.mean()) ** 2 / (4 * x.var())))
+    wanted = theirs.intercept + 6 * theirs.slope + spread * stats.t.ppf(0.975, 2)
+    assert predicted_high == pytest.approx(wanted, rel=1e-6)

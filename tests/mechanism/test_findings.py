@@ -15,7 +15,7 @@ from flatminima.mechanism.findings import (
     mean_of_series,
     rank_correlation,
 )
-from flatminima.mechanism.replication import growth_slopes, last_doubling, run_phases
+from flatminima.mechanism.replication import growth_slopes, run_phases
 
 
 def run(slope_after: float) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -40,34 +40,24 @@ def run(slope_after: float) -> tuple[pd.DataFrame, pd.DataFrame]:
     return table.assign(**about, tokens_per_weight=4.0 * table["step"]), scores
 
 
-def test_growth_before_and_after_the_own_minimum():
+def test_growth_before_and_after_the_own_minimum_and_while_the_tokens_double():
     table, scores = run(slope_after=0.4)
-    found = growth_slopes(table, scores, 400, resamples=40)
-    assert found["slope_before"] == pytest.approx(0.1, abs=1e-6)
-    assert found["slope_after"] == pytest.approx(0.4, abs=1e-6)
-    assert found["slope_change"] == pytest.approx(0.3, abs=1e-6)
-    assert found["slope_change_low"] > 0
     row = run_phases(table, scores, spacing=20, resamples=40)
     assert row["fp32_step"] == 400 and row["width"] == 16
     assert row["gap_last_pct"] == pytest.approx(100 * np.expm1(0.05 + 0.16), rel=1e-6)
-
-
-def test_growth_while_the_tokens_double_for_the_last_time():
-    table, scores = run(slope_after=0.4)
-    found = last_doubling(table, scores, resamples=40)
+    for name, value in (("before", 0.1), ("after", 0.4), ("change", 0.3)):
+        assert row[f"slope_{name}"] == pytest.approx(value, abs=1e-6)
+    assert row["slope_change_low"] > 0
     steps = np.arange(20, 801, 20)
     added = 0.01 + 0.0001 * np.minimum(steps, 400) + 0.0004 * np.maximum(steps - 400, 0)
     expected = added[steps > 720].mean() / added[(steps > 360) & (steps <= 400)].mean()
-    assert found["last_doubling"] == pytest.approx(expected, rel=1e-6)
-    assert found["last_doubling_low"] < expected < found["last_doubling_high"]
-    assert found["tokens_per_weight"] == 3200
-    assert found["fp32_last_fifth_nats"] == pytest.approx(0.2, abs=1e-6)
-    assert found["fp32_over_best_nats"] == pytest.approx(0.4625 - 0.03, abs=1e-6)
-
-
-def test_a_run_that_is_best_at_its_first_probe_has_no_growth_before():
-    table, scores = run(slope_after=0.1)
-    assert np.isnan(growth_slopes(table, scores, 20, resamples=20)["slope_before"])
+    assert row["last_doubling"] == pytest.approx(expected, rel=1e-6)
+    assert row["last_doubling_low"] < expected < row["last_doubling_high"]
+    assert row["tokens_per_weight"] == 3200
+    assert row["fp32_last_fifth_nats"] == pytest.approx(0.2, abs=1e-6)
+    assert row["fp32_over_best_nats"] == pytest.approx(0.4625 - 0.03, abs=1e-6)
+    # Best at its first probe: there is no growth before.
+    assert np.isnan(growth_slopes(steps, np.stack([added, added]), 20)["slope_before"])
 
 
 def test_ratios_and_means_of_estimates():

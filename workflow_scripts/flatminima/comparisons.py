@@ -4,7 +4,7 @@ The same comparison stands with the run, the probe and a stretch of the text as 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,22 +12,18 @@ import pandas as pd
 from scipy import stats
 
 from flatminima.hypothesis_tests import (
-    COLUMNS,
-    NAN,
     ONE_RUN,
     PROBES_DEPEND,
     Row,
-    adjust,
     correlations,
     describe,
     exact_tests,
     in_families,
     is_constant,
     join_notes,
-    mean,
+    moments,
     paired_tests,
-    standard_deviation,
-    t_row,
+    t_columns,
     t_tests,
 )
 from flatminima.intervals import (
@@ -46,21 +42,20 @@ from flatminima.intervals import (
 from flatminima.missing import even_steps, holes, missing_words
 from flatminima.quantizer_specs import FP32, LOW_BIT
 
-COOLED = "cooled_gap_pct"  # after a common cool-down
+_KEYS = ["schedule", "seed", "step"]
+PAPER_KURTOSIS_CHECKPOINTS = 16
+BLOCKS = 8
 
 
-def probe_table(forks: pd.DataFrame) -> pd.DataFrame:
-    """One row per probe: schedule, seed, step, update_phase, gap_pct and the two perplexities."""
-    keys = ["schedule", "seed", "step"]
-    columns = [*keys, "update_phase", "gap_pct", "ppl"]
-    low_bit = forks.loc[forks["role"] == "low_bit", columns]
-    low_bit = low_bit.rename(columns={"ppl": "low_bit_ppl"}).fillna({"update_phase": ""})
-    fp32 = forks.loc[forks["role"] == FP32, [*keys, "ppl"]].rename(columns={"ppl": "fp32_ppl"})
-    return low_bit.merge(fp32, on=keys, validate="one_to_one")
+def conditions(forks: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Table 2's conditions in the order of the table: a schedule with phases counts twice.
 
-
-def conditions(probes: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Table 2's conditions in the order of the table: a schedule with phases counts twice."""
+    Each is a row per probe: schedule, seed, step, update_phase, gap_pct and both perplexities.
+    """
+    columns = [*_KEYS, "update_phase", "gap_pct", "ppl"]
+    low_bit = forks.loc[forks["role"] == LOW_BIT, columns].rename(columns={"ppl": "low_bit_ppl"})
+    fp32 = forks.loc[forks["role"] == FP32, [*_KEYS, "ppl"]].rename(columns={"ppl": "fp32_ppl"})
+    probes = low_bit.fillna({"update_phase": ""}).merge(fp32, on=_KEYS, validate="one_to_one")
     found = {}
     for schedule, rows in probes.groupby("schedule", sort=False):
         if (rows["update_phase"] != "").any():
@@ -73,106 +68,101 @@ def conditions(probes: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 def by_seed(probes: pd.DataFrame, column: str, how: str) -> pd.Series:
     """Each seed's ``final`` value or ``mean`` over its probes."""
-    groups = probes.sort_values("step").groupby("seed")[column]
-    return groups.last() if how == "final" else groups.mean()
-
-
-def seed_rows(comparison: str, probes: pd.DataFrame, baseline: pd.DataFrame) -> Iterator[Row]:
-    """Compare one condition with the baseline, the run being the unit: as pairs and unpaired."""
-    matching = baseline[baseline["step"].isin(probes["step"])]
-    note = join_notes(
-        ONE_RUN, "baseline at the same steps" if len(matching) < len(baseline) else ""
-    )
-    for how in ("final", "mean"):
-        a, b = by_seed(probes, "gap_pct", how), by_seed(matching, "gap_pct", how)
-        where = {"comparison": comparison, "unit": "seed", "measure": f"{how}_gap_pct"}
-        yield from _seed_tests(a, b, where, note)
-
-
-def _seed_tests(a: pd.Series, b: pd.Series, where: dict, note: str) -> Iterator[Row]:
-    """Seeds as pairs and unpaired; ``a`` and ``b`` hold one value by seed."""
-    yield from paired_tests((a - b).dropna().to_numpy(), where, note)
-    yield from exact_tests(a.to_numpy(), b.to_numpy(), where, note)
-    yield from t_tests(a.to_numpy(), b.to_numpy(), where, note)
-
-
-def probe_rows(comparison: str, probes: pd.DataFrame, baseline: pd.DataFrame) -> Iterator[Row]:
-    """The same with the probe as the unit, all seeds pooled, as in section 5.2.
-
-    Where the condition lacks some steps, the t-tests stand once more against all probes
-    of the baseline: the paper does not say which of the two it did.
-    """
-    matching = baseline[baseline["step"].isin(probes["step"])]
-    where = {"comparison": f"{comparison} (matching steps)", "unit": "probe", "measure": "gap_pct"}
-    a, b = probes["gap_pct"].to_numpy(), matching["gap_pct"].to_numpy()
-    yield from t_tests(a, b, where, PROBES_DEPEND)
-    yield from exact_tests(a, b, where, PROBES_DEPEND)
-    by_step = (
-        rows.pivot(index="step", columns="seed", values="gap_pct") for rows in (probes, matching)
-    )
-    differences = (next(by_step) - next(by_step)).dropna(axis="columns", how="all").dropna()
-    yield from block_rows(differences.to_numpy(float), where, describe(a, b))
-    if len(matching) < len(baseline):
-        where = where | {"comparison": f"{comparison} (all probes)"}
-        yield from t_tests(a, baseline["gap_pct"].to_numpy(), where, PROBES_DEPEND)
-
-
-def block_rows(differences: np.ndarray, where: dict, described: dict) -> Iterator[Row]:
-    """Two tests that allow for dependence along a run, on ``differences`` ``[steps, seeds]``."""
-    count, seeds = differences.shape
-    kept = "a difference that grows along the run counts as scatter"
-    blocks, segments, notes = {}, {"difference": described["difference"]}, ("", "")
-    if not seeds or count < FEWEST_PROBES:
-        why = f"takes {FEWEST_PROBES} or more steps that both sides have, not {count * bool(seeds)}"
-    elif is_constant(differences.mean(axis=1)):
-        why = "the difference does not vary"
-    else:
-        why = ""
-        found = stationary_bootstrap(differences)
-        blocks = {"interval_low": found.low, "interval_high": found.high, "p_value": found.p_value}
-        means = segment_means(differences)
-        segments = t_row(stats.ttest_1samp(means, 0.0)) | {
-            "n_a": SEGMENTS, "n_b": SEGMENTS, "difference": float(means.mean()),
-        }  # fmt: skip
-        notes = (
-            f"unit: a stretch of {found.length:g} probes on average, of all {seeds} seeds "
-            f"together, less the baseline; of {count} probes, which is few: the interval is still "
-            f"too narrow; {kept}",
-            f"unit: the mean difference over a {SEGMENTS}th of the run, all {seeds} seeds "
-            f"together; {kept}; these very seeds, not others",
-        )
-    yield Row(
-        "block bootstrap", **where, statistic="difference of means",
-        value=described["difference"], **blocks, **described, note=why or notes[0],
-    )  # fmt: skip
-    yield Row(
-        "segment t", **where | {"unit": "segment"}, statistic="t", **segments, note=why or notes[1]
+    return (
+        probes.sort_values("step")
+        .groupby("seed")[column]
+        .agg({"final": "last", "mean": "mean"}[how])
     )
 
 
 def fork_rows(forks: pd.DataFrame, baseline: str) -> Iterator[Row]:
-    """Everything about the fork experiment; ``baseline`` is the control's schedule name."""
-    groups = conditions(probe_table(forks))
+    """Everything about the fork experiment; ``baseline`` is the control's schedule name.
+
+    The run is the unit, as pairs and unpaired, and the probe, all seeds pooled, as in section
+    5.2; the baseline is taken at the steps that the condition has. Where these are fewer, the
+    t-tests stand once more against all probes of the baseline: the paper does not say which of
+    the two it did.
+    """
+    groups = conditions(forks)
     for name, probes in groups.items():
         yield from summary_rows(name, probes)
     control = groups.pop(baseline, next(iter(groups.values()), pd.DataFrame()).iloc[:0])
     for name, probes in groups.items():
         comparison = f"{name} v {baseline}"
-        yield from seed_rows(comparison, probes, control)
-        yield from probe_rows(comparison, probes, control)
+        matching = control[control["step"].isin(probes["step"])]
+        fewer = len(matching) < len(control)
+        note = join_notes(ONE_RUN, "baseline at the same steps" if fewer else "")
+        for how in ("final", "mean"):
+            a, b = (by_seed(part, "gap_pct", how) for part in (probes, matching))
+            yield from seed_rows(a, b, comparison, f"{how}_gap_pct", note)
+        where = {"unit": "probe", "measure": "gap_pct"}
+        at_these = where | {"comparison": f"{comparison} (matching steps)"}
+        a, b = probes["gap_pct"].to_numpy(), matching["gap_pct"].to_numpy()
+        yield from t_tests(a, b, at_these, PROBES_DEPEND)
+        yield from exact_tests(a, b, at_these, PROBES_DEPEND)
+        a_wide, b_wide = (
+            part.pivot(index="step", columns="seed", values="gap_pct")
+            for part in (probes, matching)
+        )
+        differences = (a_wide - b_wide).dropna(axis="columns", how="all").dropna()
+        yield from block_rows(differences.to_numpy(float), at_these, describe(a, b))
+        if fewer:
+            where = where | {"comparison": f"{comparison} (all probes)"}
+            yield from t_tests(a, control["gap_pct"].to_numpy(), where, PROBES_DEPEND)
 
 
 def cooled_rows(cooled: pd.DataFrame, baseline: str) -> Iterator[Row]:
     """Forks at equal rates: each after the same cool-down, the run being the unit."""
-    last = probe_table(cooled).groupby("schedule", sort=False)
-    gaps = {name: part.set_index("seed")["gap_pct"] for name, part in last}
-    note = join_notes(ONE_RUN, "after a common cool-down to the lowest rate")
+    measure, note = (
+        "cooled_gap_pct",
+        join_notes(ONE_RUN, "after a common cool-down to the lowest rate"),
+    )
+    gaps = cooled[cooled["role"] == LOW_BIT].groupby("schedule", sort=False)
+    gaps = {name: part.set_index("seed")["gap_pct"] for name, part in gaps}
     for name, gap in gaps.items():
-        yield _summary(name, "seed", COOLED, gap.to_numpy(), note)
+        yield _summary(name, "seed", measure, gap, note)
     control = gaps.pop(baseline, pd.Series(dtype=float))
     for name, gap in gaps.items():
-        where = {"comparison": f"{name} v {baseline}", "unit": "seed", "measure": COOLED}
-        yield from _seed_tests(gap, control, where, note)
+        yield from seed_rows(gap, control, f"{name} v {baseline}", measure, note)
+
+
+def seed_rows(
+    a: pd.Series, b: pd.Series, comparison: str, measure: str, note: str
+) -> Iterator[Row]:
+    """Two conditions with one value by seed, as pairs and unpaired."""
+    where = {"comparison": comparison, "unit": "seed", "measure": measure}
+    yield from paired_tests((a - b).dropna().to_numpy(), where, note)
+    yield from exact_tests(a.to_numpy(), b.to_numpy(), where, note)
+    yield from t_tests(a.to_numpy(), b.to_numpy(), where, note)
+
+
+def block_rows(differences: np.ndarray, where: dict, described: dict) -> list[Row]:
+    """Two tests that allow for dependence along a run, on ``differences`` ``[steps, seeds]``."""
+    (count, seeds), difference = differences.shape, described["difference"]
+    count, why = count * bool(seeds), ""
+    if count < FEWEST_PROBES:
+        why = f"takes {FEWEST_PROBES} or more steps that both sides have, not {count}"
+    elif is_constant(differences.mean(axis=1)):
+        why = "the difference does not vary"
+    block = Row("block bootstrap", **where, statistic="difference of means", value=difference,
+                **described, note=why)  # fmt: skip
+    where = where | {"unit": "segment"}
+    if why:
+        return [block, Row("segment t", **where, statistic="t", difference=difference, note=why)]
+    kept = "a difference that grows along the run counts as scatter"
+    found, means = stationary_bootstrap(differences), segment_means(differences)
+    block = replace(
+        block, interval_low=found.low, interval_high=found.high, p_value=found.p_value,
+        note=f"unit: a stretch of {found.length:g} probes on average, of all {seeds} seeds "
+        f"together, less the baseline; of {count} probes, which is few: the interval is still "
+        f"too narrow; {kept}",
+    )  # fmt: skip
+    return [block, Row(
+        "segment t", **where, statistic="t", **t_columns(stats.ttest_1samp(means, 0.0)),
+        n_a=SEGMENTS, n_b=SEGMENTS, difference=means.mean(),
+        note=f"unit: the mean difference over a {SEGMENTS}th of the run, all {seeds} seeds "
+        f"together; {kept}; these very seeds, not others",
+    )]  # fmt: skip
 
 
 def summary_rows(condition: str, probes: pd.DataFrame) -> Iterator[Row]:
@@ -181,24 +171,17 @@ def summary_rows(condition: str, probes: pd.DataFrame) -> Iterator[Row]:
     phases = sorted(set(last["update_phase"]) - {""})
     final = f"last probe at step {last['step'].iloc[0]}" if len(last) else "no such probe"
     final += f", which is a {' and '.join(phases)} probe" if phases else ""
+    each = f"mean over {len(probes) // max(1, probes['seed'].nunique())} probes of each seed"
     for column in ("gap_pct", "fp32_ppl", "low_bit_ppl"):
-        for how in ("final", "mean"):
-            sample = by_seed(probes, column, how).to_numpy()
-            each = len(probes) // max(1, len(sample))
-            note = final if how == "final" else f"mean over {each} probes of each seed"
+        for how, note in (("final", final), ("mean", each)):
+            sample = by_seed(probes, column, how)
             yield _summary(condition, "seed", f"{how}_{column}", sample, note)
-    yield _summary(condition, "probe", "gap_pct", probes["gap_pct"].to_numpy(), "all seeds pooled")
+    yield _summary(condition, "probe", "gap_pct", probes["gap_pct"], "all seeds pooled")
 
 
-def _summary(condition: str, unit: str, measure: str, sample: np.ndarray, note: str) -> Row:
-    return Row(
-        "summary", condition, unit, measure, "mean", value=mean(sample), n_a=len(sample),
-        mean_a=mean(sample), sd_a=standard_deviation(sample), note=note,
-    )  # fmt: skip
-
-
-PAPER_KURTOSIS_CHECKPOINTS = 16
-BLOCKS = 8
+def _summary(condition: str, unit: str, measure: str, sample: pd.Series, note: str) -> Row:
+    found = moments(sample, "a")
+    return Row("summary", condition, unit, measure, "mean", found["mean_a"], **found, note=note)
 
 
 def _curve(audit: pd.DataFrame, role: str, column: str, steps: Sequence[int]) -> np.ndarray:
@@ -214,29 +197,26 @@ def kurtosis_rows(
     convergence on), and over 16 spread evenly over the grid, the number the paper took.
     """
     steps = even_steps(audit["step"], spacing)
-    onset = phases["onset"]["step"]
-    late, start = ("phase 3", onset) if onset is not None else (
-        "after convergence", phases["convergence"]["step"]
-    )  # fmt: skip
     lost = missing_words(holes(steps, spacing))
-    note = join_notes("" if onset is not None else "no onset, so from FP32 convergence on", lost)
+    late, start, note = "phase 3", phases["onset"]["step"], lost
+    if start is None:
+        late, start = "after convergence", phases["convergence"]["step"]
+        note = join_notes("no onset, so from FP32 convergence on", lost)
     at = np.linspace(0, len(steps) - 1, min(len(steps), PAPER_KURTOSIS_CHECKPOINTS))
     spread = steps[np.round(at).astype(int)]
-    chosen = {
-        late: (steps[steps >= start], note),
-        "16 checkpoints": (
-            spread,
-            join_notes("16 checkpoints spread evenly over all phases", lost),
-        ),
-        f"16 checkpoints, {late}": (spread[spread >= start], note),
-    }
+    over_all = join_notes("16 checkpoints spread evenly over all phases", lost)
+    chosen = [
+        (late, steps[steps >= start], note),
+        ("16 checkpoints", spread, over_all),
+        (f"16 checkpoints, {late}", spread[spread >= start], note),
+    ]
     for statistic in ("mean_over_tensors", "pooled"):
         measured = kurtosis[kurtosis["statistic"] == statistic].set_index("step")["excess_kurtosis"]
-        for label, (wanted, remark) in chosen.items():
+        for label, wanted, remark in chosen:
             where = {"comparison": f"kurtosis {statistic} v low_bit gap ({label})",
                      "unit": "checkpoint", "measure": "excess_kurtosis, gap_pct"}  # fmt: skip
             x = measured.loc[list(wanted)].to_numpy(float)
-            yield from correlations(x, _curve(audit, "low_bit", "gap_pct", wanted), where, remark)
+            yield from correlations(x, _curve(audit, LOW_BIT, "gap_pct", wanted), where, remark)
 
 
 def bit_width_rows(audit: pd.DataFrame, spacing: int) -> Iterator[Row]:
@@ -247,63 +227,44 @@ def bit_width_rows(audit: pd.DataFrame, spacing: int) -> Iterator[Row]:
     and the ratio low/high. Single high-bit deltas are as small as their scatter, so
     logarithms of those that happen to be positive would be a selection by sign.
     """
-    steps = even_steps(audit["step"], spacing)
+    steps, measure = even_steps(audit["step"], spacing), "delta_nll_nats_per_token"
     lost = missing_words(holes(steps, spacing))
-    high, low = (
-        _curve(audit, role, "delta_nll_nats_per_token", steps) for role in ("high_bit", "low_bit")
-    )
-    measure = "delta_nll_nats_per_token"
+    high, low = (_curve(audit, role, measure, steps) for role in ("high_bit", LOW_BIT))
     where = {"comparison": "high_bit v low_bit (even steps)", "unit": "checkpoint"}
     yield from correlations(high, low, {**where, "measure": measure}, lost)
-    sums = [
-        np.array([part.sum() for part in np.array_split(series, BLOCKS)]) for series in (low, high)
-    ]
     where = where | {"unit": "stretch"}
-    note = join_notes(f"sums over {BLOCKS} stretches of the run", lost)
-    whole = len(steps) >= BLOCKS and all((part > 0.0).all() for part in sums)
-    why = "" if whole else "needs stretches whose sums of both deltas are positive"
-    x, y = (np.log(part) if whole else np.zeros(0) for part in sums)
-    found = {}
-    if whole and not is_constant(x):
-        fit = stats.linregress(x, y)
-        half = fit.stderr * stats.t.ppf((1.0 + CONFIDENCE) / 2.0, BLOCKS - 2)
-        found = {
-            "value": float(fit.slope), "dof": BLOCKS - 2,
-            "interval_low": float(fit.slope - half), "interval_high": float(fit.slope + half),
-        }  # fmt: skip
-    yield Row(
-        "log-log regression", **where, measure=f"ln {measure}", statistic="slope", **found,
-        n_a=len(x), n_b=len(x), note=join_notes(note, why),
-    )  # fmt: skip
-    found = {}
-    if whole:
-        half = stats.sem(x - y) * stats.t.ppf((1.0 + CONFIDENCE) / 2.0, BLOCKS - 1)
-        middle = float(np.mean(x - y))
-        found = {"interval_low": np.exp(middle - half), "interval_high": np.exp(middle + half)}
-        note = join_notes("interval: of the geometric mean over stretches", note)
-    ratio = low.sum() / high.sum() if len(high) and high.sum() > 0.0 else NAN
-    yield Row(
-        "ratio", **where, measure=measure, statistic="sum low_bit/sum high_bit",
-        value=float(ratio), **found, n_a=len(steps), n_b=len(steps), note=join_notes(note, why),
-    )  # fmt: skip
-
-
-_KEYS = ["schedule", "seed", "step"]
-_COLUMNS = ["step", "quantizer", "role", "sequence", "nll_nats", "scored"]
+    note, count = join_notes(f"sums over {BLOCKS} stretches of the run", lost), 0
+    ratio = low.sum() / high.sum() if len(high) and high.sum() > 0.0 else np.nan
+    sums = [[part.sum() for part in np.array_split(series, BLOCKS)] for series in (low, high)]
+    slope, ends, of_ratio = {}, {}, note
+    if len(steps) < BLOCKS or np.min(sums) <= 0.0:
+        note = of_ratio = join_notes(note, "needs stretches whose sums of both deltas are positive")
+    else:
+        x, y = np.log(sums)
+        if not is_constant(x):
+            fit = stats.linregress(x, y)
+            low_end, high_end = stats.t.interval(CONFIDENCE, BLOCKS - 2, fit.slope, fit.stderr)
+            slope = {"value": fit.slope, "dof": BLOCKS - 2}
+            slope |= {"interval_low": low_end, "interval_high": high_end}
+        mean = stats.t.interval(CONFIDENCE, BLOCKS - 1, np.mean(x - y), stats.sem(x - y))
+        ends = dict(zip(("interval_low", "interval_high"), np.exp(mean), strict=True))
+        of_ratio, count = join_notes("interval: of the geometric mean over stretches", note), BLOCKS
+    yield Row("log-log regression", **where, measure=f"ln {measure}", statistic="slope", **slope,
+              n_a=count, n_b=count, note=note)  # fmt: skip
+    yield Row("ratio", **where, measure=measure, statistic="sum low_bit/sum high_bit", value=ratio,
+              **ends, n_a=len(steps), n_b=len(steps), note=of_ratio)  # fmt: skip
 
 
 def read_fork_sequences(paths: Sequence[str | Path]) -> pd.DataFrame:
     """Per-sequence scores of all forks from ``{schedule}-seed{seed}.parquet``.
 
     Columns: schedule, seed, step, quantizer, role, sequence, nll_nats, scored; the rows of
-    full precision and of the low-bit quantizer. Raises ``ValueError`` for another name.
+    full precision and of the low-bit quantizer.
     """
-    tables = []
+    columns, tables = ["step", "quantizer", "role", "sequence", "nll_nats", "scored"], []
     for path in map(Path, paths):
         schedule, _, seed = path.stem.rpartition("-seed")
-        if not (schedule and seed.isdecimal()):
-            raise ValueError(f"{path}: a fork's scores are named {{schedule}}-seed{{seed}}.parquet")
-        table = pd.read_parquet(path, columns=_COLUMNS)
+        table = pd.read_parquet(path, columns=columns)
         table = table[table["role"].isin((FP32, LOW_BIT))]
         tables.append(table.assign(schedule=schedule, seed=int(seed)))
     return pd.concat(tables, ignore_index=True)
@@ -317,7 +278,7 @@ def text_rows(
     ``sequences`` is as ``read_fork_sequences`` makes it, ``forks`` is forks.csv. The gap is
     the mean over seeds of the last probe (final) or of all probes of the condition (mean);
     the baseline is taken at the same steps. One draw of text serves all runs. Raises
-    ``ValueError`` where a probe of ``forks`` has no scores.
+    ``KeyError`` where a probe of ``forks`` has no scores.
     """
     scores = paired_scores(sequences, _KEYS)
     means = resampled_means(scores, resamples=resamples, seed=seed)
@@ -328,40 +289,39 @@ def text_rows(
     )[(scores.rows["role"] == LOW_BIT).to_numpy()]
     stretches = min(STRETCHES, len(scores.scored))
     note = f"unit: one of {stretches} stretches of the text; other text for these very runs"
+    about = {"n_a": stretches, "note": note}
 
     def over_seeds(probes: pd.DataFrame) -> np.ndarray:
-        keys = pd.MultiIndex.from_frame(probes[_KEYS])
-        if len(missing := keys.difference(gaps.index)):
-            name, number, step = missing[0]
-            raise ValueError(f"fork {name}, seed {number}, step {step}: no scores of sequences")
         share = 1.0 / probes.groupby("seed")["step"].transform("size").to_numpy()
-        return np.einsum("p,pr->r", share / share.sum(), gaps.loc[keys].to_numpy())
+        chosen = gaps.loc[pd.MultiIndex.from_frame(probes[_KEYS])].to_numpy()
+        return np.einsum("p,pr->r", share / share.sum(), chosen)
 
-    groups = conditions(probe_table(forks))
+    groups = conditions(forks)
     for name, probes in groups.items():
         last = probes[probes.groupby("seed")["step"].transform("max") == probes["step"]]
         for measure, chosen in (("final_gap_pct", last), ("mean_gap_pct", probes)):
             if chosen.empty:
                 continue
-            where = {"unit": "text", "measure": measure, "n_a": stretches, "note": note}
             own = over_seeds(chosen)
-            low, high = percentile_interval(own[1:])
-            yield Row(
-                "paired bootstrap", name, **where, statistic="mean over seeds", value=own[0],
-                interval_low=low, interval_high=high, mean_a=own[0],
-            )  # fmt: skip
+            yield _text_row(name, measure, "mean over seeds", own, mean_a=own[0], **about)
             control = groups.get(baseline, probes.iloc[:0])
             control = control[control["step"].isin(chosen["step"])]
-            if name == baseline or control.empty:
-                continue
-            other = over_seeds(control)
-            low, high = percentile_interval(own[1:] - other[1:])
-            yield Row(
-                "paired bootstrap", f"{name} v {baseline}", **where,
-                statistic="difference of means", value=own[0] - other[0], interval_low=low,
-                interval_high=high, p_value=two_sided_p(own[1:] - other[1:]), n_b=stretches,
-                mean_a=own[0], mean_b=other[0], difference=own[0] - other[0],
-            )  # fmt: skip
+            if name != baseline and len(control):
+                other = over_seeds(control)
+                rest = own - other
+                yield _text_row(
+                    f"{name} v {baseline}", measure, "difference of means", rest,
+                    mean_a=own[0], mean_b=other[0], difference=rest[0], n_b=stretches,
+                    p_value=two_sided_p(rest[1:]), **about,
+                )  # fmt: skip
+
+
+def _text_row(
+    comparison: str, measure: str, statistic: str, draws: np.ndarray, **columns: object
+) -> Row:
+    ends = percentile_interval(draws[1:])
+    return Row("paired bootstrap", comparison, "text", measure, statistic, draws[0], *ends,
+               **columns)  # fmt: skip
 
 
 def all_statistics(
@@ -392,5 +352,4 @@ def all_statistics(
     if sequences is not None:
         rows += text_rows(sequences, forks, baseline, resamples=resamples, seed=seed)
     rows += [*kurtosis_rows(kurtosis, audit, phases, spacing), *bit_width_rows(audit, spacing)]
-    table = pd.DataFrame([asdict(row) for row in in_families(rows, primary)], columns=COLUMNS)
-    return adjust(table.astype({"n_b": "Int64"}))
+    return in_families(rows, primary)

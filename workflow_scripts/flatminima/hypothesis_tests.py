@@ -7,7 +7,7 @@ correction is over all of them together.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from math import comb
 
 import numpy as np
@@ -21,7 +21,8 @@ NAN = float("nan")
 _DEPEND = "not independent, so p is too small and the interval too narrow"
 ONE_RUN = "unit: one run; its seed fixes the order of the data"
 PROBES_DEPEND = f"unit: one probe; those of one run are {_DEPEND}"
-CHECKPOINTS_DEPEND = f"unit: one checkpoint; neighbouring ones are {_DEPEND}"
+_PERMUTATIONS = 9_999
+FEWEST_PAIRS = 8
 
 
 @dataclass(frozen=True)
@@ -69,18 +70,10 @@ def join_notes(*parts: str) -> str:
     return "; ".join(part for part in parts if part)
 
 
-_PERMUTATIONS = 9_999
-FEWEST_PAIRS = 8
-
-
-def mean(sample: np.ndarray) -> float:
-    """Mean; not a number for an empty sample."""
-    return float(np.mean(sample)) if len(sample) else NAN
-
-
-def standard_deviation(sample: np.ndarray) -> float:
-    """Sample standard deviation; not a number below two units."""
-    return float(np.std(sample, ddof=1)) if len(sample) > 1 else NAN
+def moments(sample: np.ndarray, side: str) -> dict:
+    """Size, mean and standard deviation of one side; not a number where there are too few."""
+    series = pd.Series(sample, dtype=float)
+    return {f"n_{side}": len(series), f"mean_{side}": series.mean(), f"sd_{side}": series.std()}
 
 
 def is_constant(sample: np.ndarray) -> bool:
@@ -89,19 +82,15 @@ def is_constant(sample: np.ndarray) -> bool:
 
 
 def describe(a: np.ndarray, b: np.ndarray) -> dict:
-    """Sizes, means, standard deviations, difference, Cohen's d and Cliff's delta of two samples."""
-    described = {
-        "n_a": len(a), "n_b": len(b), "mean_a": mean(a), "sd_a": standard_deviation(a),
-        "mean_b": mean(b), "sd_b": standard_deviation(b), "difference": mean(a) - mean(b),
-    }  # fmt: skip
+    """Moments, difference, Cohen's d and Cliff's delta of two samples."""
+    found = moments(a, "a") | moments(b, "b")
+    found["difference"] = found["mean_a"] - found["mean_b"]
     if len(a) and len(b):
-        described["cliffs_delta"] = float(np.sign(a[:, None] - b).mean())
+        found["cliffs_delta"] = float(np.sign(a[:, None] - b).mean())
     if len(a) > 1 and len(b) > 1 and not (is_constant(a) and is_constant(b)):
-        pooled = ((len(a) - 1) * np.var(a, ddof=1) + (len(b) - 1) * np.var(b, ddof=1)) / (
-            len(a) + len(b) - 2
-        )
-        described["cohens_d"] = float(described["difference"] / np.sqrt(pooled))
-    return described
+        squares = (len(a) - 1) * np.var(a, ddof=1) + (len(b) - 1) * np.var(b, ddof=1)
+        found["cohens_d"] = found["difference"] / np.sqrt(squares / (len(a) + len(b) - 2))
+    return found
 
 
 def smallest_p(n_a: int, n_b: int) -> float:
@@ -109,22 +98,27 @@ def smallest_p(n_a: int, n_b: int) -> float:
     return min(1.0, 2 / comb(n_a + n_b, n_a))  # of integers: the number may exceed a float
 
 
+def t_columns(result: object) -> dict[str, float]:
+    """Columns of a row from a t-test of scipy."""
+    low, high = result.confidence_interval(CONFIDENCE)
+    return {"value": result.statistic, "dof": result.df, "p_value": result.pvalue,
+            "interval_low": low, "interval_high": high}  # fmt: skip
+
+
 def t_tests(a: np.ndarray, b: np.ndarray, where: dict, note: str = "") -> Iterator[Row]:
     """Welch's two-sample t-test, and Student's where the paper may have taken it (probes).
 
     ``where`` holds comparison, unit and measure.
     """
+    why = ""
     if min(len(a), len(b)) < 2:
         why = f"a t-test takes two or more units on each side, not {len(a)} and {len(b)}"
-    else:
-        why = "no variance on either side" if is_constant(a) and is_constant(b) else ""
-    for test, equal in (("Welch t", False), ("Student t", True)):
-        if equal and where["unit"] != "probe":
-            continue
-        found = {} if why else t_row(stats.ttest_ind(a, b, equal_var=equal))
-        yield Row(
-            test, **where, statistic="t", **found, **describe(a, b), note=join_notes(note, why)
-        )
+    elif is_constant(a) and is_constant(b):
+        why = "no variance on either side"
+    note, both = join_notes(note, why), where["unit"] == "probe"
+    for test, equal in (("Welch t", False), ("Student t", True))[: 1 + both]:
+        found = {} if why else t_columns(stats.ttest_ind(a, b, equal_var=equal))
+        yield Row(test, **where, statistic="t", **found, **describe(a, b), note=note)
 
 
 def paired_tests(differences: np.ndarray, where: dict, note: str = "") -> Iterator[Row]:
@@ -132,35 +126,25 @@ def paired_tests(differences: np.ndarray, where: dict, note: str = "") -> Iterat
 
     Seeds are pairs: the same seed is the same start and the same order of the data.
     """
-    pairs = len(differences)
-    described = {"n_a": pairs, "n_b": pairs, "difference": mean(differences)}
-    why = ""
+    pairs, why, found, p = len(differences), "", {}, NAN
+    described = {"n_a": pairs, "n_b": pairs, "difference": pd.Series(differences).mean()}
     if pairs < 2:
         why = f"takes two or more pairs, not {pairs}"
     elif is_constant(differences):
         why = "the difference does not vary"
-    found = {} if why else t_row(stats.ttest_1samp(differences, 0.0))
-    yield Row("paired t", **where, statistic="t", **found, **described, note=join_notes(note, why))
+    else:
+        found = t_columns(stats.ttest_1samp(differences, 0.0))
+    note = join_notes(note, why)
+    yield Row("paired t", **where, statistic="t", **found, **described, note=note)
     floor = f"smallest two-sided p of {pairs} pairs: {min(1.0, 2.0 ** (1 - pairs)):.3g}"
-    p = NAN
     if pairs > 1:
         p = stats.permutation_test(
-            (differences,), lambda d, axis: d.mean(axis=axis), vectorized=True,
-            permutation_type="samples", n_resamples=_PERMUTATIONS, rng=np.random.default_rng(0),
+            (differences,), np.mean, vectorized=True, permutation_type="samples",
+            n_resamples=_PERMUTATIONS, rng=np.random.default_rng(0),
         ).pvalue  # fmt: skip
-    yield Row(
-        "paired permutation", **where, statistic="pairs lower", value=int((differences < 0).sum()),
-        p_value=float(p), **described, note=join_notes(note, why, floor),
-    )  # fmt: skip
-
-
-def t_row(result: object) -> dict[str, float]:
-    """Columns of a row from a t-test of scipy."""
-    low, high = result.confidence_interval(CONFIDENCE)
-    return {
-        "value": float(result.statistic), "dof": float(result.df),
-        "p_value": float(result.pvalue), "interval_low": float(low), "interval_high": float(high),
-    }  # fmt: skip
+    lower = int((differences < 0).sum())
+    yield Row("paired permutation", **where, statistic="pairs lower", value=lower, p_value=p,
+              **described, note=join_notes(note, floor))  # fmt: skip
 
 
 def exact_tests(a: np.ndarray, b: np.ndarray, where: dict, note: str = "") -> Iterator[Row]:
@@ -171,15 +155,14 @@ def exact_tests(a: np.ndarray, b: np.ndarray, where: dict, note: str = "") -> It
     floor = f"smallest two-sided p of {len(a)} v {len(b)} units: {smallest_p(len(a), len(b)):.3g}"
     wins, p, why = NAN, NAN, "no pairs"
     if len(a) and len(b):
-        wins = int((a[:, None] < b).sum())
-        why = "ties, for which the exact distribution does not hold"
-        if len(np.unique(np.concatenate([a, b]))) == len(a) + len(b):
-            p, why = float(stats.mannwhitneyu(a, b, method="exact").pvalue), ""
+        wins, why = int((a[:, None] < b).sum()), ""
+        if len(np.unique([*a, *b])) == len(a) + len(b):
+            p = stats.mannwhitneyu(a, b, method="exact").pvalue
+        else:
+            why = "ties, for which the exact distribution does not hold"
     pairs = f"of {len(a) * len(b)} pairs; p: exact Mann-Whitney"
-    yield Row(
-        "pairwise wins", **where, statistic="wins", value=wins, p_value=p, **describe(a, b),
-        note=join_notes(note, pairs, why, floor),
-    )  # fmt: skip
+    yield Row("pairwise wins", **where, statistic="wins", value=wins, p_value=p, **describe(a, b),
+              note=join_notes(note, pairs, why, floor))  # fmt: skip
 
 
 def lag_one(series: np.ndarray) -> float:
@@ -192,31 +175,37 @@ def lag_one(series: np.ndarray) -> float:
     return min((len(series) * raw + 1.0) / (len(series) - 4.0), 0.99)
 
 
-def effective_pairs(x: np.ndarray, y: np.ndarray) -> float:
-    """Independent pairs that two autocorrelated series ``[n]`` are worth: Bartlett's formula.
+def correlate(x: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    """Value, dof, p_value and Fisher's 95 % interval of r of two autocorrelated series ``[n]``.
 
+    All count the independent pairs that the series are worth, by Bartlett's formula:
     n (1 - a) / (1 + a), with a the product of the lag-1 autocorrelations, not below zero.
     """
     product = max(lag_one(x) * lag_one(y), 0.0)
-    return max(len(x) * (1.0 - product) / (1.0 + product), 4.0)
+    pairs = max(len(x) * (1.0 - product) / (1.0 + product), 4.0)
+    r, dof = float(np.corrcoef(x, y)[0, 1]), pairs - 2.0
+    bounded = min(max(r, -1.0 + 1e-12), 1.0 - 1e-12)
+    t = bounded * np.sqrt(dof / (1.0 - bounded**2))
+    half = stats.t.ppf((1.0 + CONFIDENCE) / 2.0, dof) / np.sqrt(max(pairs - 3.0, 1.0))
+    low, high = np.tanh(np.arctanh(bounded) + np.array([-half, half]))
+    return {"value": r, "dof": dof, "p_value": float(2.0 * stats.t.sf(abs(t), dof)),
+            "interval_low": float(low), "interval_high": float(high)}  # fmt: skip
 
 
 def correlations(x: np.ndarray, y: np.ndarray, where: dict, note: str = "") -> Iterator[Row]:
     """Pearson's r of two series along a run ``[n]``: levels, detrended and differences.
 
     Two series that both drift correlate whatever they have to do with each other, so the
-    levels alone say nothing. p and Fisher's 95 % interval count the effective pairs; a test
-    holds the coverage above 92 % for autocorrelations up to 0.9 at 16, 28 and 42 points.
+    levels alone say nothing. A test holds the coverage of the intervals above 92 % for
+    autocorrelations up to 0.9 at 16, 28 and 42 points.
     """
     turns = {
-        "levels": (lambda series: series, "two trends correlate by themselves"),
+        "levels": (np.asarray, "two trends correlate by themselves"),
         "detrended": (signal.detrend, "each less its own straight line"),
         "differences": (np.diff, "changes between neighbours"),
     }
     for name, (turn, meaning) in turns.items():
-        described = {"n_a": len(x), "n_b": len(y), "mean_a": mean(x), "sd_a": standard_deviation(x),
-                     "mean_b": mean(y), "sd_b": standard_deviation(y)}  # fmt: skip
-        found, why = {}, ""
+        found = {}
         if len(x) < FEWEST_PAIRS:
             why = (
                 f"a correlation along a run takes {FEWEST_PAIRS} or more checkpoints, not {len(x)}"
@@ -226,51 +215,26 @@ def correlations(x: np.ndarray, y: np.ndarray, where: dict, note: str = "") -> I
         else:
             found = correlate(turn(x), turn(y))
             why = f"{found['dof'] + 2:.1f} effective pairs of {len(x)}"
-        yield Row(
-            f"Pearson r, {name}", **where, statistic="r", **found, **described,
-            note=join_notes(meaning, why, note),
-        )  # fmt: skip
+        yield Row(f"Pearson r, {name}", **where, statistic="r", **found, **moments(x, "a"),
+                  **moments(y, "b"), note=join_notes(meaning, why, note))  # fmt: skip
 
 
-def correlate(x: np.ndarray, y: np.ndarray) -> dict[str, float]:
-    """Value, dof, p_value and 95 % interval of r by the effective number of pairs."""
-    r, pairs = float(np.corrcoef(x, y)[0, 1]), effective_pairs(x, y)
-    dof = pairs - 2.0
-    bounded = min(max(r, -1.0 + 1e-12), 1.0 - 1e-12)
-    t = bounded * np.sqrt(dof / (1.0 - bounded**2))
-    half = stats.t.ppf((1.0 + CONFIDENCE) / 2.0, dof) / np.sqrt(max(pairs - 3.0, 1.0))
-    z = np.arctanh(bounded)
-    return {
-        "value": r, "dof": dof, "p_value": float(2.0 * stats.t.sf(abs(t), dof)),
-        "interval_low": float(np.tanh(z - half)), "interval_high": float(np.tanh(z + half)),
-    }  # fmt: skip
-
-
-PRIMARY, EXPLORATORY = "primary", "exploratory"
-
-
-def in_families(rows: Iterable[Row], primary: Mapping[str, str] | None) -> Iterator[Row]:
-    """Name the family of every row that has a p.
+def in_families(rows: Iterable[Row], primary: Mapping[str, str] | None) -> pd.DataFrame:
+    """Rows as ``statistics.csv`` has them, with the family of every p and Holm's p within it.
 
     ``primary`` holds the test, comparison, unit and measure of the one that was named
-    beforehand; nothing is primary without it.
+    beforehand; nothing is primary without it. Holm's step-down bounds the chance of one false
+    finding in a family, whatever the dependence between its tests.
     """
-    for row in rows:
-        if np.isnan(row.p_value):
-            yield row
-            continue
-        chosen = primary and all(getattr(row, key) == value for key, value in primary.items())
-        yield replace(row, family=PRIMARY if chosen else EXPLORATORY)
-
-
-def adjust(table: pd.DataFrame) -> pd.DataFrame:
-    """Fill ``p_adjusted`` of ``statistics.csv`` from ``p_value`` and ``family``.
-
-    Holm's step-down bounds the chance of one false finding in a family, whatever the
-    dependence between its tests.
-    """
-    tested = table[table["family"] != ""]
-    adjusted = tested.groupby("family")["p_value"].transform(
-        lambda p: multipletests(p.to_numpy(), method="holm")[1]
+    table = pd.DataFrame([vars(row) for row in rows], columns=COLUMNS).astype({"n_b": "Int64"})
+    tested = table["p_value"].notna()
+    table.loc[tested, "family"] = "exploratory"
+    if primary:
+        chosen = (table[list(primary)] == pd.Series(primary)).all(axis=1)
+        table.loc[tested & chosen, "family"] = "primary"
+    table["p_adjusted"] = (
+        table[tested]
+        .groupby("family")["p_value"]
+        .transform(lambda p: multipletests(p.to_numpy(), method="holm")[1])
     )
-    return table.assign(p_adjusted=adjusted.reindex(table.index))
+    return table

@@ -12,12 +12,12 @@ holds the true mean in about 78 of 100 cases, a t-test on the second in about 92
 all 90 points in about 72 (a test measures this too).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy import optimize, stats
+from scipy import stats
 
 from flatminima.quantizer_specs import FP32
 
@@ -121,20 +121,20 @@ def two_sided_p(draws: np.ndarray) -> float:
 
 def resampled_curves(
     sequences: pd.DataFrame, steps: Sequence[int], *, resamples: int, seed: int
-) -> Iterator[dict[str, np.ndarray]]:
-    """For each resample the mean NLL at ``steps`` by role, ``[steps]`` nats per token.
+) -> dict[str, np.ndarray]:
+    """Mean NLL by role on resampled text, ``[resamples, steps]`` nats per token.
 
     ``sequences`` needs a ``step`` column and one quantizer per role. Raises
     ``ValueError`` where a role lacks one of ``steps``.
     """
     scores = paired_scores(sequences[sequences["step"].isin(steps)], ["step"])
     means = resampled_means(scores, resamples=resamples, seed=seed)
-    at = {role: rows.index for role, rows in scores.rows.groupby("role", sort=False)}
-    for role, index in at.items():
-        if list(scores.rows.loc[index, "step"]) != list(steps):
+    curves = {}
+    for role, rows in scores.rows.groupby("role", sort=False):
+        if list(rows["step"]) != list(steps):
             raise ValueError(f"role {role}: one row at each of the {len(steps)} steps is needed")
-    for resample in means.T:
-        yield {role: resample[index] for role, index in at.items()}
+        curves[role] = means[rows.index].T
+    return curves
 
 
 def summarise(
@@ -219,80 +219,3 @@ def segment_means(differences: np.ndarray) -> np.ndarray:
     Means of long stretches depend on each other little, which is all that a t-test asks for.
     """
     return np.array([part.mean() for part in np.array_split(differences.mean(axis=1), SEGMENTS)])
-
-
-RHO = np.linspace(-0.9, 0.98, 95)
-FEWEST_POINTS = 6  # for a line whose residuals are AR(1)
-
-
-@dataclass(frozen=True)
-class Line:
-    """A straight line through a series, its 95 % intervals, and what it predicts at ``at``.
-
-    ``predicted_low`` to ``predicted_high`` is to hold a new observation at ``at``, not only
-    the line there.
-    """
-
-    slope: float
-    slope_low: float
-    slope_high: float
-    predicted: float
-    predicted_low: float
-    predicted_high: float
-
-
-def fit_line(x: np.ndarray, y: np.ndarray, at: float) -> Line:
-    """Line of ``y`` on ``x`` ``[n]`` where residuals are AR(1), and its prediction at ``at``.
-
-    Generalised least squares with the autocorrelation integrated out: Student's t of each
-    value of ``RHO``, weighed by its restricted likelihood and the prior (1 - rho^2)^(-1/2).
-    With an estimated one intervals are too narrow (Newey and West's cover 65 to 86 of 100 at
-    28 points); these cover 94 to 99 at 12, 28 and 42 points for autocorrelations up to 0.7,
-    which a test holds. Below ``FEWEST_POINTS`` residuals count
-    as independent. Raises ``ValueError`` below 3 points.
-    """
-    count = len(x)
-    if count < 3:
-        raise ValueError(f"{count} points: a line with an interval takes 3 or more")
-    centre, scale = float(np.mean(x)), float(np.ptp(x)) / 2.0
-    design = np.column_stack([np.ones(count), (np.asarray(x, float) - centre) / scale])
-    target, there = np.asarray(y, float), np.array([1.0, (at - centre) / scale])
-    rhos = RHO if count >= FEWEST_POINTS else np.zeros(1)
-    slopes, errors, levels, spreads, log_weights = np.empty((5, len(rhos)))
-    for number, rho in enumerate(rhos):
-        first = np.sqrt(1.0 - rho**2)
-        rows = np.vstack([first * design[:1], design[1:] - rho * design[:-1]])
-        values = np.concatenate([first * target[:1], target[1:] - rho * target[:-1]])
-        gram = rows.T @ rows
-        fit = np.linalg.solve(gram, rows.T @ values)
-        residuals = values - rows @ fit
-        squares = max(float(residuals @ residuals), np.finfo(float).tiny)
-        variance, inverse = squares / (count - 2), np.linalg.inv(gram)
-        slopes[number], errors[number] = fit[1], np.sqrt(variance * inverse[1, 1])
-        levels[number] = there @ fit
-        spreads[number] = np.sqrt(variance * (there @ inverse @ there + 1.0 / (1.0 - rho**2)))
-        # The determinant of the whitening is what the prior takes away.
-        log_weights[number] = -0.5 * np.linalg.slogdet(gram)[1] - 0.5 * (count - 2) * np.log(
-            squares
-        )
-    weights = np.exp(log_weights - log_weights.max())
-    weights /= weights.sum()
-    slope_ends = _mixture_interval(slopes, errors, weights, count - 2)
-    return Line(
-        float(weights @ slopes) / scale, slope_ends[0] / scale, slope_ends[1] / scale,
-        float(weights @ levels), *_mixture_interval(levels, spreads, weights, count - 2),
-    )  # fmt: skip
-
-
-def _mixture_interval(
-    centres: np.ndarray, errors: np.ndarray, weights: np.ndarray, dof: int
-) -> tuple[float, float]:
-    """95 % interval of a mixture of Student's t."""
-    tail, span = (1.0 - CONFIDENCE) / 2.0, 60.0 * errors.max()
-
-    def below(value: float, share: float) -> float:
-        return float(weights @ stats.t.cdf((value - centres) / errors, dof)) - share
-
-    ends = (centres.min() - span, centres.max() + span)
-    low, high = (optimize.brentq(below, *ends, args=(p,)) for p in (tail, 1.0 - tail))
-    return float(low), float(high)

@@ -16,150 +16,8 @@ from flatminima.intervals import CONFIDENCE, percentile_interval, resampled_curv
 from flatminima.missing import even_steps
 from flatminima.quantizer_specs import FP32
 
-
-@dataclass(frozen=True)
-class BrokenLine:
-    """A continuous piecewise straight line.
-
-    ``breaks``: indices of the points where the slope changes. ``slopes``: one per
-    piece, per unit of x. ``residuals``: ``[points]``.
-    """
-
-    breaks: tuple[int, ...]
-    slopes: np.ndarray
-    residuals: np.ndarray
-
-
-def _best_breaks(
-    x: np.ndarray, y: np.ndarray, count: int, shortest: int, rising: bool
-) -> tuple[int, ...] | None:
-    """Find the one or two breaks with the smallest squared residuals; ``None`` if none is possible.
-
-    Each break adds a hinge max(0, x - x_break) to a straight line. Line and
-    intercept are projected out first (Frisch-Waugh-Lovell), which leaves a system of
-    one or two unknowns for each candidate.
-    """
-    candidates = np.arange(shortest, len(x) - shortest)
-    line = np.column_stack([np.ones_like(x), x])
-    columns = np.column_stack([y, np.maximum(x[:, None] - x[candidates], 0.0)])
-    columns -= line @ np.linalg.lstsq(line, columns, rcond=None)[0]
-    target, hinges = columns[:, 0], columns[:, 1:]
-    gram, moment = hinges.T @ hinges, hinges.T @ target
-    if count == 1:
-        pairs = (np.arange(len(candidates)),)
-        explained = moment**2 / np.diag(gram)
-        if rising:
-            explained = np.where(moment > 0.0, explained, -np.inf)
-    else:
-        pairs = i, j = np.triu_indices(len(candidates), k=shortest)
-        determinant = gram[i, i] * gram[j, j] - gram[i, j] ** 2
-        explained = (
-            gram[j, j] * moment[i] ** 2
-            - 2.0 * gram[i, j] * moment[i] * moment[j]
-            + gram[i, i] * moment[j] ** 2
-        ) / determinant
-    if not np.isfinite(explained).any():
-        return None
-    best = int(np.argmax(explained))
-    return tuple(int(candidates[index[best]]) for index in pairs)
-
-
-def fit_broken_line(
-    x: np.ndarray, y: np.ndarray, breaks: int, *, shortest: int = 2, rising: bool = False
-) -> BrokenLine | None:
-    """Least-squares continuous line with ``breaks`` (0, 1 or 2) breaks at members of ``x``.
-
-    ``x`` and ``y`` are ``[points]``, ``x`` increasing. Every piece spans at least
-    ``shortest`` intervals between points. ``rising`` admits a single break only
-    where the slope increases. ``None`` where no break is possible.
-    """
-    # Scaled to [0, 1]: steps of 1e5 beside a column of ones would be badly conditioned.
-    unit = (x - x[0]) / (x[-1] - x[0]) if len(x) > 1 else np.zeros(len(x))
-    found = _best_breaks(unit, y, breaks, shortest, rising) if breaks else ()
-    if found is None:
-        return None
-    hinges = [np.maximum(unit - unit[at], 0.0) for at in found]
-    design = np.column_stack([np.ones_like(unit), unit, *hinges])
-    coefficients = np.linalg.lstsq(design, y, rcond=None)[0]
-    slopes = np.cumsum(coefficients[1:]) / (x[-1] - x[0] if len(x) > 1 else 1.0)
-    return BrokenLine(found, slopes, y - design @ coefficients)
-
-
 SPARE = 2  # checkpoints beyond the number of parameters that a fit needs
 STRONG_EVIDENCE = 6.0  # in BIC; Kass and Raftery (1995), "strong" from 6 on
-_MOST_BREAKS = 2
-
-
-@dataclass(frozen=True)
-class Onset:
-    """Where the low-bit delta NLL starts to grow faster, or why nowhere.
-
-    Slopes are changes of ln(delta NLL) per 1,000 steps; ``delta_bic`` is BIC of the
-    straight line minus that of the best line with breaks, and ``breaks`` are its breaks.
-    """
-
-    step: int | None
-    reason: str
-    left_out: int
-    delta_bic: float | None = None
-    effective_checkpoints: float | None = None
-    slope_before_per_1000_steps: float | None = None
-    slope_after_per_1000_steps: float | None = None
-    breaks: list[int] = field(default_factory=list)
-
-
-def _effective_count(residuals: np.ndarray, floor: float) -> float:
-    """Independent observations that as many AR(1) residuals are worth."""
-    power = float(residuals @ residuals)
-    lag_one = 0.0 if power <= floor else float(residuals[1:] @ residuals[:-1]) / power
-    lag_one = max(lag_one, 0.0)
-    return max(len(residuals) * (1.0 - lag_one) / (1.0 + lag_one), 2.0)
-
-
-def find_onset(steps: np.ndarray, delta: np.ndarray, start: int) -> Onset:
-    """Onset of the divergence after step ``start``.
-
-    ``steps`` and ``delta`` (nats per token, low-bit minus FP32) are ``[checkpoints]``.
-    """
-    window = steps >= start
-    used = window & (delta > 0.0)
-    x, y, left_out = steps[used].astype(float), np.log(delta[used]), int((window & ~used).sum())
-    count, shortest = len(x), max(2, -(-len(x) // 20))
-    allowed = [k for k in range(_MOST_BREAKS + 1) if count >= 2 + 2 * k + SPARE]
-    if len(allowed) < 2:
-        reason = f"{count} checkpoints with a positive delta NLL after rapid learning are too few"
-        return Onset(None, reason, left_out)
-    fits = [fit_broken_line(x, y, k, shortest=shortest) for k in allowed]
-    fits = [fit for fit in fits if fit is not None]
-    # Below this a residual is rounding, and its logarithm would compare noise with noise.
-    floor = count * (1e-12 * max(1.0, float(np.abs(y).max()))) ** 2
-    effective = _effective_count(fits[-1].residuals, floor)
-    bic = [
-        effective * np.log(max(float(fit.residuals @ fit.residuals), floor))
-        + (2 + 2 * len(fit.breaks)) * np.log(effective)
-        for fit in fits
-    ]
-    best = fits[1 + int(np.argmin(bic[1:]))]
-    delta_bic = float(bic[0] - min(bic[1:]))
-    increase = np.diff(best.slopes)
-    growing = np.nonzero((increase > 0.0) & (best.slopes[1:] > 0.0))[0]
-    breaks = [int(x[at]) for at in best.breaks]
-    if delta_bic <= STRONG_EVIDENCE:
-        reason = (
-            "a break of ln(delta NLL) lowers BIC against one straight line by "
-            f"{delta_bic:.1f}, not by more than {STRONG_EVIDENCE:g}"
-        )
-    elif not len(growing):
-        reason = "no break of ln(delta NLL) has a steeper and positive slope after it"
-    else:
-        at = growing[np.argmax(increase[growing])]
-        before, after = 1000.0 * best.slopes[at], 1000.0 * best.slopes[at + 1]
-        return Onset(
-            breaks[at], "", left_out, delta_bic, effective, float(before), float(after), breaks
-        )
-    return Onset(None, reason, left_out, delta_bic, effective, breaks=breaks)
-
-
 RULE = (
     "Only the evenly spaced checkpoints are used, so that every stretch of training weighs "
     "alike. FP32 convergence is the step with the lowest FP32 validation NLL once the curve is "
@@ -211,6 +69,125 @@ FALSE_ALARMS_PCT = {
 }
 
 
+@dataclass(frozen=True)
+class BrokenLine:
+    """A continuous piecewise straight line.
+
+    ``breaks``: indices of the points where the slope changes. ``slopes``: one per
+    piece, per unit of x. ``residuals``: ``[points]``.
+    """
+
+    breaks: tuple[int, ...]
+    slopes: np.ndarray
+    residuals: np.ndarray
+
+
+def fit_broken_line(
+    x: np.ndarray, y: np.ndarray, breaks: int, *, shortest: int = 2, rising: bool = False
+) -> BrokenLine | None:
+    """Least-squares continuous line with ``breaks`` (0, 1 or 2) breaks at members of ``x``.
+
+    ``x`` and ``y`` are ``[points]``, ``x`` increasing. Every piece spans at least
+    ``shortest`` intervals between points. ``rising`` admits a single break only
+    where the slope increases; ``None`` where it does so nowhere.
+    """
+    # Scaled to [0, 1]: steps of 1e5 beside a column of ones would be badly conditioned.
+    unit = (x - x[0]) / (x[-1] - x[0])
+    line = np.column_stack([np.ones_like(unit), unit])
+    hinges = np.maximum(unit[:, None] - unit, 0.0)
+    found = _best_breaks(line, y, hinges, breaks, shortest, rising) if breaks else []
+    if found is None:
+        return None
+    design = np.hstack([line, hinges[:, found]])
+    coefficients = np.linalg.lstsq(design, y, rcond=None)[0]
+    slopes = np.cumsum(coefficients[1:]) / (x[-1] - x[0])
+    return BrokenLine(tuple(found), slopes, y - design @ coefficients)
+
+
+def _best_breaks(
+    line: np.ndarray, y: np.ndarray, hinges: np.ndarray, count: int, shortest: int, rising: bool
+) -> list[int] | None:
+    """Columns of the one or two ``hinges`` max(0, x - x_break) that explain most beside ``line``.
+
+    Line and intercept are projected out first (Frisch-Waugh-Lovell), which leaves a
+    system of one or two unknowns for each candidate.
+    """
+    columns = np.column_stack([y, hinges[:, shortest:-shortest]])
+    columns -= line @ np.linalg.lstsq(line, columns, rcond=None)[0]
+    target, hinges = columns[:, 0], columns[:, 1:]
+    gram, moment = hinges.T @ hinges, hinges.T @ target
+    if count == 1:
+        pairs = (np.arange(len(moment)),)
+        explained = np.where((moment > 0.0) | (not rising), moment**2 / np.diag(gram), -np.inf)
+    else:
+        pairs = i, j = np.triu_indices(len(moment), k=shortest)
+        cross = 2.0 * gram[i, j] * moment[i] * moment[j]
+        squares = gram[j, j] * moment[i] ** 2 - cross + gram[i, i] * moment[j] ** 2
+        explained = squares / (gram[i, i] * gram[j, j] - gram[i, j] ** 2)
+    best = int(np.argmax(explained))
+    return [shortest + int(p[best]) for p in pairs] if np.isfinite(explained[best]) else None
+
+
+@dataclass(frozen=True)
+class Onset:
+    """Where the low-bit delta NLL starts to grow faster, or why nowhere.
+
+    Slopes are changes of ln(delta NLL) per 1,000 steps; ``delta_bic`` is BIC of the
+    straight line minus that of the best line with breaks, and ``breaks`` are its breaks.
+    """
+
+    step: int | None
+    reason: str
+    left_out: int
+    delta_bic: float | None = None
+    effective_checkpoints: float | None = None
+    slope_before_per_1000_steps: float | None = None
+    slope_after_per_1000_steps: float | None = None
+    breaks: list[int] = field(default_factory=list)
+
+
+def find_onset(steps: np.ndarray, delta: np.ndarray, start: int) -> Onset:
+    """Onset of the divergence after step ``start``.
+
+    ``steps`` and ``delta`` (nats per token, low-bit minus FP32) are ``[checkpoints]``.
+    """
+    window = steps >= start
+    used = window & (delta > 0.0)
+    x, y, left_out = steps[used].astype(float), np.log(delta[used]), int((window & ~used).sum())
+    count, shortest = len(x), max(2, -(-len(x) // 20))
+    allowed = [k for k in range(3) if count >= 2 + 2 * k + SPARE]
+    if len(allowed) < 2:
+        reason = f"{count} checkpoints with a positive delta NLL after rapid learning are too few"
+        return Onset(None, reason, left_out)
+    fits = [fit_broken_line(x, y, k, shortest=shortest) for k in allowed]
+    # Below this a residual is rounding, and its logarithm would compare noise with noise.
+    floor = count * (1e-12 * max(1.0, float(np.abs(y).max()))) ** 2
+    squares = [float(fit.residuals @ fit.residuals) for fit in fits]
+    rest = fits[-1].residuals
+    lag_one = max(float(rest[1:] @ rest[:-1]) / squares[-1], 0.0) if squares[-1] > floor else 0.0
+    effective = max(count * (1.0 - lag_one) / (1.0 + lag_one), 2.0)
+    bic = [
+        effective * np.log(max(power, floor)) + (2 + 2 * k) * np.log(effective)
+        for k, power in zip(allowed, squares, strict=True)
+    ]
+    best = fits[1 + int(np.argmin(bic[1:]))]
+    delta_bic = float(bic[0] - min(bic[1:]))
+    increase = np.diff(best.slopes)
+    growing = np.nonzero((increase > 0.0) & (best.slopes[1:] > 0.0))[0]
+    step, slopes, reason, breaks = None, (None, None), "", [int(x[at]) for at in best.breaks]
+    if delta_bic <= STRONG_EVIDENCE:
+        reason = (
+            "a break of ln(delta NLL) lowers BIC against one straight line by "
+            f"{delta_bic:.1f}, not by more than {STRONG_EVIDENCE:g}"
+        )
+    elif not len(growing):
+        reason = "no break of ln(delta NLL) has a steeper and positive slope after it"
+    else:
+        at = growing[np.argmax(increase[growing])]
+        step, slopes = breaks[at], (1000.0 * best.slopes[at : at + 2]).tolist()
+    return Onset(step, reason, left_out, delta_bic, effective, *slopes, breaks)
+
+
 def window_of(count: int) -> int:
     """Checkpoints that one point of the smooth curve looks at."""
     return max(7, count // 10 + 1)
@@ -225,15 +202,6 @@ def smoothed(steps: np.ndarray, values: np.ndarray) -> np.ndarray:
     return lowess(values, steps.astype(float), frac=share, it=0, return_sorted=False)
 
 
-def rapid_learning_end(steps: np.ndarray, nll: np.ndarray, convergence: int) -> int:
-    """Step at which FP32 NLL stops falling fast; ``convergence`` where no break exists."""
-    until = steps <= convergence
-    if until.sum() < 4 + SPARE:
-        return convergence
-    fit = fit_broken_line(steps[until].astype(float), nll[until], 1, rising=True)
-    return convergence if fit is None else int(steps[fit.breaks[0]])
-
-
 @dataclass(frozen=True)
 class Phases:
     """The three boundaries of one run, in steps."""
@@ -245,8 +213,11 @@ class Phases:
 
 def find_phases(steps: np.ndarray, nll: np.ndarray, delta: np.ndarray) -> Phases:
     """Apply ``RULE`` to FP32 NLL and low-bit delta NLL at evenly spaced ``steps``."""
-    convergence = int(steps[np.argmin(smoothed(steps, nll))])
-    learned = rapid_learning_end(steps, nll, convergence)
+    convergence = learned = int(steps[np.argmin(smoothed(steps, nll))])
+    until = steps <= convergence
+    if until.sum() >= 4 + SPARE:
+        fit = fit_broken_line(steps[until].astype(float), nll[until], 1, rising=True)
+        learned = convergence if fit is None else int(steps[fit.breaks[0]])
     return Phases(convergence, learned, find_onset(steps, delta, learned))
 
 
@@ -272,28 +243,17 @@ def _rise_pct(curve: np.ndarray) -> float:
 
 def _interval(name: str, values: Sequence[int]) -> dict[str, int | None]:
     """95 % percentile interval of steps that stays on the grid (widened to members)."""
-    ends: tuple = (None, None)
+    tail, ends = (1.0 - CONFIDENCE) / 2.0, {"low": None, "high": None}
     if len(values):
-        tail = (1.0 - CONFIDENCE) / 2.0
-        low = np.quantile(values, tail, method="lower")
-        ends = int(low), int(np.quantile(values, 1.0 - tail, method="higher"))
-    return {f"{name}_low": ends[0], f"{name}_high": ends[1]}
-
-
-def _curve(audit: pd.DataFrame, role: str, steps: np.ndarray) -> pd.DataFrame:
-    rows = audit[(audit["role"] == role) & audit["step"].isin(steps)].sort_values("step")
-    names = sorted(audit.loc[audit["role"] == role, "quantizer"].unique())
-    if len(names) != 1:
-        raise ValueError(f"role {role}: {', '.join(names) or 'no quantizer'}; exactly one is valid")
-    if list(rows["step"]) != list(steps):
-        raise ValueError(f"role {role}: the audit needs one row at each evenly spaced step")
-    return rows
+        ends["low"] = int(np.quantile(values, tail, method="lower"))
+        ends["high"] = int(np.quantile(values, 1.0 - tail, method="higher"))
+    return {f"{name}_{end}": step for end, step in ends.items()}
 
 
 def _segments(phases: Phases, steps: np.ndarray, ppl: np.ndarray, gap: np.ndarray) -> list[dict]:
-    bounds = [steps[0], phases.rapid_learning_end, phases.onset.step, steps[-1]]
-    bounds = [int(bound) for bound in bounds if bound is not None]
-    names = NAMES_WITHOUT_ONSET if phases.onset.step is None else PHASE_NAMES
+    onset = [] if phases.onset.step is None else [phases.onset.step]
+    bounds = [int(steps[0]), phases.rapid_learning_end, *onset, int(steps[-1])]
+    names = PHASE_NAMES if onset else NAMES_WITHOUT_ONSET
     segments = []
     for number, (first, last) in enumerate(pairwise(bounds), start=1):
         inside = (steps >= first) & (steps <= last)
@@ -323,28 +283,34 @@ def describe_phases(
     steps = even_steps(audit["step"], spacing)
     if not len(steps):
         raise ValueError(f"spacing {spacing}: the audit has no step that is a multiple of it")
-    fp32, low_bit = _curve(audit, FP32, steps), _curve(audit, "low_bit", steps)
-    ppl = fp32["ppl"].to_numpy()
+    curves = resampled_curves(sequences, steps, resamples=resamples, seed=seed)
+    fp32, low_bit = (
+        audit[(audit["role"] == role) & audit["step"].isin(steps)].sort_values("step")
+        for role in (FP32, "low_bit")
+    )
+    if not list(steps) == list(fp32["step"]) == list(low_bit["step"]):
+        raise ValueError("the audit needs one row of fp32 and of low_bit at each even step")
     nll = fp32["nll_nats_per_token"].to_numpy()
-    delta = low_bit["delta_nll_nats_per_token"].to_numpy()
-    phases = find_phases(steps, nll, delta)
+    phases = find_phases(steps, nll, low_bit["delta_nll_nats_per_token"].to_numpy())
     curve = smoothed(steps, nll)
     rng = np.random.default_rng(seed)
-    best_steps, rises, learned, onsets, lags = [], [], [], [], []
-    for sample in resampled_curves(sequences, steps, resamples=resamples, seed=seed):
-        again = find_phases(steps, sample[FP32], sample["low_bit"] - sample[FP32])
-        renewed = _with_new_wobble(steps, sample[FP32], nll - curve, phases.rapid_learning_end, rng)
-        renewed = smoothed(steps, renewed)
-        best_steps.append(int(steps[np.argmin(renewed)]))
+    best, rises, learned, onsets, lags = [], [], [], [], []
+    for drawn, low in zip(curves[FP32], curves["low_bit"], strict=True):
+        again = find_phases(steps, drawn, low - drawn)
+        renewed = smoothed(
+            steps, _with_new_wobble(steps, drawn, nll - curve, phases.rapid_learning_end, rng)
+        )
+        best.append(int(steps[np.argmin(renewed)]))
         rises.append(_rise_pct(renewed))
         learned.append(again.rapid_learning_end)
         if again.onset.step is not None:
             onsets.append(again.onset.step)
-            lags.append(again.onset.step - best_steps[-1])
-    onset = asdict(phases.onset)
-    lag = None if onset["step"] is None else onset["step"] - phases.convergence
-    found_share = len(onsets) / len(learned)
-    if lag is None:
+            lags.append(again.onset.step - best[-1])
+    onset, found_share = asdict(phases.onset), len(onsets) / len(learned)
+    detected, lag = onset["step"] is not None, None
+    if detected:
+        lag = onset["step"] - phases.convergence
+    else:
         onsets, lags = [], []
     rise_low, rise_high = percentile_interval(np.array(rises))
     return {
@@ -353,7 +319,7 @@ def describe_phases(
         **({"missing": list(missing)} if len(missing) else {}),
         "resamples": resamples,
         "convergence": {
-            "step": phases.convergence, **_interval("step", best_steps),
+            "step": phases.convergence, **_interval("step", best),
             "ppl": float(np.exp(curve.min())), "final_ppl": float(np.exp(curve[-1])),
             "rise_pct": _rise_pct(curve), "rise_low_pct": rise_low, "rise_high_pct": rise_high,
             "lowest_single_step": int(steps[np.argmin(nll)]),
@@ -362,9 +328,11 @@ def describe_phases(
         "rapid_learning_end": {"step": phases.rapid_learning_end, **_interval("step", learned)},
         "onset": {
             "step": onset.pop("step"), **_interval("step", onsets),
-            "detected": lag is not None, "detected_share": found_share, **onset,
+            "detected": detected, "detected_share": found_share, **onset,
             "false_alarms_pct": FALSE_ALARMS_PCT,
         },
         "lag_steps": lag, **_interval("lag", lags),
-        "segments": _segments(phases, steps, ppl, low_bit["gap_pct"].to_numpy()),
+        "segments": _segments(
+            phases, steps, fp32["ppl"].to_numpy(), low_bit["gap_pct"].to_numpy()
+        ),
     }  # fmt: skip

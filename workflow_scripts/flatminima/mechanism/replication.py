@@ -15,96 +15,80 @@ from flatminima.quantizer_specs import FP32
 FEWEST_PROBES = 3  # for a slope
 
 
-def _slope(steps: np.ndarray, values: np.ndarray) -> float:
-    if len(steps) < FEWEST_PROBES:
-        return np.nan
-    return float(np.polyfit(steps / 1000.0, values, 1)[0])
+def _with_interval(name: str, values: np.ndarray) -> dict[str, float]:
+    """Measured value, which is the first, and the 95 % interval of its resamples, the others."""
+    low, high = percentile_interval(values[1:])
+    return {name: values[0], f"{name}_low": low, f"{name}_high": high}
 
 
-def growth_slopes(
-    table: pd.DataFrame, sequences: pd.DataFrame, best: int, *, resamples: int
-) -> dict[str, float]:
+def growth_slopes(steps: np.ndarray, added: np.ndarray, best: int) -> dict[str, float]:
     """Growth of the low-bit loss before and after a step, nats per token in 1,000 steps.
 
-    Straight lines through the added loss up to ``best`` and from it on, and their
-    difference; 95 % intervals over the validation sequences. Defined where the rule of
-    ``phases`` finds no onset: an onset at the FP32 minimum is a positive difference.
+    ``added`` is ``[1 + resamples, steps]``. Straight lines through it up to ``best`` and from
+    it on, and their difference. Defined where the rule of ``phases`` finds no onset: an onset
+    at the FP32 minimum is a positive difference.
     """
-    steps = np.sort(table["step"].unique())
-    early, late = steps <= best, steps >= best
 
-    def parts(added: np.ndarray) -> np.ndarray:
-        before, after = (_slope(steps[part], added[part]) for part in (early, late))
-        return np.array([before, after, after - before])
+    def slopes(part: np.ndarray) -> np.ndarray:
+        if part.sum() < FEWEST_PROBES:
+            return np.full(len(added), np.nan)
+        return np.array([np.polyfit(steps[part] / 1000.0, one[part], 1)[0] for one in added])
 
-    low = table[table["role"] == "low_bit"].set_index("step").sort_index()
-    value = parts(low["delta_nll_nats_per_token"].to_numpy())
-    curves = resampled_curves(sequences, steps, resamples=resamples, seed=0)
-    draws = np.array([parts(curve["low_bit"] - curve[FP32]) for curve in curves])
-    row = {}
-    for place, name in enumerate(("slope_before", "slope_after", "slope_change")):
-        low_end, high_end = percentile_interval(draws[:, place])
-        row |= {name: value[place], f"{name}_low": low_end, f"{name}_high": high_end}
-    return row
+    before, after = slopes(steps <= best), slopes(steps >= best)
+    return (
+        _with_interval("slope_before", before)
+        | _with_interval("slope_after", after)
+        | _with_interval("slope_change", after - before)
+    )
 
 
-def last_doubling(
-    table: pd.DataFrame, sequences: pd.DataFrame, *, resamples: int
-) -> dict[str, float]:
+def last_doubling(steps: np.ndarray, added: np.ndarray, fp32: np.ndarray) -> dict[str, float]:
     """By which factor the low-bit loss grows while the tokens seen double for the last time.
 
-    The added loss over the last tenth of the run, over that of the tenth that ends half-way;
-    its 95 % interval over the validation sequences. A power law of the tokens
-    with exponent k gives 2^k, the paper's printed rows from step 70,000 on give 17. A *collapse*
-    is a factor that is surely above 2. Beside it, where FP32 stands: how far its loss at the end
-    is above the lowest, and its change over the last fifth, in nats per token.
+    The added loss over the last tenth of the run, over that of the tenth that ends half-way. A
+    power law of the tokens with exponent k gives 2^k, the paper's printed rows from step 70,000
+    on give 17. A *collapse* is a factor that is surely above 2. Beside it, where FP32 stands:
+    how far its loss at the end is above the lowest, and its change over the last fifth, in nats
+    per token.
     """
-    steps = np.sort(table["step"].unique())
     end = steps[-1]
     late, half = steps > 0.9 * end, (steps > 0.45 * end) & (steps <= 0.5 * end)
-    low = table[table["role"] == "low_bit"].set_index("step").sort_index()
-    added = low["delta_nll_nats_per_token"].to_numpy()
-    curves = resampled_curves(sequences, steps, resamples=resamples, seed=0)
-    drawn = [curve["low_bit"] - curve[FP32] for curve in curves]
-    ratio = [d[late].mean() / d[half].mean() for d in (added, *drawn)]
-    full = table[table["role"] == FP32].set_index("step").sort_index()["nll_nats_per_token"]
-    last = full[full.index > 0.9 * end].mean()
-    fifth = full[(full.index > 0.7 * end) & (full.index <= 0.8 * end)].mean()
-    low_end, high_end = percentile_interval(np.array(ratio[1:]))
-    return {
-        "tokens_per_weight": table["tokens_per_weight"].max(),
-        "last_doubling": ratio[0],
-        "last_doubling_low": low_end,
-        "last_doubling_high": high_end,
-        "fp32_last_fifth_nats": last - fifth,
-        "fp32_over_best_nats": last - full.rolling(5, center=True, min_periods=1).mean().min(),
+    fifth = (steps > 0.7 * end) & (steps <= 0.8 * end)
+    ratio = np.array([one[late].mean() / one[half].mean() for one in added])
+    last = fp32[late].mean()
+    lowest = pd.Series(fp32).rolling(5, center=True, min_periods=1).mean().min()
+    return _with_interval("last_doubling", ratio) | {
+        "fp32_last_fifth_nats": last - fp32[fifth].mean(),
+        "fp32_over_best_nats": last - lowest,
     }
 
 
 def run_phases(
     table: pd.DataFrame, sequences: pd.DataFrame, *, spacing: int, resamples: int
 ) -> dict:
-    """One row of the comparison: convergence and onset of one run, with intervals.
+    """One row of the comparison: convergence, onset and growth of one run, with intervals.
 
     ``table`` is the run's table (columns of an audit with suite, width, seed, weight_decay and
-    tokens_per_weight),
-    ``sequences`` its per-sequence scores. Values that do not exist are NaN.
+    tokens_per_weight), ``sequences`` its per-sequence scores; 95 % intervals are over the
+    validation sequences. Values that do not exist are NaN.
     """
     phases = describe_phases(table, sequences, spacing=spacing, resamples=resamples, seed=0)
     best, onset = phases["convergence"], phases["onset"]
-    low = table[table["role"] == "low_bit"].set_index("step").sort_index()
-    last = low.iloc[-1]
-    row = {name: table[name].iloc[0] for name in ("suite", "width", "seed", "weight_decay")}
-    row |= {f"fp32_{k}": best[k] for k in ("step", "step_low", "step_high", "ppl", "rise_pct")}
-    row |= {f"onset_{k}": onset[k] for k in ("step", "step_low", "step_high", "detected_share")}
-    row |= {
+    by_role = {role: rows.set_index("step").sort_index() for role, rows in table.groupby("role")}
+    low, fp32 = by_role["low_bit"], by_role[FP32]["nll_nats_per_token"].to_numpy()
+    steps, last = low.index.to_numpy(), low.iloc[-1]
+    curves = resampled_curves(sequences, steps, resamples=resamples, seed=0)
+    added = np.vstack([low["delta_nll_nats_per_token"], curves["low_bit"] - curves[FP32]])
+    return {
+        **{name: table[name].iloc[0] for name in ("suite", "width", "seed", "weight_decay")},
+        **{f"fp32_{k}": best[k] for k in ("step", "step_low", "step_high", "ppl", "rise_pct")},
+        **{f"onset_{k}": onset[k] for k in ("step", "step_low", "step_high", "detected_share")},
         **{key: phases[key] for key in ("lag_steps", "lag_low", "lag_high")},
-        "onset_reason": onset["reason"] or "",
+        "onset_reason": onset["reason"],
         "still_improving": best["still_improving"],
         "gap_at_best_pct": low.loc[best["step"], "gap_pct"],
-        "gap_last_pct": last["gap_pct"],
-        "gap_last_low_pct": last["gap_low_pct"],
-        "gap_last_high_pct": last["gap_high_pct"],
+        **{f"gap_last{end}_pct": last[f"gap{end}_pct"] for end in ("", "_low", "_high")},
+        **growth_slopes(steps, added, best["step"]),
+        "tokens_per_weight": table["tokens_per_weight"].max(),
+        **last_doubling(steps, added, fp32),
     }
-    row |= growth_slopes(table, sequences, best["step"], resamples=resamples)
-    return row | last_doubling(table, sequences, resamples=resamples)
