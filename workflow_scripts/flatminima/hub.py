@@ -10,7 +10,6 @@ Rules without weights read this module, so torch is imported where weights are.
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -302,7 +301,7 @@ def download_checkpoint(repo: str, revision: str, folder: str | Path) -> dict:
 
 def _move(source: Path, target: Path, staging: Path) -> None:
     """Move a file of ``staging``, or copy one of the user's cache."""
-    (os.replace if source.is_relative_to(staging) else shutil.copyfile)(source, target)
+    (shutil.move if source.is_relative_to(staging) else shutil.copyfile)(source, target)
 
 
 def read_tensors(path: Path) -> dict:
