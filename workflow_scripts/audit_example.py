@@ -1,10 +1,10 @@
 """Audit the example run as the command ``flatminima audit`` audits any run."""
 
+import contextlib
 import sys
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 from flatminima.errors import UserError
 from flatminima.jobs import run as run_job
@@ -16,7 +16,9 @@ def main(run: str, validation: str, table: str, options: dict) -> None:
     """Write the audit beside ``table``; a run that left its plateau is a result as well."""
     torch.set_num_threads(1)
     asked = AuditOptions(run, data=validation, out=str(Path(table).parent), **options)
-    if audit(asked, Console(file=sys.stderr, width=120)) == BAD_INPUT:
+    with contextlib.redirect_stdout(sys.stderr):  # which is the log
+        code = audit(asked)
+    if code == BAD_INPUT:
         raise UserError(f"{run}: the audit failed, see above")
 
 

@@ -87,13 +87,10 @@ def _audit_options(part: argparse.ArgumentParser) -> None:
 
 
 def _audit(**given: object) -> int:
-    from rich.console import Console
-
     from flatminima.tools.audit import audit
     from flatminima.tools.options import AuditOptions
 
-    options = AuditOptions(**given | {"revisions": tuple(given["revisions"])})
-    return audit(options, Console(stderr=options.json))
+    return audit(AuditOptions(**given | {"revisions": tuple(given["revisions"])}))
 
 
 def _need_clone(command: str) -> None:
