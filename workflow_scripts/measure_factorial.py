@@ -4,7 +4,7 @@ import pandas as pd
 
 from flatminima.files import write_table
 from flatminima.jobs import run
-from flatminima.mechanism.factorial import probe_cells
+from flatminima.mechanism.variants import probe_cells
 from flatminima.mechanism.visits import visits
 
 

@@ -4,7 +4,7 @@ import pandas as pd
 
 from flatminima.files import write_table
 from flatminima.jobs import run
-from flatminima.mechanism.layerwise import probe_layers
+from flatminima.mechanism.variants import probe_layers
 from flatminima.mechanism.visits import visits
 from flatminima.quantizer_specs import read_spec
 

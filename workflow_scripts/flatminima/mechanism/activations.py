@@ -22,12 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from flatminima.intervals import summarise
-from flatminima.mechanism.visits import Visit, embedding_names, matrices, mean_interval, role_of
+from flatminima.mechanism.visits import Visit, embedding_names, matrices, mean_interval
 from flatminima.quantizer_specs import FP32, AffineQuantizer, AnyQuantizer
 from flatminima.quantizers import fake_quantize, quantized_weights
 from flatminima.scoring import Forward, ModelForward, batches, score
 
-WEIGHTS, ACTIVATIONS, BOTH = "W", "A", "W+A"
+COLUMNS = ["measure", "name", "value", "low", "high", "n"]
+Rows = Iterator[tuple[str, str, float, float, float, int]]
 
 
 def token_kurtosis(states: Tensor) -> Tensor:
@@ -87,11 +88,7 @@ def rounded_inputs(model: nn.Module, bits: int) -> Iterator[None]:
             hook.remove()
 
 
-def _row(measure: str, name: str, value: float, low: float, high: float, n: int) -> dict:
-    return {"measure": measure, "name": name, "value": value, "low": low, "high": high, "n": n}
-
-
-def kurtosis_rows(visit: Visit) -> Iterator[dict]:
+def kurtosis_rows(visit: Visit) -> Rows:
     """Mean token kurtosis of each hidden state."""
     found = [
         [token_kurtosis(state).mean(dim=1).cpu().numpy() for state in states]
@@ -101,10 +98,10 @@ def kurtosis_rows(visit: Visit) -> Iterator[dict]:
     for number, parts in enumerate(zip(*found, strict=True)):
         values = np.concatenate(parts)
         ends = mean_interval(values, visit.resamples, rng)
-        yield _row("kurtosis", f"state{number}", values.mean(), *ends, len(values))
+        yield "kurtosis", f"state{number}", values.mean(), *ends, len(values)
 
 
-def rounding_rows(visit: Visit, spec: AnyQuantizer, bits: int) -> Iterator[dict]:
+def rounding_rows(visit: Visit, spec: AnyQuantizer, bits: int) -> Rows:
     """Loss added by rounding weights, activations (``bits``) and both, nats per token."""
     plain = ModelForward(visit.model)
     quantized = ModelForward(visit.model, quantized_weights(visit.model, spec))
@@ -116,30 +113,31 @@ def rounding_rows(visit: Visit, spec: AnyQuantizer, bits: int) -> Iterator[dict]
 
         return run
 
-    forwards = {FP32: plain, WEIGHTS: quantized, ACTIVATIONS: rounded(plain),
-                BOTH: rounded(quantized)}  # fmt: skip
+    forwards = {FP32: plain, "W": quantized, "A": rounded(plain), "W+A": rounded(quantized)}
     found = score(visit.tokens, forwards, batch_size=visit.batch_size, device=visit.device)
-    scores = pd.concat([one.table(visit.step, n, role_of(n)) for n, one in found.items()])
+    roles = {name: FP32 if name == FP32 else "variant" for name in found}
+    scores = pd.concat([one.table(visit.step, name, roles[name]) for name, one in found.items()])
     table = summarise(scores, ["step"], resamples=visit.resamples, seed=0).set_index("quantizer")
-    for name, row in table.loc[[WEIGHTS, ACTIVATIONS, BOTH]].iterrows():
-        ends = np.log1p(row["gap_low_pct"] / 100), np.log1p(row["gap_high_pct"] / 100)
-        yield _row("added_loss", name, row["delta_nll_nats_per_token"], *ends, row["n_sequences"])
+    for name, row in table.drop(index=FP32).iterrows():
+        ends = np.log1p(row[["gap_low_pct", "gap_high_pct"]].to_numpy(float) / 100)
+        yield "added_loss", name, row["delta_nll_nats_per_token"], *ends, row["n_sequences"]
 
 
-def anisotropy_rows(visit: Visit) -> Iterator[dict]:
+def anisotropy_rows(visit: Visit) -> Rows:
     """Mean cosine and singular entropy of embedding and head; mean cosine of the last states."""
     weights = matrices(visit.model)
     for kind, name in embedding_names(visit.model).items():
-        matrix = weights[name].detach()
         for measure in (mean_cosine, singular_entropy):
-            value = measure(matrix)
-            yield _row(measure.__name__, kind, value, value, value, len(matrix))
+            value = measure(weights[name])
+            yield measure.__name__, kind, value, value, value, len(weights[name])
     values = np.array([mean_cosine(one) for states in hidden_states(visit) for one in states[-1]])
     ends = mean_interval(values, visit.resamples, np.random.default_rng(0))
-    yield _row("mean_cosine", "last state", values.mean(), *ends, len(values))
+    yield "mean_cosine", "last state", values.mean(), *ends, len(values)
 
 
 def activation_table(visit: Visit, spec: AnyQuantizer, bits: int) -> pd.DataFrame:
     """All rows of one checkpoint, the step in front."""
     rows = [*kurtosis_rows(visit), *rounding_rows(visit, spec, bits), *anisotropy_rows(visit)]
-    return pd.DataFrame([{"step": visit.step, **row} for row in rows])
+    table = pd.DataFrame(rows, columns=COLUMNS)
+    table.insert(0, "step", visit.step)
+    return table

@@ -14,7 +14,7 @@ crosses min(1, |d| / step) boundaries on average.
 grows with the square root of the number of moves; a straight line has 1 and exponent 1.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -32,8 +32,13 @@ NEAR_MIDPOINT = 0.4  # of a step from the grid point: the outer fifth of a cell
 QUANTILES = {"p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
 LAGS = (1, 2, 4, 8, 16)
 DISTANCES = ["step", "lag", "distance", "weight_norm", "cosine"]
+FLIPS = ("flipped_own", "flipped_fixed", "flipped_expected", "mean_move_in_steps")
 
 Weights = Mapping[str, Tensor]
+
+
+def _groups(weight: Tensor, spec: AffineQuantizer) -> tuple[Tensor, ...]:
+    return torch.split(weight, spec.group_length(weight.shape[1]), dim=1)
 
 
 def residuals(weight: Tensor, spec: AffineQuantizer) -> Tensor:
@@ -50,17 +55,16 @@ def shifted_residuals(weight: Tensor, spec: AffineQuantizer, rng: np.random.Gene
     step = grid_steps(weight, spec)
     parts = [
         torch.from_numpy(rng.random((len(part), 1), dtype=np.float32)).expand_as(part)
-        for part in torch.split(weight, spec.group_length(weight.shape[1]), dim=1)
+        for part in _groups(weight, spec)
     ]
     position = weight / step + torch.cat(parts, dim=1).to(weight.device)
     return torch.where(step > 0, torch.round(position) - position, torch.nan)
 
 
 def group_index(residual: Tensor, spec: AffineQuantizer) -> np.ndarray:
-    """Index of each group: mean squared residual over 1/12, one number per group."""
-    parts = torch.split(residual, spec.group_length(residual.shape[1]), dim=1)
-    squares = torch.cat([(part.double() ** 2).mean(dim=1) for part in parts])
-    values = (12.0 * squares).cpu().numpy()
+    """Index of each group: mean squared residual over 1/12, one number per group with a grid."""
+    squares = [(part.double() ** 2).mean(dim=1) for part in _groups(residual, spec)]
+    values = (12.0 * torch.cat(squares)).cpu().numpy()
     return values[np.isfinite(values)]
 
 
@@ -71,23 +75,19 @@ def misalignment(weights: Weights, spec: AffineQuantizer, *, seed: int) -> dict[
     where positions are uniform) and ``index_shifted`` (the control).
     """
     rng = np.random.default_rng(seed)
-    own = {name: residuals(w, spec) for name, w in weights.items()}
-    groups = np.concatenate([group_index(r, spec) for r in own.values()])
-    moved = np.concatenate(
-        [group_index(shifted_residuals(w, spec, rng), spec) for w in weights.values()]
-    )
-    error = 1.96 * groups.std(ddof=1) / np.sqrt(len(groups))
-    far = torch.cat([r.abs().reshape(-1) for r in own.values()])
-    far = far[torch.isfinite(far)] >= NEAR_MIDPOINT
+    own = [residuals(w, spec) for w in weights.values()]
+    groups = np.concatenate([group_index(r, spec) for r in own])
+    shifted = [group_index(shifted_residuals(w, spec, rng), spec) for w in weights.values()]
+    mean, error = groups.mean(), 1.96 * groups.std(ddof=1) / np.sqrt(len(groups))
+    distance = torch.cat([r.abs().reshape(-1) for r in own])
+    far = distance[torch.isfinite(distance)] >= NEAR_MIDPOINT
     return {
-        "index": float(groups.mean()),
-        "index_low": float(groups.mean() - error),
-        "index_high": float(groups.mean() + error),
-        **{f"index_{k}": float(np.quantile(groups, q)) for k, q in QUANTILES.items()},
-        "near_midpoint": float(far.double().mean()),
-        "index_shifted": float(moved.mean()),
+        "index": mean, "index_low": mean - error, "index_high": mean + error,
+        **{f"index_{k}": np.quantile(groups, q) for k, q in QUANTILES.items()},
+        "near_midpoint": far.double().mean().item(),
+        "index_shifted": np.concatenate(shifted).mean(),
         "n_groups": len(groups),
-    }
+    }  # fmt: skip
 
 
 def levels(weight: Tensor, step: Tensor) -> Tensor:
@@ -103,22 +103,18 @@ def code_flips(before: Weights | None, after: Weights, spec: AffineQuantizer) ->
 
     NaN where there is no state before.
     """
-    found = {key: [] for key in ("flipped_own", "flipped_fixed", "flipped_expected",
-                                 "mean_move_in_steps")}  # fmt: skip
-    for name, weight in (before or {}).items():
-        grid_before, grid_after = grid_steps(weight, spec), grid_steps(after[name], spec)
-        level = levels(weight, grid_before)
-        distance = (after[name] - weight).abs() / grid_before
-        distance = torch.where(grid_before > 0, distance, 0.0)
-        found["flipped_own"].append(levels(after[name], grid_after) != level)
-        found["flipped_fixed"].append(levels(after[name], grid_before) != level)
-        found["flipped_expected"].append(distance.clamp(max=1.0))
-        found["mean_move_in_steps"].append(distance)
-    return {key: _mean(parts) if parts else np.nan for key, parts in found.items()}
-
-
-def _mean(parts: list[Tensor]) -> float:
-    return float(torch.cat([part.reshape(-1) for part in parts]).double().mean())
+    if before is None:
+        return dict.fromkeys(FLIPS, np.nan)
+    found = defaultdict(list)
+    for name, weight in before.items():
+        step, moved = grid_steps(weight, spec), after[name]
+        level = levels(weight, step)
+        distance = torch.where(step > 0, (moved - weight).abs() / step, 0.0)
+        own = levels(moved, grid_steps(moved, spec))
+        each = (own != level, levels(moved, step) != level, distance.clamp(max=1.0), distance)
+        for key, part in zip(FLIPS, each, strict=True):
+            found[key].append(part.reshape(-1))
+    return {key: torch.cat(parts).double().mean().item() for key, parts in found.items()}
 
 
 def displacements(states: Iterable[tuple[int, np.ndarray]], spacing: int) -> Iterator[dict]:
@@ -134,17 +130,14 @@ def displacements(states: Iterable[tuple[int, np.ndarray]], spacing: int) -> Ite
             kept.clear()
         kept.append((step, state))
         norm = float(np.linalg.norm(state))
-        for lag in LAGS:
-            if lag >= len(kept):
-                break
-            move = state - kept[-1 - lag][1]
-            row = {"step": step, "lag": lag, "distance": float(np.linalg.norm(move)),
-                   "weight_norm": norm, "cosine": np.nan}  # fmt: skip
+        for lag in (lag for lag in LAGS if lag < len(kept)):
+            move, cosine = state - kept[-1 - lag][1], np.nan
+            distance = float(np.linalg.norm(move))
             if lag == 1 and len(kept) > 2:
                 before = kept[-2][1] - kept[-3][1]
-                scale = np.linalg.norm(move) * np.linalg.norm(before)
-                row["cosine"] = float(move @ before / scale) if scale else np.nan
-            yield row
+                scale = distance * np.linalg.norm(before)
+                cosine = float(move @ before / scale) if scale else np.nan
+            yield dict(zip(DISTANCES, (step, lag, distance, norm, cosine), strict=True))
 
 
 def drift_tables(
@@ -158,12 +151,12 @@ def drift_tables(
     positions: list[dict] = []
 
     def even() -> Iterator[tuple[int, np.ndarray]]:
-        before, earlier = None, None
+        before = earlier = None
         for step, path in states:
             weights = matrices_of(load_model(Path(path).parent), layers)
-            row = {"step": step, "previous_step": earlier,
-                   **misalignment(weights, spec, seed=step)}  # fmt: skip
-            positions.append(row | code_flips(before, weights, spec))
+            row = {"step": step, "previous_step": earlier}
+            row |= misalignment(weights, spec, seed=step) | code_flips(before, weights, spec)
+            positions.append(row)
             before, earlier = weights, step
             if step % spacing == 0 and step > 0:
                 flat = [w.reshape(-1).double().cpu().numpy() for w in weights.values()]

@@ -14,6 +14,7 @@ Intervals are 95 % percentile intervals over the validation sequences
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import combinations
 
 import numpy as np
 import pandas as pd
@@ -21,37 +22,12 @@ import statsmodels.formula.api as smf
 from statsmodels.stats.anova import anova_lm
 
 from flatminima.intervals import paired_scores, percentile_interval, resampled_means
-from flatminima.quantizer_specs import FP32
 
 PAPER_LAYERS = "blocks"  # the layer set that the paper quantizes
+FACTORS = {"bits": "bits", "symmetric": "symmetry", "granularity": "granularity"}  # in print
 FORMULA = "log_loss ~ (C(bits) + C(symmetric) + C(granularity)) ** 2"
-TERMS = {
-    "C(bits)": "bits",
-    "C(symmetric)": "symmetry",
-    "C(granularity)": "granularity",
-    "C(bits):C(symmetric)": "bits x symmetry",
-    "C(bits):C(granularity)": "bits x granularity",
-    "C(symmetric):C(granularity)": "symmetry x granularity",
-    "Residual": "all three",
-}
 COLUMNS = ["step", "response", "analysis", "term", "measure", "value", "low", "high", "n"]
 RESPONSES = {"added_loss": "nll_nats", "kl": "kl_nats"}
-_DESCRIBED = ["format", "layers", "bits", "symmetric", "granularity", "step_variance"]
-
-
-def responses(
-    sequences: pd.DataFrame, column: str, *, resamples: int, seed: int
-) -> tuple[pd.DataFrame, np.ndarray]:
-    """Response of every cell: rows (step, quantizer, value) and ``[rows, resamples]`` draws.
-
-    ``column`` of ``sequences`` is taken as its difference to full precision.
-    """
-    scores = paired_scores(sequences.assign(nll_nats=sequences[column]), ["step"])
-    means = resampled_means(scores, resamples=resamples, seed=seed)
-    mean = scores.mean_nll()
-    rows = scores.rows.assign(value=mean - mean[scores.reference])
-    kept = (rows["role"] != FP32).to_numpy()
-    return rows[kept].reset_index(drop=True), (means - means[scores.reference])[kept]
 
 
 def variance_shares(table: pd.DataFrame, log_loss: np.ndarray) -> dict[str, float]:
@@ -62,7 +38,9 @@ def variance_shares(table: pd.DataFrame, log_loss: np.ndarray) -> dict[str, floa
     """
     fitted = smf.ols(FORMULA, table.assign(log_loss=log_loss)).fit()
     squares = anova_lm(fitted, typ=2)["sum_sq"]
-    return {TERMS[name]: float(value / squares.sum()) for name, value in squares.items()}
+    pairs = [f"{a} x {b}" for a, b in combinations(FACTORS.values(), 2)]
+    terms = [*FACTORS.values(), *pairs, "all three"]
+    return dict(zip(terms, (squares / squares.sum()).tolist(), strict=True))
 
 
 def two_level_effects(
@@ -73,11 +51,8 @@ def two_level_effects(
     ``levels`` maps a factor to -1 or +1 for each cell. An effect is the mean at +1 less the
     mean at -1; an interaction the same of the product of its factors' levels.
     """
-    names = list(levels)
-    signs = {name: np.asarray(levels[name], dtype=float) for name in names}
-    for i, first in enumerate(names):
-        for second in names[i + 1 :]:
-            signs[f"{first} x {second}"] = signs[first] * signs[second]
+    signs = {name: np.asarray(level, dtype=float) for name, level in levels.items()}
+    signs |= {f"{a} x {b}": signs[a] * signs[b] for a, b in combinations(levels, 2)}
     return {name: (sign @ losses) / (len(losses) / 2) for name, sign in signs.items()}
 
 
@@ -97,44 +72,38 @@ def one_sensitivity(loss: np.ndarray, noise: np.ndarray) -> dict[str, float]:
     }
 
 
-def _balanced(table: pd.DataFrame) -> pd.DataFrame:
-    """The cells of those numbers of bits that have every symmetry and granularity."""
-    counts = table.groupby("bits")["value"].transform("size")
-    return table[counts == len(table[["symmetric", "granularity"]].drop_duplicates())]
-
-
 def _with_intervals(
     statistic: Callable[[np.ndarray], dict[str, float]], table: pd.DataFrame, draws: np.ndarray
 ) -> Iterator[tuple[str, dict]]:
     """Each number that ``statistic`` makes of the cells' responses, with its interval."""
-    repeats = [statistic(draw) for draw in draws[table.index].T]
+    repeats = pd.DataFrame([statistic(draw) for draw in draws[table.index].T])
     for name, value in statistic(table["value"].to_numpy()).items():
-        low, high = percentile_interval(np.array([repeat[name] for repeat in repeats]))
+        low, high = percentile_interval(repeats[name].to_numpy())
         yield name, {"value": value, "low": low, "high": high, "n": len(table)}
 
 
 def _shares(table: pd.DataFrame, draws: np.ndarray) -> Iterator[dict]:
-    table = _balanced(table)
-    if table["bits"].nunique() < 2:
-        return
-    for term, row in _with_intervals(lambda y: variance_shares(table, np.log(y)), table, draws):
-        yield {"term": term, "measure": "share", **row}
+    """Shares over those numbers of bits that have every symmetry and granularity."""
+    counts = table.groupby("bits")["value"].transform("size")
+    table = table[counts == len(table[["symmetric", "granularity"]].drop_duplicates())]
+    if table["bits"].nunique() > 1:
+        shares = _with_intervals(lambda y: variance_shares(table, np.log(y)), table, draws)
+        yield from ({"term": term, "measure": "share", **row} for term, row in shares)
 
 
 def _effects(table: pd.DataFrame, draws: np.ndarray, low: Mapping, high: Mapping) -> Iterator[dict]:
     """Factors of the response between the suite's two probes, over the cells between them."""
-    factors = ["bits", "symmetric", "granularity"]
-    differ = [key for key in factors if low[key] != high[key]]
-    cube = table[table[factors].isin({key: [low[key], high[key]] for key in factors}).all(axis=1)]
+    differ = [key for key in FACTORS if low[key] != high[key]]
+    between = {key: [low[key], high[key]] for key in FACTORS}
+    cube = table[table[list(FACTORS)].isin(between).all(axis=1)]
     if len(cube) != 2 ** len(differ):
         return
-    signs = {key: np.where(cube[key] == low[key], 1, -1) for key in differ}
+    signs = {FACTORS[key]: np.where(cube[key] == low[key], 1, -1) for key in differ}
     logs = np.log(np.column_stack([cube["value"], draws[cube.index]]))
     for term, effect in two_level_effects(logs, signs).items():
-        lower, upper = percentile_interval(effect[1:])
-        yield {"term": term.replace("symmetric", "symmetry"), "measure": "factor",
-               "value": np.exp(effect[0]), "low": np.exp(lower), "high": np.exp(upper),
-               "n": len(cube)}  # fmt: skip
+        value, low_end, high_end = np.exp([effect[0], *percentile_interval(effect[1:])])
+        yield {"term": term, "measure": "factor", "value": value, "low": low_end,
+               "high": high_end, "n": len(cube)}  # fmt: skip
 
 
 def _predictions(table: pd.DataFrame, draws: np.ndarray, term: str) -> Iterator[dict]:
@@ -143,17 +112,6 @@ def _predictions(table: pd.DataFrame, draws: np.ndarray, term: str) -> Iterator[
     noise = table["step_variance"].to_numpy()
     for measure, row in _with_intervals(lambda y: one_sensitivity(y, noise), table, draws):
         yield {"term": term, "measure": measure, **row}
-
-
-def usable_cells(
-    cells: pd.DataFrame, sequences: pd.DataFrame, response: str, *, resamples: int
-) -> tuple[pd.DataFrame, np.ndarray]:
-    """Described cells with evenly spaced levels, ``usable`` where all draws are above zero."""
-    rows, draws = responses(sequences, RESPONSES[response], resamples=resamples, seed=0)
-    described = cells[["step", "quantizer", *_DESCRIBED]]
-    rows = rows.merge(described, on=["step", "quantizer"], how="left", validate="one_to_one")
-    positive = (draws > 0).all(axis=1) & (rows["value"] > 0)
-    return rows.assign(usable=positive & (rows["format"] == "int")), draws
 
 
 def analyse(
@@ -167,11 +125,17 @@ def analyse(
     between the two probes) and ``prediction`` (one sensitivity times step², on the paper's
     layers and on all layer sets).
     """
+    described = cells[["step", "quantizer", "format", "layers", *FACTORS, "step_variance"]]
     found = []
-    for response in RESPONSES:
-        rows, draws = usable_cells(cells, sequences, response, resamples=resamples)
-        for step in sorted(rows["step"].unique()):
-            at = rows[(rows["step"] == step) & rows["usable"]]
+    for response, column in RESPONSES.items():
+        scores = paired_scores(sequences.assign(nll_nats=sequences[column]), ["step"])
+        mean, means = scores.mean_nll(), resampled_means(scores, resamples=resamples, seed=0)
+        draws = means - means[scores.reference]
+        rows = scores.rows.assign(value=mean - mean[scores.reference])
+        rows = rows.merge(described, on=["step", "quantizer"], how="left", validate="one_to_one")
+        # Full precision has no format, and code books no evenly spaced levels.
+        usable = rows[(rows["format"] == "int") & (rows["value"] > 0) & (draws > 0).all(axis=1)]
+        for step, at in usable.groupby("step"):
             paper = at[at["layers"] == PAPER_LAYERS]
             parts = [
                 ("variance", _shares(paper, draws)),

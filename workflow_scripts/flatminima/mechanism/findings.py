@@ -5,8 +5,9 @@ what they are. ``best`` in a name means the checkpoint of FP32 convergence (phas
 or the nearest one that was measured; ``start`` is where rapid learning ends.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -19,8 +20,7 @@ RESAMPLES = 2_000
 _DELTA = "delta_nll_nats_per_token"
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     """A value, its 95 % interval, how many units it rests on, and which these are."""
 
     value: float
@@ -29,10 +29,24 @@ class Value:
     n: int
     unit: str
 
-    def scaled(self, factor: Callable[[float], float]) -> "Value":
+    def times(self, factor: float) -> "Value":
         """The same in another measure."""
-        ends = map(factor, (self.value, self.low, self.high))
-        return Value(*ends, self.n, self.unit)
+        return Value(self.value * factor, self.low * factor, self.high * factor, *self[3:])
+
+
+@dataclass(frozen=True)
+class Run:
+    """What findings need of the run itself: audit.csv and places from phases.json."""
+
+    audit: pd.DataFrame
+    best: int
+    start: int
+    spacing: int
+
+    def low_bit_loss(self, steps: pd.Index) -> np.ndarray:
+        """Loss that the low-bit quantizer adds at ``steps``, nats per token."""
+        rows = self.audit[self.audit["role"] == "low_bit"].set_index("step")
+        return rows[_DELTA].reindex(steps).to_numpy()
 
 
 Found = Iterator[tuple[str, Value, str]]  # finding, value, about
@@ -40,30 +54,32 @@ Found = Iterator[tuple[str, Value, str]]  # finding, value, about
 
 def exact(value: float, n: int, unit: str) -> Value:
     """A number that is known without error."""
-    return Value(float(value), float(value), float(value), n, unit)
+    return Value(value, value, value, n, unit)
 
 
 def mean_of(values: np.ndarray, unit: str) -> Value:
     """Mean with Student's t interval; units that are independent."""
     values = np.asarray(values, dtype=float)
-    mean, error = float(values.mean()), float(stats.sem(values)) if len(values) > 1 else np.nan
+    mean, error = values.mean(), stats.sem(values) if len(values) > 1 else np.nan
     if not error > 0:
-        return Value(mean, mean, mean, len(values), unit)
-    low, high = stats.t.interval(CONFIDENCE, len(values) - 1, mean, error)
-    return Value(mean, float(low), float(high), len(values), unit)
+        return exact(mean, len(values), unit)
+    return Value(
+        mean, *stats.t.interval(CONFIDENCE, len(values) - 1, mean, error), len(values), unit
+    )
 
 
-def mean_of_series(values: np.ndarray, unit: str) -> Value:
+def mean_of_series(values: np.ndarray, unit: str, value: float | None = None) -> Value:
     """Mean of a series whose neighbours depend on each other (stationary bootstrap).
 
-    NaN as the interval where the series is too short for one.
+    ``value`` stands in its place where the mean is weighed. NaN as the interval where the
+    series is too short for one.
     """
-    values = np.asarray(values, dtype=float)
-    mean = float(values.mean()) if len(values) else np.nan
-    if len(values) < FEWEST_PROBES:
-        return Value(mean, np.nan, np.nan, len(values), unit)
-    found = stationary_bootstrap(values[:, None])
-    return Value(mean, found.low, found.high, len(values), unit)
+    values, low, high = np.asarray(values, dtype=float), np.nan, np.nan
+    if len(values) >= FEWEST_PROBES:
+        found = stationary_bootstrap(values[:, None])
+        low, high = found.low, found.high
+    mean = values.mean() if len(values) else np.nan
+    return Value(mean if value is None else value, low, high, len(values), unit)
 
 
 def growth(last: Value, first: Value) -> Value:
@@ -72,11 +88,9 @@ def growth(last: Value, first: Value) -> Value:
     Both rest on the same sequences, which makes the true interval narrower. NaN where an
     interval reaches zero.
     """
-    ratio = last.value / first.value
-    ends = np.array([last.low, last.high, first.low, first.high])
-    if not (ends > 0).all():
-        return Value(ratio, np.nan, np.nan, min(last.n, first.n), last.unit)
-    half = np.hypot(np.log(last.high / last.low), np.log(first.high / first.low)) / 2
+    ratio, half = last.value / first.value, np.nan
+    if min(last.low, last.high, first.low, first.high) > 0:
+        half = np.hypot(np.log(last.high / last.low), np.log(first.high / first.low)) / 2
     return Value(ratio, ratio / np.exp(half), ratio * np.exp(half), last.n, last.unit)
 
 
@@ -87,16 +101,16 @@ def rank_correlation(x: np.ndarray, y: np.ndarray, unit: str) -> Value:
     where there are fewer than four pairs or one of the two is constant.
     """
     if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return Value(np.nan, np.nan, np.nan, len(x), unit)
+        return exact(np.nan, len(x), unit)
 
     def spearman(a: np.ndarray, b: np.ndarray) -> float:
-        return float(stats.spearmanr(a, b).statistic)
+        return stats.spearmanr(a, b).statistic
 
-    found = stats.bootstrap(
+    ends = stats.bootstrap(
         (np.asarray(x), np.asarray(y)), spearman, paired=True, vectorized=False,
         n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(0),
     ).confidence_interval  # fmt: skip
-    return Value(spearman(x, y), float(found.low), float(found.high), len(x), unit)
+    return Value(spearman(x, y), *ends, len(x), unit)
 
 
 def near(steps: pd.Series, wanted: int) -> int:
@@ -105,22 +119,12 @@ def near(steps: pd.Series, wanted: int) -> int:
     return int(known[np.abs(known - wanted).argmin()])
 
 
-def _interval(row: pd.Series, name: str, unit: str, n: str | int) -> Value:
-    """A column (``name`` or ``name_nats``) with its ``_low`` and ``_high``.
-
-    ``n`` is a number or the column that holds it.
-    """
-    value = f"{name}_nats" if f"{name}_nats" in row else name
-    ends = (float(row[column]) for column in (value, f"{name}_low", f"{name}_high"))
-    return Value(*ends, int(row[n]) if isinstance(n, str) else n, unit)
+def _growth_of(first: pd.Series, last: pd.Series, columns: list[str], n: str, unit: str) -> Value:
+    """Growth of a value whose column stands first, with the ends of its interval behind it."""
+    return growth(*(Value(*row[columns].astype(float), int(row[n]), unit) for row in (last, first)))
 
 
-def _low_bit_loss(audit: pd.DataFrame, steps: pd.Index) -> np.ndarray:
-    """Loss that the low-bit quantizer adds at ``steps``, nats per token."""
-    return audit[audit["role"] == "low_bit"].set_index("step")[_DELTA].reindex(steps).to_numpy()
-
-
-def factorial_findings(factors: pd.DataFrame) -> Found:
+def factorial_findings(factors: pd.DataFrame, run: Run) -> Found:
     """Shares, factors between the two probes, and the step² prediction at the last step."""
     for row in factors[factors["step"] == factors["step"].max()].itertuples():
         term = row.term.replace(" x ", "_x_").replace("'", "").replace(" ", "_")
@@ -140,14 +144,12 @@ def additivity(layers: pd.DataFrame) -> pd.DataFrame:
     return table.assign(ratio=table["sum_in"] / table["all"]).reset_index()
 
 
-def layer_findings(layers: pd.DataFrame, best: int) -> Found:
+def layer_findings(layers: pd.DataFrame, run: Run) -> Found:
     """Do matrices add up, and which one costs most at the end?"""
-    sums = additivity(layers)
-    late = sums[sums["step"] >= best]
+    late = additivity(layers).query("step >= @run.best")
     total = late["sum_in"].sum() / late["all"].sum()
-    spread = mean_of_series(late["ratio"], "checkpoints")
     about = "losses of single matrices, summed, over the loss of all; since the best step"
-    yield "layers_sum_over_all", replace(spread, value=total), about
+    yield "layers_sum_over_all", mean_of_series(late["ratio"], "checkpoints", total), about
     last = layers[(layers["step"] == layers["step"].max()) & (layers["probe"] == "in")]
     worst = last.loc[last[_DELTA].idxmax()]
     ends = np.log1p(worst[["gap_low_pct", "gap_high_pct"]].to_numpy(float) / 100)
@@ -155,22 +157,7 @@ def layer_findings(layers: pd.DataFrame, best: int) -> Found:
     yield "layers_worst_alone_nats", value, f"{worst['tensor']} at the last step"
 
 
-def _growth_findings(first: pd.Series, last: pd.Series, prefix: str) -> Found:
-    """Growth of the cost and of its two factors between two checkpoints."""
-    about = f"from step {first.name} to step {last.name}"
-    cost, second = (
-        growth(*(_interval(row, name, "batches", "n_batches") for row in (last, first)))
-        for name in ("measured", "second_order")
-    )
-    noise = last["noise_norm2"] / first["noise_norm2"]
-    size = last["weight_norm2"] / first["weight_norm2"]
-    yield f"{prefix}cost_growth", cost, about
-    yield f"{prefix}noise_growth", exact(noise, 1, "checkpoint"), about
-    yield f"{prefix}relative_noise_growth", exact(noise / size, 1, "checkpoint"), about
-    yield f"{prefix}sensitivity_growth", second.scaled(lambda v: v / noise), about
-
-
-def sensitivity_findings(table: pd.DataFrame, best: int, start: int) -> Found:
+def sensitivity_findings(table: pd.DataFrame, run: Run) -> Found:
     """Which factor grew, since the best step and since ``start``; is their product the cost?
 
     Ratios are taken over all checkpoints from ``start`` on.
@@ -180,16 +167,25 @@ def sensitivity_findings(table: pd.DataFrame, best: int, start: int) -> Found:
         whole[whole["perturbation"] == role].set_index("step").sort_index()
         for role in ("low_bit", "high_bit")
     )
-    kept, last = low[low.index >= start], low.iloc[-1]
-    yield from _growth_findings(low.loc[near(low.index, best)], last, "")
-    yield from _growth_findings(kept.iloc[0], last, "run_")
-    unit = f"checkpoints from step {start} on"
+    kept, last = low[low.index >= run.start], low.iloc[-1]
+    for first, prefix in ((low.loc[near(low.index, run.best)], ""), (kept.iloc[0], "run_")):
+        about = f"from step {first.name} to step {last.name}"
+        cost, second = (
+            _growth_of(first, last, [f"{name}_nats", f"{name}_low", f"{name}_high"], "n_batches",
+                       "batches")
+            for name in ("measured", "second_order")
+        )  # fmt: skip
+        noise, size = (last[name] / first[name] for name in ("noise_norm2", "weight_norm2"))
+        yield f"{prefix}cost_growth", cost, about
+        yield f"{prefix}noise_growth", exact(noise, 1, "checkpoint"), about
+        yield f"{prefix}relative_noise_growth", exact(noise / size, 1, "checkpoint"), about
+        yield f"{prefix}sensitivity_growth", second.times(1 / noise), about
+    unit = f"checkpoints from step {run.start} on"
     ratio = kept["predicted_nats"].sum() / kept["measured_nats"].sum()
-    spread = mean_of_series(kept["predicted_nats"] / kept["measured_nats"], unit)
-    about = "first- plus second-order term over the measured loss"
-    yield "predicted_over_measured", replace(spread, value=ratio), about
+    spread = mean_of_series(kept["predicted_nats"] / kept["measured_nats"], unit, ratio)
+    yield "predicted_over_measured", spread, "first- plus second-order term over the measured loss"
     for control in ("noise", "dither"):
-        rows = whole[whole["perturbation"].str.startswith(control) & whole["step"].ge(start)]
+        rows = whole[whole["perturbation"].str.startswith(control) & whole["step"].ge(run.start)]
         if len(rows):
             mean = rows.groupby("step")["second_order_nats"].mean() / kept["second_order_nats"]
             about = "second-order cost of the control over that of rounding"
@@ -199,38 +195,39 @@ def sensitivity_findings(table: pd.DataFrame, best: int, start: int) -> Found:
     yield "low_over_high_second_order", mean_of_series(ratios, unit), about
 
 
-def curvature_findings(table: pd.DataFrame, audit: pd.DataFrame, best: int, start: int) -> Found:
+def curvature_findings(table: pd.DataFrame, run: Run) -> Found:
     """How curvature changed since the best step, and whether the low-bit loss follows it.
 
     As it is and for weights of unit norm; rank correlations over checkpoints.
     """
     rows = table.set_index("step").sort_index()
-    first, last = rows.loc[near(rows.index, best)], rows.iloc[-1]
+    first, last = rows.loc[near(rows.index, run.best)], rows.iloc[-1]
     about = f"from step {first.name} to step {last.name}"
     size = last["weight_norm2"] / first["weight_norm2"]
     units = {"trace": "random vectors", "top_eigenvalue": "batches"}
     for name, unit in units.items():
-        grown = growth(*(_interval(row, name, unit, f"{name}_n") for row in (last, first)))
+        columns = [name, f"{name}_low", f"{name}_high"]
+        grown = _growth_of(first, last, columns, f"{name}_n", unit)
         yield f"{name}_growth", grown, about
         normalised = f"{about}, times the squared norm of the weights"
-        yield f"normalised_{name}_growth", grown.scaled(lambda v: v * size), normalised
-    rows = table[table["step"] >= start].set_index("step")
+        yield f"normalised_{name}_growth", grown.times(size), normalised
+    rows = rows[rows.index >= run.start]
+    about = f"Spearman r with the low-bit loss from step {run.start} on"
     for name in units:
-        found = rank_correlation(rows[name], _low_bit_loss(audit, rows.index), "checkpoints")
-        yield f"{name}_rank_r", found, f"Spearman r with the low-bit loss from step {start} on"
+        loss = run.low_bit_loss(rows.index)
+        yield f"{name}_rank_r", rank_correlation(rows[name], loss, "checkpoints"), about
 
 
-def drift_findings(drift: pd.DataFrame, best: int) -> Found:
+def drift_findings(drift: pd.DataFrame, run: Run) -> Found:
     """Misalignment at the end and at its largest, and codes that flip."""
     last, worst = drift.iloc[-1], drift.loc[drift["index"].idxmax()]
-    groups = int(last["n_groups"])
-    index = _interval(last, "index", "groups", groups)
-    yield "misalignment_last", index, f"step {last['step']:.0f}"
+    groups, index = int(last["n_groups"]), ["index", "index_low", "index_high"]
+    yield "misalignment_last", Value(*last[index], groups, "groups"), f"step {last['step']:.0f}"
     about = f"step {worst['step']:.0f}, of {len(drift)} checkpoints"
-    yield "misalignment_largest", _interval(worst, "index", "groups", groups), about
+    yield "misalignment_largest", Value(*worst[index], groups, "groups"), about
     about = "share of weights at least 0.4 steps from their grid point; 0.2 where uniform"
     yield "near_midpoint_last", exact(last["near_midpoint"], groups, "groups"), about
-    late = drift[drift["previous_step"] >= best]
+    late = drift[drift["previous_step"] >= run.best]
     unit = "pairs of checkpoints since the best step"
     about = "share of codes that differ between neighbouring checkpoints"
     yield "flips_between_checkpoints", mean_of_series(late["flipped_own"], unit), about
@@ -253,17 +250,17 @@ def exponents(table: pd.DataFrame, first_step: int, spacing: int) -> pd.Series:
     return pd.Series(slopes, index=wide.index)
 
 
-def displacement_findings(table: pd.DataFrame, best: int, spacing: int) -> Found:
+def displacement_findings(table: pd.DataFrame, run: Run) -> Found:
     """Angles and growth of distances after the best step."""
-    cosines = table[(table["lag"] == 1) & (table["step"] - 2 * spacing >= best)]["cosine"].dropna()
-    mean = mean_of_series(cosines, "moves since the best step")
+    late = (table["lag"] == 1) & (table["step"] - 2 * run.spacing >= run.best)
+    mean = mean_of_series(table.loc[late, "cosine"].dropna(), "moves since the best step")
     yield "move_cosine", mean, "cosine of successive moves; 0 for a random walk"
-    mean = mean_of_series(exponents(table, best, spacing), "end points since the best step")
+    found = exponents(table, run.best, run.spacing)
     about = "growth of the distance with the number of moves; 1/2 for a random walk"
-    yield "walk_exponent", mean, about
+    yield "walk_exponent", mean_of_series(found, "end points since the best step"), about
 
 
-def phase_findings(flips: pd.DataFrame) -> Found:
+def phase_findings(flips: pd.DataFrame, run: Run) -> Found:
     """Codes flipped by one bump, by one cool phase, and by the baseline over the same spans."""
     for (schedule, phase), rows in flips.groupby(["schedule", "phase"]):
         arm = "baseline" if schedule == "baseline" else "oli"
@@ -271,63 +268,62 @@ def phase_findings(flips: pd.DataFrame) -> Found:
         yield f"{arm}_{phase}_flips", mean_of(rows["flipped_own"], "phases"), about
 
 
-def activation_findings(table: pd.DataFrame, audit: pd.DataFrame, best: int, start: int) -> Found:
+def activation_findings(table: pd.DataFrame, run: Run) -> Found:
     """Activation kurtosis, rounded activations and anisotropy: at the best step and the end."""
     wide = table.set_index(["measure", "name", "step"]).sort_index()
-    steps = {"best": near(table["step"], best), "last": int(table["step"].max())}
+    steps = {"best": near(table["step"], run.best), "last": table["step"].max()}
     for (measure, name), _ in table.groupby(["measure", "name"], sort=False):
         for when, step in steps.items():
             row = wide.loc[(measure, name, step)]
             label = f"{measure}_{name}_{when}".replace(" ", "_").replace("+", "")
             value = Value(row["value"], row["low"], row["high"], int(row["n"]), "sequences")
             yield label, value, f"step {step}"
-    states = table[table["measure"] == "kurtosis"]
+    states = table[(table["measure"] == "kurtosis") & (table["step"] >= run.start)]
     curve = states.pivot(index="step", columns="name", values="value").mean(axis=1)
-    curve = curve[curve.index >= start]
-    found = rank_correlation(curve, _low_bit_loss(audit, curve.index), "checkpoints")
-    about = f"Spearman r of the mean over hidden states with the low-bit loss from step {start} on"
-    yield "activation_kurtosis_rank_r", found, about
+    found = rank_correlation(curve, run.low_bit_loss(curve.index), "checkpoints")
+    about = "Spearman r of the mean over hidden states with the low-bit loss from step "
+    yield "activation_kurtosis_rank_r", found, f"{about}{run.start} on"
 
 
-def replication_findings(table: pd.DataFrame) -> Found:
+def replication_findings(table: pd.DataFrame, run: Run) -> Found:
     """Onsets that were found, and whether growth changes at each run's own minimum."""
-    found = table["onset_step"].notna()
-    yield "replicas_with_onset", exact(found.sum(), len(table), "runs"), "runs with an onset"
+    both, runs = table[table["onset_step"].notna()], len(table)
+    yield "replicas_with_onset", exact(len(both), runs, "runs"), "runs with an onset"
     about = "growth after its own minimum less growth before, nats per 1,000 steps"
     yield "replica_slope_change", mean_of(table["slope_change"], "runs"), about
-    faster = exact((table["slope_change_low"] > 0).sum(), len(table), "runs")
+    faster = exact((table["slope_change_low"] > 0).sum(), runs, "runs")
     about = "runs whose growth is faster after their minimum, by their interval"
     yield "replicas_faster_after_minimum", faster, about
-    both = table[found]
     if len(both) >= 4:
         related = rank_correlation(both["fp32_step"], both["onset_step"], "runs")
         about = "Spearman r of the step of the own minimum and the onset"
         yield "replica_onset_rank_r", related, about
 
 
+FINDINGS = {
+    "factors": factorial_findings,
+    "layers": layer_findings,
+    "sensitivity": sensitivity_findings,
+    "curvature": curvature_findings,
+    "drift": drift_findings,
+    "displacement": displacement_findings,
+    "phase_flips": phase_findings,
+    "activations": activation_findings,
+    "replication": replication_findings,
+}
+
+
 def findings(tables: Mapping[str, pd.DataFrame], phases: Mapping, *, spacing: int) -> pd.DataFrame:
     """All findings of the measurements that are there (columns ``COLUMNS``).
 
-    ``tables`` has audit and any of factors, layers, sensitivity, curvature, drift,
-    displacement, phase_flips, activations and replication, as under results/{suite}.
+    ``tables`` has audit and any of ``FINDINGS``, as under results/{suite}.
     """
     best, start = phases["convergence"]["step"], phases["rapid_learning_end"]["step"]
-    audit = tables["audit"]
-    makers = {
-        "factors": factorial_findings,
-        "layers": lambda t: layer_findings(t, best),
-        "sensitivity": lambda t: sensitivity_findings(t, best, start),
-        "curvature": lambda t: curvature_findings(t, audit, best, start),
-        "drift": lambda t: drift_findings(t, best),
-        "displacement": lambda t: displacement_findings(t, best, spacing),
-        "phase_flips": phase_findings,
-        "activations": lambda t: activation_findings(t, audit, best, start),
-        "replication": replication_findings,
-    }
+    run = Run(tables["audit"], best, start, spacing)
     rows = [
-        {"finding": name, **asdict(value), "about": about}
-        for source, make in makers.items()
+        (name, *value, about)
+        for source, find in FINDINGS.items()
         if source in tables and len(tables[source])
-        for name, value, about in make(tables[source])
+        for name, value, about in find(tables[source], run)
     ]
     return pd.DataFrame(rows, columns=COLUMNS)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pandas as pd
-from torch import Tensor, nn
+from torch import nn
 
 from flatminima.mechanism.drift import code_flips
 from flatminima.quantizer_specs import AffineQuantizer
@@ -19,40 +19,10 @@ from flatminima.training.loop import build_optimizer, read_recipe, train
 
 def phase_ends(schedule: ForkSchedule) -> dict[int, str]:
     """Step after each phase of a fork of whole OLI cycles, and which phase ended there."""
-    start, phase = schedule.start, schedule.kind.phase
-    count = schedule.stop - start
-    return {
-        start + n + 1: phase(n) for n in range(count) if n + 1 == count or phase(n + 1) != phase(n)
-    }
-
-
-def _state(model: nn.Module, layers: str) -> dict[str, Tensor]:
-    return {n: w.detach().clone() for n, w in linear_weights(model, layers).items()}
-
-
-def follow(
-    model: nn.Module,
-    tokens: np.ndarray,
-    schedule: Schedule,
-    ends: Mapping[int, str],
-    spec: AffineQuantizer,
-    *,
-    settings: Mapping,
-    seed: int,
-    device: str,
-) -> Iterator[dict]:
-    """Train through ``ends`` and compare the codes at each with those at the one before."""
-    recipe = read_recipe(settings["training"], settings["batch_size"])
-    optimizer, at = build_optimizer(model, recipe), settings["start"]
-    before = _state(model, spec.layers)
-    updates = train(model, optimizer, tokens, schedule, recipe, start=at, stop=max(ends),
-                    seed=seed, device=device)  # fmt: skip
-    for update in updates:
-        if update.step in ends:
-            after = _state(model, spec.layers)
-            yield {"phase": ends[update.step], "first_step": at, "step": update.step,
-                   "updates": update.step - at, **code_flips(before, after, spec)}  # fmt: skip
-            before, at = after, update.step
+    phases = [schedule.kind.phase(n) for n in range(schedule.stop - schedule.start)]
+    following = [*phases[1:], None]
+    pairs = enumerate(zip(phases, following, strict=True), start=schedule.start + 1)
+    return {step: phase for step, (phase, after) in pairs if phase != after}
 
 
 def trace_phases(
@@ -66,14 +36,31 @@ def trace_phases(
     """Every OLI schedule and, over the same phases, the baseline; a row per phase and seed.
 
     ``load`` gives the model of the fork point on ``device``; ``settings`` has schedules
-    (definitions by name), start, batch_size, training, total_steps, cycles and seeds.
+    (definitions of kind oli by name), start, batch_size, training, total_steps, cycles and seeds.
     """
-    start = settings["start"]
+    start, rows = settings["start"], []
+    recipe = read_recipe(settings["training"], settings["batch_size"])
     baseline = read_schedule(settings["training"], settings["total_steps"])
-    rows = []
+
+    def follow(schedule: Schedule, ends: Mapping[int, str], seed: int) -> Iterator[dict]:
+        """Train through ``ends`` and compare the codes at each with those at the one before."""
+        model = load()
+        optimizer, at = build_optimizer(model, recipe), start
+
+        def weights() -> dict:
+            chosen = linear_weights(model, spec.layers)
+            return {name: weight.detach().clone() for name, weight in chosen.items()}
+
+        before = weights()
+        for update in train(model, optimizer, tokens, schedule, recipe, start=start,
+                            stop=max(ends), seed=seed, device=device):  # fmt: skip
+            if update.step in ends:
+                after = weights()
+                yield {"phase": ends[update.step], "first_step": at, "step": update.step,
+                       "updates": update.step - at, **code_flips(before, after, spec)}  # fmt: skip
+                before, at = after, update.step
+
     for name, definition in settings["schedules"].items():
-        if definition["kind"] != "oli":
-            continue
         span = definition["bump_steps"] + definition["cool_steps"]
         stop = start + settings["cycles"] * span
         oli = fork_schedule(definition, baseline=baseline, start=start, stop=stop)
@@ -82,7 +69,6 @@ def trace_phases(
             {"phases_of": name, "schedule": arm, "seed": seed, **row}
             for arm, schedule in ((name, oli), ("baseline", baseline))
             for seed in settings["seeds"]
-            for row in follow(load(), tokens, schedule, ends, spec, settings=settings, seed=seed,
-                              device=device)
-        ]  # fmt: skip
+            for row in follow(schedule, ends, seed)
+        ]
     return pd.DataFrame(rows)

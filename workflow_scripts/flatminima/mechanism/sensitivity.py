@@ -13,7 +13,6 @@ weights that the probes change. Intervals are 95 %, over batches except where th
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -31,10 +30,15 @@ from flatminima.quantizers import fake_quantize, grid_steps
 from flatminima.scoring import batches
 from flatminima.training.gradients import next_token_loss
 
-NOISE, DITHER = "noise", "dither"
 TOLERANCE = 1e-3  # relative, of the largest eigenvalue
 
 Vector = Mapping[str, Tensor]
+
+
+@torch.no_grad()
+def inner(first: Vector, second: Vector) -> dict[str, float]:
+    """Inner product of two vectors, parameter by parameter."""
+    return {n: float((first[n].double() * second[n].double()).sum()) for n in first}
 
 
 class LossSurface:
@@ -72,29 +76,27 @@ class LossSurface:
         moved = {n: w + shift[n] if shift else w for n, w in self.weights.items()}
         return np.array([self.loss(ids, moved).item() for ids in self.ids])
 
+    def _named(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        return dict(zip(self.weights, tensors, strict=True))
+
     @cached_property
-    def _gradients(self) -> list[tuple[Tensor, ...]]:
+    def gradients(self) -> list[dict[str, Tensor]]:
+        """Gradient of each batch's loss, with the graph behind it."""
         weights = list(self.weights.values())
-        return [
-            torch.autograd.grad(self.loss(ids, self.weights), weights, create_graph=True)
-            for ids in self.ids
-        ]
+        losses = (self.loss(ids, self.weights) for ids in self.ids)
+        return [self._named(torch.autograd.grad(x, weights, create_graph=True)) for x in losses]
 
     def slopes(self, direction: Vector) -> np.ndarray:
         """Derivative of each batch's loss along ``direction``, ``[batches]``."""
-        along = list(direction.values())
-        return np.array(
-            [
-                sum(_dot(g.detach(), d) for g, d in zip(gradient, along, strict=True))
-                for gradient in self._gradients
-            ]
-        )
+        return np.array([sum(inner(g, direction).values()) for g in self.gradients])
 
     def products(self, direction: Vector) -> list[dict[str, Tensor]]:
         """Hessian times ``direction`` for each batch, by parameter name."""
         weights, along = list(self.weights.values()), [direction[n] for n in self.weights]
-        found = [torch.autograd.grad(g, weights, along, retain_graph=True) for g in self._gradients]
-        return [dict(zip(self.weights, product, strict=True)) for product in found]
+        return [
+            self._named(torch.autograd.grad(list(g.values()), weights, along, retain_graph=True))
+            for g in self.gradients
+        ]
 
     def product(self, direction: Vector) -> dict[str, Tensor]:
         """Hessian of the mean loss times ``direction``, by parameter name, in float64."""
@@ -111,12 +113,11 @@ class LossSurface:
 
     def unflatten(self, direction: np.ndarray) -> dict[str, Tensor]:
         """A flat vector as tensors by parameter name, in float32."""
-        flat = torch.from_numpy(np.asarray(direction, dtype=np.float32).copy())
-        parts = flat.split([weight.numel() for weight in self.weights.values()])
-        return {
-            name: part.reshape(weight.shape).to(weight.device)
-            for (name, weight), part in zip(self.weights.items(), parts, strict=True)
-        }
+        parts = torch.from_numpy(np.array(direction, dtype=np.float32)).split(
+            [weight.numel() for weight in self.weights.values()]
+        )
+        shaped = zip(parts, self.weights.values(), strict=True)
+        return self._named([part.reshape(w.shape).to(w.device) for part, w in shaped])
 
     @property
     def size(self) -> int:
@@ -124,58 +125,33 @@ class LossSurface:
         return sum(weight.numel() for weight in self.weights.values())
 
 
-def _dot(a: Tensor, b: Tensor) -> float:
-    return float((a.double() * b.double()).sum())
-
-
-def inner(first: Vector, second: Vector) -> dict[str, float]:
-    """Inner product of two vectors, parameter by parameter."""
-    return {n: _dot(first[n], second[n]) for n in first}
-
-
-def norms2(vector: Vector) -> dict[str, float]:
-    """Squared Euclidean norm, parameter by parameter."""
-    return {n: float(value.detach().double().pow(2).sum()) for n, value in vector.items()}
-
-
-def random_like(error: Vector, rng: np.random.Generator) -> dict[str, Tensor]:
-    """Normal noise whose norm in every matrix is that of ``error``."""
-    noise = {}
-    for name, tensor in error.items():
-        draw = rng.standard_normal(tuple(tensor.shape), dtype=np.float32)
-        scale = float(tensor.double().norm()) / float(np.linalg.norm(draw.astype(np.float64)))
-        noise[name] = torch.from_numpy(draw * np.float32(scale)).to(tensor.device)
-    return noise
-
-
-def uniform_in_cell(
-    weights: Vector, spec: AffineQuantizer, rng: np.random.Generator
-) -> dict[str, Tensor]:
-    """Noise that is uniform within half a step of the grid around every weight."""
-    noise = {}
-    for name, weight in weights.items():
-        draw = rng.random(tuple(weight.shape), dtype=np.float32) - np.float32(0.5)
-        noise[name] = torch.from_numpy(draw).to(weight.device) * grid_steps(weight.detach(), spec)
-    return noise
-
-
 def perturbations(
     weights: Vector, specs: Mapping[str, AffineQuantizer], *, draws: int, seed: int
 ) -> dict[str, dict[str, Tensor]]:
     """Rounding errors by role, then the controls of the first role: ``noise0``, ``dither0`` …"""
+    weights = {name: w.detach() for name, w in weights.items()}
     found = {
-        role: {n: fake_quantize(w.detach(), spec) - w.detach() for n, w in weights.items()}
+        role: {n: fake_quantize(w, spec) - w for n, w in weights.items()}
         for role, spec in specs.items()
     }
-    rng = np.random.default_rng(seed)
-    first = next(iter(specs))
+    rng, (first, spec) = np.random.default_rng(seed), next(iter(specs.items()))
+
+    def noise(error: Tensor) -> Tensor:
+        draw = rng.standard_normal(tuple(error.shape), dtype=np.float32)
+        scale = float(error.double().norm()) / float(np.linalg.norm(draw.astype(np.float64)))
+        return torch.from_numpy(draw * np.float32(scale)).to(error.device)
+
+    def dither(weight: Tensor) -> Tensor:
+        draw = rng.random(tuple(weight.shape), dtype=np.float32) - np.float32(0.5)
+        return torch.from_numpy(draw).to(weight.device) * grid_steps(weight, spec)
+
     for i in range(draws):
-        found[f"{NOISE}{i}"] = random_like(found[first], rng)
-        found[f"{DITHER}{i}"] = uniform_in_cell(weights, specs[first], rng)
+        found[f"noise{i}"] = {name: noise(error) for name, error in found[first].items()}
+        found[f"dither{i}"] = {name: dither(weight) for name, weight in weights.items()}
     return found
 
 
-def _term(name: str, values: np.ndarray, resamples: int) -> dict[str, float]:
+def _columns(name: str, values: np.ndarray, resamples: int) -> dict[str, float]:
     low, high = mean_interval(values, resamples, np.random.default_rng(0))
     return {f"{name}_nats": float(values.mean()), f"{name}_low": low, f"{name}_high": high}
 
@@ -190,16 +166,16 @@ def expand(surface: LossSurface, shift: Vector, base: np.ndarray, *, resamples: 
     first, second = surface.slopes(shift), np.array([0.5 * sum(part.values()) for part in parts])
     terms = {"measured": surface.losses(shift) - base, "first_order": first,
              "second_order": second, "predicted": first + second}  # fmt: skip
-    noise, sizes = norms2(shift), norms2(surface.weights)
+    noise, sizes = inner(shift, shift), inner(surface.weights, surface.weights)
     rows = [{"tensor": "all", "n_weights": surface.size,
              "noise_norm2": sum(noise.values()), "weight_norm2": sum(sizes.values())}]  # fmt: skip
     for name, values in terms.items():
-        rows[0] |= _term(name, values, resamples)
-    for name in shift:
+        rows[0] |= _columns(name, values, resamples)
+    for name, moved in shift.items():
         values = np.array([0.5 * part[name] for part in parts])
-        rows.append({"tensor": name, "n_weights": shift[name].numel(), "noise_norm2": noise[name],
-                     "weight_norm2": sizes[name],
-                     **_term("second_order", values, resamples)})  # fmt: skip
+        about = {"tensor": name, "n_weights": moved.numel(), "noise_norm2": noise[name],
+                 "weight_norm2": sizes[name]}  # fmt: skip
+        rows.append(about | _columns("second_order", values, resamples))
     return rows
 
 
@@ -212,23 +188,17 @@ def sensitivity_table(
     resamples: int,
 ) -> pd.DataFrame:
     """All perturbations of one checkpoint: the rows of ``expand``; the step seeds the noise."""
-    base, rows = surface.losses(), []
-    for name, shift in perturbations(surface.weights, specs, draws=draws, seed=step).items():
-        rows += [
-            {"step": step, "perturbation": name, **row}
-            for row in expand(surface, shift, base, resamples=resamples)
-        ]
+    base = surface.losses()
+    moves = perturbations(surface.weights, specs, draws=draws, seed=step)
+    rows = [
+        {"step": step, "perturbation": name, **row}
+        for name, shift in moves.items()
+        for row in expand(surface, shift, base, resamples=resamples)
+    ]
     return pd.DataFrame(rows).assign(n_batches=len(surface.ids))
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A value with its 95 % interval, and how many draws or batches it rests on."""
-
-    value: float
-    low: float
-    high: float
-    n: int
+Estimate = tuple[float, float, float, int]  # value, ends of its interval, draws or batches
 
 
 def largest_eigenvalue(surface: LossSurface, *, resamples: int, seed: int) -> Estimate:
@@ -238,26 +208,23 @@ def largest_eigenvalue(surface: LossSurface, *, resamples: int, seed: int) -> Es
     """
     rng = np.random.default_rng(seed)
     operator = LinearOperator((surface.size, surface.size), matvec=surface.flat_product)
-    [value], vectors = eigsh(
-        operator, k=1, which="LA", tol=TOLERANCE, v0=rng.standard_normal(surface.size)
-    )
+    start = rng.standard_normal(surface.size)
+    [value], vectors = eigsh(operator, k=1, which="LA", tol=TOLERANCE, v0=start)
     direction = surface.unflatten(vectors[:, 0])
-    quotients = np.array(
-        [sum(inner(direction, product).values()) for product in surface.products(direction)]
-    )
-    return Estimate(float(value), *mean_interval(quotients, resamples, rng), len(quotients))
+    products = surface.products(direction)
+    quotients = np.array([sum(inner(direction, product).values()) for product in products])
+    return float(value), *mean_interval(quotients, resamples, rng), len(quotients)
 
 
 def trace(surface: LossSurface, *, draws: int, seed: int) -> Estimate:
     """Hutchinson's estimate of the trace: mean of z·H·z over random signs z, t interval."""
-    rng = np.random.default_rng(seed)
-    values = []
+    rng, values = np.random.default_rng(seed), []
     for _ in range(draws):
         signs = surface.unflatten(rng.choice(np.float32([-1.0, 1.0]), surface.size))
         values.append(sum(inner(signs, surface.product(signs)).values()))
     mean, error = float(np.mean(values)), float(stats.sem(values))
     low, high = stats.t.interval(CONFIDENCE, draws - 1, mean, error) if error else (mean, mean)
-    return Estimate(mean, float(low), float(high), draws)
+    return mean, float(low), float(high), draws
 
 
 def curvature_row(surface: LossSurface, *, step: int, draws: int, resamples: int) -> dict:
@@ -265,13 +232,11 @@ def curvature_row(surface: LossSurface, *, step: int, draws: int, resamples: int
 
     ``weight_norm2`` turns both into numbers that do not change when weights are rescaled.
     """
-    estimates = {
-        "top_eigenvalue": largest_eigenvalue(surface, resamples=resamples, seed=step),
-        "trace": trace(surface, draws=draws, seed=step),
-    }
-    norm2 = sum(norms2(surface.weights).values())
+    norm2 = sum(inner(surface.weights, surface.weights).values())
     row = {"step": step, "n_weights": surface.size, "weight_norm2": norm2}
-    for name, found in estimates.items():
-        row |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high,
-                f"{name}_n": found.n}  # fmt: skip
+    for name, estimate in (
+        ("top_eigenvalue", largest_eigenvalue(surface, resamples=resamples, seed=step)),
+        ("trace", trace(surface, draws=draws, seed=step)),
+    ):
+        row |= zip((name, f"{name}_low", f"{name}_high", f"{name}_n"), estimate, strict=True)
     return row

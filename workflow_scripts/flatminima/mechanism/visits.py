@@ -1,31 +1,18 @@
-"""What every measurement does around itself: its checkpoints, layer sets, scores of variants."""
+"""What every measurement does around itself: its checkpoints, their matrices, mean intervals."""
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from flatminima import scoring
 from flatminima.intervals import percentile_interval
 from flatminima.jobs import progress
 from flatminima.layers import linear_layers
 from flatminima.model import assert_float32, choose_device, load_model, prepare_backend
-from flatminima.quantizer_specs import FP32
 from flatminima.quantizers import linear_weights
 from flatminima.text.tokens import read_tokens
-
-VARIANTS_AT_ONCE = 24
-Variant = tuple[str, Mapping[str, Tensor]]
-
-_ATTENTION = re.compile(r"\.(attention|attn|self_attn|self_attention)\.")
-_MLP = re.compile(r"\.(mlp|feed_forward|block_sparse_moe)\.")
-_QKV = re.compile(r"\.(query_key_value|c_attn|qkv_proj|q_proj|k_proj|v_proj)\.weight$")
-_BLOCK = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -86,79 +73,19 @@ def mean_interval(
     return percentile_interval(values[drawn].mean(axis=1))
 
 
-def matrices(model: nn.Module) -> dict[str, nn.Parameter]:
+def matrices(model: nn.Module) -> dict[str, Tensor]:
     """Every weight matrix of a model by parameter name: blocks, input embedding, output head.
 
     A head that shares its weight with the input embedding appears once, as the embedding.
     """
-    return {name: p for name, p in model.named_parameters() if p.ndim == 2}
-
-
-def block_of(name: str) -> int | None:
-    """Number of the transformer block that a parameter is in; ``None`` outside of blocks."""
-    found = _BLOCK.search(name)
-    return int(found[1]) if found else None
+    return {name: p.detach() for name, p in model.named_parameters() if p.ndim == 2}
 
 
 def embedding_names(model: nn.Module) -> dict[str, str]:
     """Parameter names of ``embed_in`` and, where it has a weight of its own, of ``head``."""
-    modules = {"head": model.get_output_embeddings(), "embed_in": model.get_input_embeddings()}
-    kinds = {id(module.weight): kind for kind, module in modules.items() if module is not None}
-    found = {kinds[id(p)]: name for name, p in matrices(model).items() if id(p) in kinds}
-    return {kind: found[kind] for kind in ("embed_in", "head") if kind in found}
-
-
-def layer_sets(model: nn.Module) -> dict[str, list[str]]:
-    """Parameter names by layer set: blocks, attention, qkv, mlp, block0 …, head, embed_in, all.
-
-    Sets that a model has nothing for are left out. ``blocks`` are the paper's layers.
-    """
-    names = list(matrices(model))
-    blocks = [name for name in names if block_of(name) is not None]
-    ends = embedding_names(model)
-    sets = {
-        "blocks": blocks,
-        "attention": [name for name in blocks if _ATTENTION.search(name)],
-        "qkv": [name for name in blocks if _QKV.search(name)],
-        "mlp": [name for name in blocks if _MLP.search(name)],
-    }
-    for number in sorted({block_of(name) for name in blocks}):
-        sets[f"block{number}"] = [name for name in blocks if block_of(name) == number]
-    sets |= {kind: [ends[kind]] for kind in ("head", "embed_in") if kind in ends}
-    sets["all"] = names
-    return {kind: chosen for kind, chosen in sets.items() if chosen}
-
-
-def in_order(names: Iterable[str]) -> list[str]:
-    """Names by block, embeddings first and the head last, in the order of their occurrence."""
-
-    def rank(name: str) -> tuple[bool, bool, int]:
-        inside = block_of(name) is not None
-        return name.startswith(("embed_out", "lm_head")), inside, block_of(name) or 0
-
-    return sorted(names, key=rank)
-
-
-def role_of(name: str) -> str:
-    """The role of a model in a table of scores: fp32, or variant where it was changed."""
-    return FP32 if name == FP32 else "variant"
-
-
-def score_variants(visit: Visit, variants: Iterable[Variant]) -> pd.DataFrame:
-    """Per-sequence scores of the model and of each variant, as ``intervals.summarise`` reads them.
-
-    ``variants`` yields a name and the weights it replaces; they are made one handful at a
-    time. An error names the step.
-    """
-    tables, pending = [], iter(variants)
-    try:
-        while handful := dict(islice(pending, VARIANTS_AT_ONCE)):
-            found = scoring.score_variants(
-                visit.model, visit.tokens, handful,
-                batch_size=visit.batch_size, device=visit.device,
-            )  # fmt: skip
-            new = handful if tables else found
-            tables += [found[name].table(visit.step, name, role_of(name)) for name in new]
-    except (FloatingPointError, ValueError) as error:
-        raise type(error)(f"step {visit.step}: {error}") from error
-    return pd.concat(tables, ignore_index=True)
+    names = {id(p): name for name, p in model.named_parameters()}
+    modules = {"embed_in": model.get_input_embeddings(), "head": model.get_output_embeddings()}
+    found = {kind: names.get(id(m.weight)) for kind, m in modules.items() if m is not None}
+    if found.get("head") == found.get("embed_in"):
+        found.pop("head", None)
+    return {kind: name for kind, name in found.items() if name}

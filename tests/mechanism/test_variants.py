@@ -1,0 +1,112 @@
+"""Layer sets, one matrix at a time on a model with one matrix, and the cells of the factorial."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from flatminima.mechanism.findings import additivity
+from flatminima.mechanism.variants import (
+    Cell,
+    block_of,
+    cells,
+    in_order,
+    layer_sets,
+    probe_cells,
+    probe_layers,
+)
+from flatminima.mechanism.visits import Visit
+from flatminima.quantizers import linear_weights
+from tests.conftest import affine
+
+
+class OneLayer(nn.Module):
+    """Embedding, one linear layer in block 0, head: what one matrix adds is what all add."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed_in = nn.Embedding(64, 16)
+        self.body = nn.Module()
+        self.body.layers = nn.ModuleList([nn.ModuleDict({"mlp": nn.Linear(16, 16, bias=False)})])
+        self.embed_out = nn.Linear(16, 64, bias=False)
+
+    def get_input_embeddings(self):
+        return self.embed_in
+
+    def get_output_embeddings(self):
+        return self.embed_out
+
+    def forward(self, input_ids, use_cache):
+        states = self.embed_in(input_ids)
+        states = states + self.body.layers[0]["mlp"](states)
+        return SimpleNamespace(logits=self.embed_out(states))
+
+
+def test_one_matrix_in_is_all_and_out_is_none(tiny_tokens):
+    table = probe_layers(Visit(4, OneLayer(), tiny_tokens, 4, 20), affine(3, "group", False, 8))
+    at = table.set_index(["probe", "tensor"])
+    added, removed = at["delta_nll_nats_per_token"], at["removed_nats"]
+    name = "body.layers.0.mlp.weight"
+    assert added["in", name] == added["all", "all"] == removed["out", name] != 0
+    assert added["out", name] == 0
+    assert additivity(table)["ratio"].tolist() == [1.0]
+    assert {"embed_in.weight", "embed_out.weight"} <= set(table["tensor"])
+
+
+def test_layer_sets_of_a_gpt_neox(tiny_model):
+    sets = {name: set(chosen) for name, chosen in layer_sets(tiny_model).items()}
+    assert list(sets) == ["blocks", "attention", "qkv", "mlp", "block0", "block1", "head",
+                          "embed_in", "all"]  # fmt: skip
+    assert sets["blocks"] == set(linear_weights(tiny_model))
+    for parts in (("attention", "mlp"), ("block0", "block1")):
+        assert sets[parts[0]] | sets[parts[1]] == sets["blocks"]
+        assert not sets[parts[0]] & sets[parts[1]]
+    assert all("query_key_value" in name for name in sets["qkv"]) and len(sets["qkv"]) == 2
+    assert sets["all"] == sets["blocks"] | sets["head"] | sets["embed_in"]
+    ordered = in_order(sets["all"])
+    assert {ordered[0]} == sets["embed_in"] and {ordered[-1]} == sets["head"]
+    assert [block_of(name) for name in ordered[1:-1]] == [0] * 4 + [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "block"),
+    [
+        ("gpt_neox.layers.11.mlp.dense_h_to_4h.weight", 11),
+        ("model.layers.3.self_attn.q_proj.weight", 3),
+        ("transformer.h.0.attn.c_proj.weight", 0),
+        ("gpt_neox.embed_in.weight", None),
+    ],
+)
+def test_names_of_several_architectures(name, block):
+    assert block_of(name) == block
+
+
+def test_cells_are_the_whole_crossing_and_each_layer_set():
+    low = {"symmetric": False, "granularity": "g8"}
+    found = cells(bits=[2, 4], group_sizes=[8, 16], formats=["nf4"], sets=["blocks", "mlp", "all"],
+                  low=low)  # fmt: skip
+    names = {cell.name for cell in found}
+    assert len(found) == len(names) == 2 * 2 * 4 + 2 * 2 + 1
+    assert {"int4-asym-g8-blocks", "int2-sym-tensor-blocks", "int4-asym-g8-mlp",
+            "nf4-blocks"} <= names  # fmt: skip
+    assert Cell("blocks", "int", 4, False, "g8").spec == affine(4, "group", False, 8)
+    assert Cell("blocks", "int", 8, True, "channel").spec == affine(8, "channel", True)
+    assert Cell("blocks", "nf4").spec.label == "NF4"
+
+
+def test_a_factorial_probe_says_what_each_cell_did(tiny_model, tiny_tokens):
+    design = {"bits": [2, 8], "group_sizes": [8, 512], "formats": ["nvfp4"],
+              "low": {"symmetric": False, "granularity": "g8"}}  # fmt: skip
+    table, scores = probe_cells(Visit(7, tiny_model, tiny_tokens, 4, 20), design)
+    assert len(table) == scores["quantizer"].nunique() == 1 + 2 * 2 * 3 + 8 * 2 + 1
+    rows = table.set_index("quantizer")
+    assert np.isnan(rows.loc["fp32", "n_weights"]) and (table["step"] == 7).all()
+    whole = rows.loc["int8-asym-g8-blocks"]
+    assert whole["n_weights"] == sum(w.numel() for w in linear_weights(tiny_model).values())
+    # Positions are as good as uniform, so the two agree.
+    assert whole["error_norm2"] == pytest.approx(whole["step_variance"], rel=0.1)
+    assert rows.loc["int2-asym-g8-blocks", "kl_nats_per_token"] > whole["kl_nats_per_token"]
+    assert np.isnan(rows.loc["nvfp4-blocks", "step_variance"])
