@@ -6,11 +6,10 @@ import yaml
 
 from flatminima.suites import read_library, resolve_suites
 from flatminima.tools.costs import (
-    available_cores,
-    batches_to_time,
+    build,
     describe_shape,
-    layers_to_time,
     measure,
+    part_to_time,
     read_config,
     size,
     suite_costs,
@@ -23,19 +22,9 @@ PYTHIA, MINI = SUITES["pythia-160m"], SUITES["mini"]
 TOKENS = 65_536  # of the validation batches
 
 
-def shape_of(name: str):
-    architecture = SUITES[name]["architecture"]
-    return describe_shape(read_config(architecture), architecture.get("dtype", "float16"))
-
-
 @pytest.fixture(scope="module")
 def shape():
-    return shape_of("pythia-160m")
-
-
-@pytest.fixture(scope="module")
-def mini():
-    return describe_shape(read_config(MINI["architecture"], vocab_size=512))
+    return describe_shape(read_config(PYTHIA))
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +37,7 @@ def test_pythia_160m_is_counted_whole(shape):
     assert shape.multiplied == 84_934_656 + 38_633_472, "the blocks' matrices and the head"
     # float16 weights and twelve masks of 2048 x 2048 bytes: what its .bin files hold.
     assert shape.stored_bytes == 324_645_888 + 50_331_648 == 374_977_536
-    assert size(shape.stored_bytes) == "375.0 MB" and size(5e13) == "50.0 TB"
+    assert size(shape.stored_bytes) == "375.0 MB" and size(5e13) == "50,000.0 GB"
     attention = 2 * 12 * 512 * 768 * TOKENS
     assert shape.flop(128, 512) == 2 * shape.multiplied * TOKENS + attention
 
@@ -63,6 +52,10 @@ def test_costs_of_the_audit_and_of_the_forks(costs, shape):
     # With what attention adds at 2,048 tokens: 2 L T d of 2 N, which is 15 %.
     assert costs.fork_training_flop / (6 * shape.multiplied * tokens) == pytest.approx(1.153, 1e-3)
     assert costs.fork_probe_flop == 9 * 30 * 3 * shape.flop(128, 512)
+    forward = costs.audit_flop + costs.fork_probe_flop
+    hours = (forward / 1e12 + costs.fork_training_flop / 2e12) / 3600
+    assert costs.hours(1e12, 2e12) == pytest.approx(hours)
+    assert costs.hours(1e12, 2e12, 4) == pytest.approx(hours / 4), "no run of its own"
 
 
 def test_downloads_and_disk(costs, shape):
@@ -75,45 +68,30 @@ def test_downloads_and_disk(costs, shape):
     assert more == 8 * fork
 
 
-def test_a_suite_that_is_trained_here_downloads_nothing_and_runs_alone(costs, mini):
+def test_a_suite_that_is_trained_here_downloads_nothing_and_runs_alone():
+    mini = describe_shape(read_config(MINI))
     own = suite_costs(MINI, mini, revisions=154, last=5720)
     assert own.download_bytes == 0 and own.pretraining_flop == 3 * 5720 * mini.flop(16, 64)
     assert own.disk_bytes == (154 * 4 + 12 + 9 * 30 * 4) * mini.parameters
     run = own.pretraining_flop / 2e12 / 3600
     assert own.hours(1e12, 2e12, 2) == pytest.approx(run + (own.hours(1e12, 2e12) - run) / 2)
-    forward = costs.audit_flop + costs.fork_probe_flop
-    hours = (forward / 1e12 + costs.fork_training_flop / 2e12) / 3600
-    assert costs.hours(1e12, 2e12) == pytest.approx(hours)
-    assert costs.hours(1e12, 2e12, 4) == pytest.approx(hours / 4), "no run of its own"
+    # Its batches are timed as they are: one sequence would measure calls.
+    assert part_to_time(MINI, mini, "cpu") == (2, (MINI["probe"]["batch_size"], 64), (16, 64))
 
 
-# As published; OLMo's in its repositories' shards, 4 bytes each (29.2 GB for 7B).
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [("pythia-70m", 70_426_624), ("pythia-12b", 11_846_072_320), ("olmo-2-7b", 7_298_617_344)],
-)
-def test_published_sizes(name, parameters):
-    assert shape_of(name).parameters == parameters
+def test_published_sizes_and_what_is_too_large_for_seconds(shape):
+    # As published; OLMo's in its repositories' shards, 4 bytes each (29.2 GB for 7B).
+    for name, parameters in (("pythia-70m", 70_426_624), ("olmo-2-7b", 7_298_617_344)):
+        assert describe_shape(read_config(SUITES[name])).parameters == parameters
+    large = describe_shape(read_config(SUITES["pythia-12b"]))
+    assert large.parameters == 11_846_072_320
+    assert part_to_time(PYTHIA, large, "cpu")[0] == 1
+    assert 1 < part_to_time(PYTHIA, large, "cuda")[0] < 36
+    assert part_to_time(PYTHIA, shape, "cuda") == (12, (4, 512), (4, 2048))
+    assert part_to_time(PYTHIA, shape, "cpu") == (12, (1, 128), (1, 128))
 
 
-def test_what_is_too_large_for_seconds_is_timed_in_part(shape, mini):
-    config = read_config(PYTHIA["architecture"])
-    assert layers_to_time(config, "cpu") == layers_to_time(config, "cuda") == 12
-    large = read_config(SUITES["pythia-12b"]["architecture"])
-    assert layers_to_time(large, "cpu") == 1 and 1 < layers_to_time(large, "cuda") < 36
-    assert batches_to_time(PYTHIA, shape, "cuda") == ((4, 512), (4, 2048))
-    assert batches_to_time(PYTHIA, shape, "cpu") == ((1, 128), (1, 128))
-    # One sequence of mini's would measure calls, and four times too long a run.
-    assert batches_to_time(MINI, mini, "cpu") == ((MINI["probe"]["batch_size"], 64), (16, 64))
-
-
-def test_a_measurement_says_what_it_is_of():
-    config = read_config({**MINI["architecture"], "vocab_size": 64})
-    batches, before = {"forward": (2, 16), "update": (1, 8)}, torch.get_num_threads()
-    found = measure(config, device="cpu", threads=1, seconds=0.05, **batches)
-    assert found.forward_rate > 0 and found.training_rate > 0
-    assert (found.layers, found.forward, found.update) == (2, (2, 16), (1, 8))
-    assert found.side_by_side == available_cores() and torch.get_num_threads() == before
-    many = measure(config, device="cpu", threads=10_000, seconds=0.01, **batches)
-    assert many.side_by_side == 1
-    assert found.device.startswith("cpu (") and "1 threads" in found.device
+def test_a_measurement_leaves_the_threads_as_they_were():
+    model, before = build(read_config(MINI), "cpu"), torch.get_num_threads()
+    score, learn = measure(model, (2, 16), (2, 16), 1, 0.05)
+    assert 0 < score < learn and torch.get_num_threads() == before
