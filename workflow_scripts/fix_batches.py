@@ -2,8 +2,8 @@
 
 from flatminima.files import read_json, write_json
 from flatminima.jobs import log, run
-from flatminima.text.batches import fix_split
 from flatminima.text.corpus import overlap, read_documents
+from flatminima.text.tokens import fix_split
 
 
 def main(*, inputs: dict, outputs: dict, batches: dict, vocabulary: dict) -> None:

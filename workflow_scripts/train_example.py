@@ -24,9 +24,8 @@ from flatminima.files import write_json
 from flatminima.jobs import run as run_job
 from flatminima.model import build_model
 from flatminima.monitor import ConvergenceMonitor
-from flatminima.text.batches import encode_stream
 from flatminima.text.corpus import deduplicate, package_documents, split, write_documents
-from flatminima.text.tokens import END_OF_TEXT, train_tokenizer
+from flatminima.text.tokens import END_OF_TEXT, encode_stream, train_tokenizer
 from flatminima.tools.callback import ConvergenceCallback
 from flatminima.tools.lr_schedulers import get_cosine_neox_schedule
 

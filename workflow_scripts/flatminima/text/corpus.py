@@ -3,6 +3,8 @@
 The embedded text is real English and code prose that every machine with the lock file
 already has, taken without importing a package. Its documents are deduplicated, shuffled
 with a fixed seed and split by document, so that no validation document occurs in training.
+
+Planning reads this module: nothing here is slow to import.
 """
 
 import ast
@@ -65,6 +67,15 @@ def read_documents(path: str | Path) -> Iterator[str]:
             yield json.loads(line)["text"]
 
 
+def tally(texts: Iterable[str]) -> dict[str, int | str]:
+    """Number of documents, their characters, and a digest that sees each of their ends."""
+    documents, characters, digest = 0, 0, hashlib.sha256()
+    for text in texts:
+        documents, characters = documents + 1, characters + len(text)
+        digest.update(text.encode() + b"\0")
+    return {"documents": documents, "characters": characters, "sha256": digest.hexdigest()}
+
+
 # Packages
 
 
@@ -83,22 +94,21 @@ def package_root(package: str) -> Path:
 
 
 def package_versions(packages: Sequence[str]) -> dict[str, str]:
-    """Installed version of each package.
+    """Version of the distribution that installed each package: dateutil is python-dateutil's.
 
     Raises ``ModuleNotFoundError`` where one has none, such as a folder of Python's own.
     """
-    return {package: _version(package) for package in packages}
-
-
-def _version(package: str) -> str:
-    """Version of the distribution that installed ``package``: dateutil is python-dateutil's."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        distributions = metadata.packages_distributions().get(package)
-    if not distributions:
-        raise ModuleNotFoundError(f"package {package!r} belongs to no installed distribution")
-    return metadata.version(distributions[0])
+    versions = {}
+    for package in packages:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            distributions = metadata.packages_distributions().get(package)
+            if not distributions:
+                reason = f"package {package!r} belongs to no installed distribution"
+                raise ModuleNotFoundError(reason) from None
+            versions[package] = metadata.version(distributions[0])
+    return versions
 
 
 def _docstrings(node: ast.AST) -> Iterator[str]:
@@ -153,12 +163,11 @@ def collect_packages(text: Mapping, train: str | Path, validation: str | Path) -
 
     ``text`` has packages, min_characters, validation_fraction and seed; documents may be left out.
     """
-    kind = text.get("documents", "docstrings")
+    kind, versions = text.get("documents", "docstrings"), package_versions(text["packages"])
     found = {
         name: package_documents(name, text["min_characters"], kind)
         for name in progress(text["packages"], "packages")
     }
-    versions = package_versions(text["packages"])
     documents = deduplicate(chain.from_iterable(found.values()))
     training, held_out = split(
         documents, validation_fraction=text["validation_fraction"], seed=text["seed"]
@@ -176,15 +185,6 @@ def collect_packages(text: Mapping, train: str | Path, validation: str | Path) -
     }
 
 
-def tally(texts: Iterable[str]) -> dict[str, int | str]:
-    """Number of documents, their characters, and a digest that sees each of their ends."""
-    documents, characters, digest = 0, 0, hashlib.sha256()
-    for text in texts:
-        documents, characters = documents + 1, characters + len(text)
-        digest.update(text.encode() + b"\0")
-    return {"documents": documents, "characters": characters, "sha256": digest.hexdigest()}
-
-
 # How much of the validation text occurs in training: whole documents, and runs of words.
 # Memory stays bounded: of the validation text digests are kept, and the training text is
 # read once, document by document.
@@ -195,18 +195,16 @@ def document_key(text: str) -> bytes:
     return hashlib.blake2b(" ".join(text.split()).encode(), digest_size=16).digest()
 
 
-def window_hashes(text: str) -> np.ndarray:
-    """64-bit hash of each run of ``WINDOW`` words, ``[words - WINDOW + 1]``.
+def _window_hashes(text: str) -> list[int]:
+    """A hash of each run of ``WINDOW`` words, the same within one process.
 
-    Equal runs have equal hashes within one process; two others share one with a
-    probability of about 2 to the power of -64.
+    Two different ones share a hash with a probability of about 2 to the power of -64.
     """
-    hashed = np.fromiter((hash(word) for word in text.split()), dtype=np.int64).view(np.uint64)
-    count = max(0, len(hashed) - WINDOW + 1)
-    hashes = np.zeros(count, dtype=np.uint64)
+    words = np.fromiter(map(hash, text.split()), dtype=np.int64).view(np.uint64)
+    hashes = np.zeros(max(0, len(words) - WINDOW + 1), dtype=np.uint64)
     for offset in range(WINDOW):
-        hashes = hashes * _BASE + hashed[offset : offset + count]
-    return hashes
+        hashes = hashes * _BASE + words[offset : offset + len(hashes)]
+    return hashes.tolist()
 
 
 def shared_windows(
@@ -217,22 +215,19 @@ def shared_windows(
     Where there are more than ``most``, as many are drawn with ``default_rng(0)`` and stand
     for all. It is ``None`` where no document has that many words.
     """
-    runs = np.concatenate([np.zeros(0, np.uint64), *map(window_hashes, validation)])
+    runs = list(chain.from_iterable(map(_window_hashes, validation)))
     found = {"words": WINDOW, "windows": len(runs)}
     if len(runs) > most:
-        runs = runs[np.random.default_rng(0).choice(len(runs), most, replace=False)]
-    found["windows_looked_for"] = len(runs)
-    if not len(runs):
-        return found | {"in_training_pct": None}
-    known = np.unique(runs)
-    seen = np.zeros(len(known), dtype=bool)
+        drawn = np.random.default_rng(0).choice(len(runs), most, replace=False)
+        runs = [runs[at] for at in drawn]
+    known, seen = set(runs), set()
     for text in training:
-        hashes = window_hashes(text)
-        at = np.searchsorted(known, hashes)
-        at[at == len(known)] = 0
-        seen[at[known[at] == hashes]] = True
-    fraction = np.mean(seen[np.searchsorted(known, runs)])
-    return found | {"in_training_pct": round(100 * float(fraction), 3)}
+        seen |= known.intersection(_window_hashes(text))
+    fraction = np.mean([run in seen for run in runs]) if runs else None
+    return found | {
+        "windows_looked_for": len(runs),
+        "in_training_pct": None if fraction is None else round(100 * float(fraction), 3),
+    }
 
 
 def overlap(train: str | Path, validation: str | Path) -> dict:

@@ -14,10 +14,11 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 import pyarrow as pa
-from huggingface_hub import HfApi, HfFileSystem, constants, try_to_load_from_cache
+import pyarrow.parquet as pq
+from huggingface_hub import HfFileSystem, constants, try_to_load_from_cache
 
 from flatminima.errors import UserError, suggest
-from flatminima.hub import HubError, ask
+from flatminima.hub import HubError, ask, find_revision
 from flatminima.jobs import log, progress
 from flatminima.text.corpus import (
     COMPRESSIONS,
@@ -45,16 +46,20 @@ class NotAvailable(Exception):
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file that was found: its ``name`` for people, where it lies, and what it holds.
+    """A file that was found: its ``name`` for people, and where it lies.
 
     ``location`` is a path, or begins with ``hf://``; ``field`` has the text in each line or row.
     """
 
     name: str
     location: str
-    format: str
     field: str = "text"
     commit: str | None = None
+
+    @property
+    def format(self) -> str:
+        """json, parquet or text."""
+        return file_format(PurePosixPath(self.location).name)
 
 
 # Which file
@@ -68,67 +73,26 @@ def describe_source(source: Mapping) -> str:
     return f"{source['repo']}{revision}: {source['file']}"
 
 
-def find_first(sources: Sequence[Mapping], what: str) -> tuple[TextFile, list[dict[str, str]]]:
-    """The first source that can be had, and those before it with the reason of each.
-
-    ``what`` names the text in the error, a ``TextError`` where none can be had.
-    """
-    passed_over: list[dict[str, str]] = []
-    for source in sources:
-        try:
-            return find_file(source), passed_over
-        except NotAvailable as error:
-            passed_over.append({"source": describe_source(source), "reason": str(error)})
-    reasons = "; ".join(f"{entry['source']} ({entry['reason']})" for entry in passed_over)
-    raise TextError(f"{what}: none of its sources can be had: {reasons}")
-
-
 def find_file(source: Mapping) -> TextFile:
     """The file of one source; raises ``NotAvailable`` where it cannot be had."""
-    field = source.get("field", "text")
-    if "repo" in source:
-        return _on_hub(source, field)
-    path = Path(source["path"])
-    if not path.is_file():
-        raise NotAvailable("is no file" if path.exists() else "no such file")
-    return TextFile(source["path"], str(path), file_format(path.name), field)
-
-
-def _on_hub(source: Mapping, field: str) -> TextFile:
-    repo, file, revision = source["repo"], source["file"], source.get("revision", "main")
-    name, form = describe_source(source), file_format(file)
-    if constants.is_offline_mode():
-        cached = _in_cache(repo, file, revision)
-        if cached is None:
-            raise NotAvailable(f"HF_HUB_OFFLINE is set and {constants.HF_HUB_CACHE} lacks it")
-        commit = cached.parts[-1 - len(PurePosixPath(file).parts)]  # …/snapshots/<commit>/<file>
-        return TextFile(name, str(cached), form, field, commit)
-    api, timeout = HfApi(endpoint=constants.ENDPOINT), constants.HF_HUB_ETAG_TIMEOUT
+    name, field = describe_source(source), source.get("field", "text")
+    if "path" in source:
+        path = Path(name)
+        if not path.is_file():
+            raise NotAvailable("is no file" if path.exists() else "no such file")
+        file_format(path.name)
+        return TextFile(name, name, field)
+    repo, file = source["repo"], source["file"]
     try:
-        info = ask(
-            lambda: api.dataset_info(repo, revision=revision, timeout=timeout),
-            f"datasets/{repo}",
-            revision,
-        )
+        found = find_revision(repo, source.get("revision", "main"), "dataset", holding=file)
     except HubError as error:
         raise NotAvailable(str(error)) from error
-    files = [sibling.rfilename for sibling in info.siblings or ()]
-    if file not in files:
-        # For the message a few of its text files, those of the same folder first.
-        texts = [name for name in files if set(PurePosixPath(name).suffixes) & set(FORMATS)]
-        texts.sort(
-            key=lambda name: (PurePosixPath(name).parent != PurePosixPath(file).parent, name)
-        )
-        raise NotAvailable(f"there is no {file} in it; {suggest(file, texts[:5])}")
-    cached = _in_cache(repo, file, info.sha)
-    location = str(cached) if cached else f"{REMOTE}datasets/{repo}@{info.sha}/{file}"
-    return TextFile(name, location, form, field, info.sha)
-
-
-def _in_cache(repo: str, file: str, revision: str) -> Path | None:
-    """The file in the user's cache, where an earlier download left it."""
-    found = try_to_load_from_cache(repo, file, revision=revision, repo_type="dataset")
-    return Path(found) if isinstance(found, str) else None
+    if file not in found.files:
+        texts = [other for other in found.files if {*PurePosixPath(other).suffixes} & {*FORMATS}]
+        raise NotAvailable(f"there is no {file} in it; {suggest(file, texts)}")
+    cached = try_to_load_from_cache(repo, file, revision=found.commit, repo_type="dataset")
+    remote = f"{REMOTE}datasets/{repo}@{found.commit}/{file}"
+    return TextFile(name, cached if isinstance(cached, str) else remote, field, found.commit)
 
 
 # What is in it
@@ -139,123 +103,102 @@ def read_texts(file: TextFile) -> Iterator[str]:
 
     A json lines file has a document in ``file.field`` of each line's object, a parquet file
     one in each row of the column ``file.field``; a text file has one in each paragraph, the
-    lines between two blank ones. Raises ``TextError`` with the line or row where a file is
-    not that, and where it is damaged, ends in the middle or holds nothing.
+    lines between two blank ones. A file of the hub that breaks off is begun again, and what was
+    given is skipped. Raises ``TextError`` with the line or row where a file is not that, and
+    where it is damaged, ends in the middle or holds nothing.
     """
-    given = 0
+    given, rest = 0, None
+
+    def following() -> str | None:
+        nonlocal rest
+        try:
+            rest = rest or islice(_texts(file), given, None)
+            return next(rest, None)
+        except BaseException:
+            rest = None
+            raise
+
+    def asked() -> str | None:
+        if not file.location.startswith(REMOTE):
+            return following()
+        return ask(following, file.name, file.commit, f"document {given + 1}")
+
     try:
-        for text in _resumed(file) if file.location.startswith(REMOTE) else _texts(file):
+        while (text := asked()) is not None:
             given += 1
             yield text
-    except (TextError, HubError):
+    except UserError:
         raise
-    except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise TextError(
-            f"{file.name}: not UTF-8, byte {byte:#04x} after document {given}"
-        ) from error
     except (OSError, ValueError, pa.ArrowException) as error:
         raise TextError(f"{file.name}: cannot be read after document {given} ({error})") from error
     if not given:
         raise TextError(f"{file.name}: holds no documents")
 
 
-def _resumed(file: TextFile) -> Iterator[str]:
-    """Texts of a file of the hub; where it breaks off it is begun again, what was given skipped."""
-    given, rest = 0, _texts(file)
-
-    def following() -> str | None:
-        nonlocal rest
-        try:
-            return next(rest, None)
-        except BaseException:
-            rest = islice(_texts(file), given, None)
-            raise
-
-    repo, _, path = file.location.removeprefix(REMOTE).partition("@")
-    commit, _, name = path.partition("/")
-    while (text := ask(following, repo, commit, f"{name} after document {given}")) is not None:
-        given += 1
-        yield text
-
-
 def _texts(file: TextFile) -> Iterator[str]:
-    if file.format == "parquet":
-        yield from _parquet_texts(file)
-        return
     if file.location.startswith(REMOTE):
         hub = HfFileSystem(endpoint=constants.ENDPOINT, skip_instance_cache=True)
         stream = hub.open(file.location.removeprefix(REMOTE), "rb")
     else:
         stream = open(file.location, "rb")  # noqa: SIM115
     with stream:
-        yield from _READERS[file.format](stream, file)
+        for where, text in _READERS[file.format](stream, file):
+            what = f"{file.name}: {where}: the field {file.field!r}"
+            if not isinstance(text, str):
+                raise TextError(f"{what} is {json.dumps(text, default=str)[:20]}, not text")
+            if found := SURROGATES.search(text):
+                raise TextError(
+                    f"{what} has half a character ({ascii(found[0])}), which no file and no "
+                    "tokenizer can hold"
+                )
+            yield text
 
 
-def _lines(stream: BinaryIO, file: TextFile) -> Iterator[str]:
-    """Lines of a text file with their ends; a compressed stream that is cut is an error."""
-    unpacked = pa.PythonFile(stream, mode="r")
-    if codec := COMPRESSIONS.get(PurePosixPath(file.location).suffix):
-        unpacked = pa.CompressedInputStream(unpacked, codec)
-    try:
-        yield from io.TextIOWrapper(unpacked, encoding="utf-8-sig")
-    except OSError as error:
-        if "Truncated" not in str(error):
-            raise
-        raise TextError(f"{file.name}: ends in the middle of its {codec} stream") from error
+def _lines(stream: BinaryIO, file: TextFile) -> Iterator[tuple[str, str]]:
+    """Lines of a text file with their ends, and what each is called."""
+    codec = COMPRESSIONS.get(PurePosixPath(file.location).suffix)
+    lines = io.TextIOWrapper(pa.input_stream(stream, codec), encoding="utf-8-sig")
+    for number, line in enumerate(lines, start=1):
+        yield f"line {number}", line
 
 
-def _paragraphs(stream: BinaryIO, file: TextFile) -> Iterator[str]:
-    for blank, lines in groupby(_lines(stream, file), key=str.isspace):
+def _paragraphs(stream: BinaryIO, file: TextFile) -> Iterator[tuple[str, str]]:
+    for blank, lines in groupby(_lines(stream, file), key=lambda line: line[1].isspace()):
         if not blank:
-            yield "".join(lines).removesuffix("\n")
+            places, texts = zip(*lines, strict=True)
+            yield places[0], "".join(texts).removesuffix("\n")
 
 
-def _json_texts(stream: BinaryIO, file: TextFile) -> Iterator[str]:
-    for number, line in enumerate(_lines(stream, file), start=1):
+def _json_fields(stream: BinaryIO, file: TextFile) -> Iterator[tuple[str, object]]:
+    for number, line in _lines(stream, file):
         if line.isspace():
             continue
-        where = f"{file.name}: line {number}"
+        where = f"{file.name}: {number}"
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise TextError(f"{where} is not JSON, one object a line ({error})") from error
         if not isinstance(row, dict):
             raise TextError(f"{where} is {line.strip()[:20]}; each line must be an object")
         if file.field not in row:
             has = ", ".join(row) or "no field"
             raise TextError(f"{where} lacks the field {file.field!r}; it has {has}")
-        yield _checked(row[file.field], where, file.field)
+        yield number, row[file.field]
 
 
-def _parquet_texts(file: TextFile) -> Iterator[str]:
-    """Rows streamed with `datasets`, which calls any file of no stated split train."""
-    import datasets  # seconds, and only here
-
-    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # no request beside those for the data
-    where = {"data_files": file.location, "split": "train", "streaming": True}
-    columns = datasets.load_dataset("parquet", **where).features
+def _parquet_fields(stream: BinaryIO, file: TextFile) -> Iterator[tuple[str, object]]:
+    table = pq.ParquetFile(stream)
+    columns = table.schema_arrow.names
     if file.field not in columns:
         has = ", ".join(columns)
         raise TextError(f"{file.name}: lacks the column {file.field!r}; it has {has}")
-    rows = datasets.load_dataset("parquet", **where, columns=[file.field], batch_size=1000)
-    for number, row in enumerate(rows, start=1):
-        yield _checked(row[file.field], f"{file.name}: row {number}", file.field)
+    batches = table.iter_batches(batch_size=1000, columns=[file.field])
+    values = (value for batch in batches for value in batch.column(0).to_pylist())
+    for number, value in enumerate(values, start=1):
+        yield f"row {number}", value
 
 
-def _checked(text: object, where: str, field: str) -> str:
-    if not isinstance(text, str):
-        shown = json.dumps(text, default=str)[:20]
-        raise TextError(f"{where}: the field {field!r} is {shown}, not text")
-    if found := SURROGATES.search(text):
-        raise TextError(
-            f"{where}: the field {field!r} has half a character ({ascii(found[0])}), which no "
-            "file and no tokenizer can hold"
-        )
-    return text
-
-
-_READERS = {"json": _json_texts, "text": _paragraphs}
+_READERS = {"json": _json_fields, "text": _paragraphs, "parquet": _parquet_fields}
 
 
 # Both splits
@@ -305,9 +248,17 @@ def _collect_split(
     """
     if wanted is None:
         return {"documents": write_documents(path, [])}
-    file, passed_over = find_first(sources, f"{split} text")
-    for entry in passed_over:
-        log(f"{split} text: passed over {entry['source']}: {entry['reason']}")
+    passed_over: list[dict[str, str]] = []
+    for source in sources:
+        try:
+            file = find_file(source)
+            break
+        except NotAvailable as error:
+            passed_over.append({"source": describe_source(source), "reason": str(error)})
+            log(f"{split} text: passed over {describe_source(source)}: {error}")
+    else:
+        reasons = "; ".join(f"{entry['source']} ({entry['reason']})" for entry in passed_over)
+        raise TextError(f"{split} text: none of its sources can be had: {reasons}")
     most, left_out = max(LONG, *wanted.values()) + 1, 0
 
     def others() -> Iterator[str]:

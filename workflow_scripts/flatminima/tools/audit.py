@@ -38,8 +38,7 @@ from flatminima.quantizers import coverage_line
 from flatminima.revisions import read_checkpoint
 from flatminima.scaling_law import excess_sentence, suite_excess
 from flatminima.scoring import Prober, gather_audit
-from flatminima.text.batches import read_tokenizer
-from flatminima.text.tokens import write_tokens
+from flatminima.text.tokens import read_tokenizer, write_tokens
 from flatminima.tools.deployed import FORMATS, probe_deployed
 from flatminima.tools.options import AuditOptions
 from flatminima.tools.sources import Source, fixed_batches, learning_rates, open_source, open_text

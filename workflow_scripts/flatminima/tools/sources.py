@@ -24,10 +24,9 @@ from flatminima.revisions import (
     read_checkpoint,
     table_of_branches,
 )
-from flatminima.text.batches import encode_stream
 from flatminima.text.corpus import deduplicate, package_documents, package_versions, split
 from flatminima.text.sources import NotAvailable, TextError, find_file, read_texts
-from flatminima.text.tokens import end_of_text, leading_ids
+from flatminima.text.tokens import encode_stream, end_of_text, leading_ids
 
 TRAINER_STATE = "trainer_state.json"
 PACKAGE, MIN_CHARACTERS = "numpy", 200  # text that every machine has
