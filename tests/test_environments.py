@@ -25,8 +25,8 @@ PACKAGES = {"torch": "pytorch", "arch": "arch-py", "yaml": "pyyaml", "IPython": 
 ON_PYPI = {"pytorch": "torch", "arch-py": "arch"}
 # Named and left out where they are not installed: real quantized inference in further formats.
 OPTIONAL = {"torchao", "bitsandbytes"}
-# Imported by a function that only measuring rules call.
-NOT_CALLED = {("workflow_scripts/flatminima/files.py", "torch")}
+# Imported by functions that only measuring rules call.
+NOT_CALLED = {(f"workflow_scripts/flatminima/{name}.py", "torch") for name in ("files", "hub")}
 # Infrastructure that the hash of the code leaves out and every script imports.
 EVERY_JOB = ("jobs", "files", "errors")
 # Needed by what is imported, without being imported here.
