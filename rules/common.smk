@@ -16,10 +16,10 @@ sys.path.insert(0, Path(workflow.basedir, "workflow_scripts").as_posix())
 
 from flatminima import plan, plan_forks, plan_mechanism
 from flatminima.code_hash import code_hash
-from flatminima.config import find_suite, whole_config
+from flatminima.config import as_in_a_file, find_suite, read_yaml, whole_config
 from flatminima.errors import ConfigError
 from flatminima.revisions import notice_replaced
-from flatminima.suites import Suite, as_in_a_file, read_yaml
+from flatminima.suites import Suite
 
 
 def one_line(function, *arguments, **fixed):
@@ -34,14 +34,13 @@ for key, value in (workflow.config_settings.config or {}).items():
     update_config(config, {key: as_in_a_file(value)} if isinstance(value, dict) else {})
 for path in workflow.configfiles:  # again, for keys that stand twice
     one_line(read_yaml, Path(path))
-one_line(whole_config, config, Path(workflow.basedir, "resources"))
+one_line(whole_config, config)
 
 
 @cache
 def suite_of(name):
     """A suite by its name."""
-    tables = Path(workflow.basedir, "resources/revisions").as_posix()
-    return Suite(name, one_line(find_suite, config, name), config["quantizers"], tables)
+    return Suite(name, one_line(find_suite, config, name), config["quantizers"])
 
 
 @cache

@@ -69,7 +69,9 @@ rule fetch_tokenizer:
     conda:
         "../envs/analysis.yaml"
     params:
-        source=planned(plan.tokenizer_source),
+        source=planned(
+            lambda suite: suite.config.tokenizer.model_dump(include={"repo", "revision"})
+        ),
         code=code_hash("workflow_scripts/fetch_tokenizer.py"),
     message:
         "Fetching the tokenizer of {wildcards.suite}"

@@ -15,11 +15,22 @@ OUTPUTS          results/{suite}/{series}/checkpoints/{condition}-seed{seed}/ste
                  results/{suite}/forks.csv, cycles.csv, cooled.csv, pilot.csv, amplitudes.csv
 """
 
+from flatminima.plan_forks import Branch
+
+
+def of_branch(function, *names):
+    """Function of the wildcards: what is asked of the condition that they name."""
+
+    def value(suite, series, condition, *rest):
+        return function(plan_forks.branch(suite, series, condition), *rest)
+
+    return planned(value, "series", "condition", *names)
+
 
 rule train_fork:
     """One condition, one seed: checkpoints at the steps that are measured, and losses."""
     input:
-        unpack(planned(plan_forks.condition_inputs, "series", "condition")),
+        unpack(of_branch(Branch.inputs)),
         train="results/{suite}/data/train.safetensors",
     output:
         checkpoints=directory("results/{suite}/{series}/checkpoints/{condition}-seed{seed}"),
@@ -42,9 +53,9 @@ rule train_fork:
         save_every=setting("training.save_every"),
     params:
         workspace="results/{suite}/unfinished/train_fork/{series}/{condition}-seed{seed}",
-        settings=planned(plan_forks.condition_settings, "series", "condition"),
-        source=planned(plan_forks.source_folder, "series", "condition", "seed"),
-        key=planned(plan_forks.condition_key, "series", "condition"),
+        settings=of_branch(Branch.settings),
+        source=of_branch(Branch.source, "seed"),
+        key=of_branch(lambda branch: branch.key),
         device=setting("device"),
         code=code_hash("workflow_scripts/train_fork.py"),
     message:
@@ -102,7 +113,7 @@ use rule probe_checkpoints as probe_fork with:
         "benchmarks/{suite}/probe_checkpoints/{series}/{condition}-seed{seed}.tsv"
     priority: 18
     params:
-        folders=planned(plan_forks.condition_folders, "series", "condition", "seed"),
+        folders=of_branch(Branch.folders, "seed"),
         probe=planned(plan.probe),
         code=code_hash("workflow_scripts/probe_checkpoints.py"),
     message:
@@ -121,8 +132,8 @@ use rule measure_kurtosis as measure_kurtosis_of_fork with:
         "benchmarks/{suite}/measure_kurtosis/{series}/{condition}-seed{seed}.tsv"
     priority: 18
     params:
-        weights=planned(plan_forks.condition_weights, "series", "condition", "seed"),
-        steps=planned(plan_forks.condition_steps, "series", "condition"),
+        weights=of_branch(Branch.weights, "seed"),
+        steps=of_branch(Branch.steps),
         layers=setting("kurtosis.layers"),
         code=code_hash("workflow_scripts/measure_kurtosis.py"),
     message:
@@ -134,7 +145,7 @@ rule summarise_fork:
     """Gaps of one fork at every probe, with intervals."""
     input:
         # Two conditions that train alike are one trajectory under two names.
-        unpack(planned(plan_forks.trajectory, "series", "condition", "seed")),
+        unpack(of_branch(Branch.trajectory, "seed")),
     output:
         table="results/{suite}/{series}/{condition}-seed{seed}.csv",
     log:
@@ -145,9 +156,9 @@ rule summarise_fork:
     conda:
         "../envs/analysis.yaml"
     params:
-        settings=planned(plan_forks.condition_settings, "series", "condition"),
-        labels=planned(plan_forks.condition_labels, "series", "condition"),
-        sequence_length=planned(plan_forks.condition_length, "series", "condition"),
+        settings=of_branch(Branch.settings),
+        labels=of_branch(lambda branch: dict(branch.labels)),
+        sequence_length=of_branch(Branch.length),
         resamples=setting("probe.resamples"),
         code=code_hash("workflow_scripts/summarise_fork.py"),
     message:

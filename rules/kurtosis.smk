@@ -36,7 +36,9 @@ rule gather_kurtosis:
     input:
         suite_table="results/{suite}/suite.csv",
         tables=collect(
-            "results/{suite}/kurtosis/{steps}.csv", steps=planned(plan.ranges), allow_missing=True
+            "results/{suite}/kurtosis/{steps}.csv",
+            steps=planned(lambda suite: suite.ranges),
+            allow_missing=True,
         ),
     output:
         table="results/{suite}/kurtosis.csv",

@@ -15,7 +15,13 @@ OUTPUTS          results/{suite}/mechanism/{measure}/{steps}.csv
 rule measure_mechanism:
     """One measurement at the checkpoints of a range: layers, sensitivity, curvature …"""
     input:
-        checkpoints=planned(plan_mechanism.measure_files, "steps", "measure"),
+        checkpoints=planned(
+            lambda suite, *names: plan.checkpoint_files(
+                suite, plan_mechanism.measure_folders(suite, *names)
+            ),
+            "steps",
+            "measure",
+        ),
         validation="results/{suite}/data/validation.safetensors",
     output:
         table="results/{suite}/mechanism/{measure}/{steps}.csv",
@@ -176,7 +182,7 @@ rule train_replica:
         save_every=setting("training.save_every"),
     params:
         workspace="results/{suite}/unfinished/train_replica/{run}",
-        settings=planned(plan_mechanism.replica_settings, "run"),
+        settings=planned(lambda suite, run: plan_mechanism.replica(suite, run).settings(), "run"),
         code=code_hash("workflow_scripts/train_replica.py"),
     message:
         "Training the small run {wildcards.run} of {wildcards.suite}"
@@ -200,7 +206,7 @@ use rule probe_checkpoints as probe_replica with:
     resources:
         gpu=0,
     params:
-        folders=planned(plan_mechanism.replica_folders, "run"),
+        folders=planned(lambda suite, run: plan_mechanism.replica(suite, run).folders(), "run"),
         probe=planned(plan_mechanism.replica_probe),
         code=code_hash("workflow_scripts/probe_checkpoints.py"),
     message:
@@ -243,7 +249,7 @@ rule compare_replicas:
     conda:
         "../envs/analysis.yaml"
     params:
-        names=planned(lambda suite: list(plan_mechanism.replicas(suite).values())),
+        names=planned(lambda suite: [run.about for run in plan_mechanism.replicas(suite).values()]),
         spacing=setting("mechanism.replication.spacing"),
         resamples=setting("phases.resamples"),
         code=code_hash("workflow_scripts/compare_replicas.py"),

@@ -28,7 +28,7 @@ rule probe_checkpoints:
     resources:
         gpu=planned(plan.gpus),
     params:
-        folders=planned(plan.folders, "steps"),
+        folders=planned(Suite.folders, "steps"),
         probe=planned(plan.probe),
         code=code_hash("workflow_scripts/probe_checkpoints.py"),
     message:
@@ -64,11 +64,13 @@ rule gather_audit:
     input:
         suite_table="results/{suite}/suite.csv",
         tables=collect(
-            "results/{suite}/probes/{steps}.csv", steps=planned(plan.ranges), allow_missing=True
+            "results/{suite}/probes/{steps}.csv",
+            steps=planned(lambda suite: suite.ranges),
+            allow_missing=True,
         ),
         scores=collect(
             "results/{suite}/probes/{steps}.parquet",
-            steps=planned(plan.ranges),
+            steps=planned(lambda suite: suite.ranges),
             allow_missing=True,
         ),
     output:
@@ -98,7 +100,9 @@ rule gather_audit:
 rule probe_deployed:
     """Real quantized inference where the forks begin and at the end, beside the simulated one."""
     input:
-        checkpoints=planned(plan.deployed_files),
+        checkpoints=planned(
+            lambda suite: plan.checkpoint_files(suite, plan.deployed_folders(suite))
+        ),
         validation="results/{suite}/data/validation.safetensors",
     output:
         table="results/{suite}/deployed.csv",

@@ -26,7 +26,7 @@ for suite in [suite_of(name) for name in config["suites"]]:
         conda:
             "../envs/analysis.yaml"
         params:
-            folder=suite.section["measurements"],
+            folder=suite.config.measurements,
             code=code_hash("workflow_scripts/restore_measurements.py"),
         message:
             f"Restoring the measurements of {suite.name}"

@@ -90,7 +90,7 @@ rule test_hypotheses:
     params:
         spacing=planned(lambda suite: suite.spacing),
         baseline="cosine",
-        primary=planned(lambda suite: suite.key("fork").get("primary", {})),
+        primary=planned(lambda suite: suite.section["fork"].get("primary", {})),
         resamples=setting("probe.resamples"),
         seed=0,
         code=code_hash("workflow_scripts/test_hypotheses.py"),

@@ -33,11 +33,11 @@ for job in [job for name in config["suites"] for job in plan.pretraining_jobs(su
         priority: 20
         conda:
             "../envs/torch.yaml"
-        threads: job.suite.section["threads"]
+        threads: job.suite.config.threads
         # How a job runs, not what it computes: unlike params, resources rerun nothing.
         # The name of the rule is its suite's, so no profile can give it a time.
         resources:
-            save_every=job.suite.section["training"]["save_every"],
+            save_every=job.suite.config.training.save_every,
             runtime=lambda wildcards, attempt: attempt * 1440,  # minutes
         params:
             checkpoints=job.checkpoints,
@@ -101,7 +101,10 @@ rule probe_revision:
         hub=1,
     params:
         repo=setting("repo"),
-        branches=planned(plan.branches, "steps"),
+        branches=planned(
+            lambda suite, steps: {step: suite.branch(step) for step in suite.steps_in(steps)},
+            "steps",
+        ),
         probe=planned(plan.probe),
         layers=setting("kurtosis.layers"),
         tokens_per_step=planned(plan.tokens_per_step),
@@ -148,11 +151,13 @@ rule gather_suite:
     """The table of revisions; stops where they are not what their names say."""
     input:
         tables=collect(
-            "results/{suite}/revisions/{steps}.csv", steps=planned(plan.ranges), allow_missing=True
+            "results/{suite}/revisions/{steps}.csv",
+            steps=planned(lambda suite: suite.ranges),
+            allow_missing=True,
         ),
         fingerprints=collect(
             "results/{suite}/revisions/{steps}.parquet",
-            steps=planned(plan.ranges),
+            steps=planned(lambda suite: suite.ranges),
             allow_missing=True,
         ),
     output:

@@ -11,7 +11,12 @@ OUTPUTS          results/{suite}/averages/{average}.csv, .parquet, .json
 rule average_checkpoints:
     """Weights averaged over the run's own checkpoints, or one of them, without training."""
     input:
-        checkpoints=planned(plan_forks.average_files, "average"),
+        checkpoints=planned(
+            lambda suite, average: plan.checkpoint_files(
+                suite, plan_forks.average_steps(suite, average)
+            ),
+            "average",
+        ),
         validation="results/{suite}/data/validation.safetensors",
     output:
         table="results/{suite}/averages/{average}.csv",
@@ -29,8 +34,18 @@ rule average_checkpoints:
     resources:
         gpu=planned(plan.gpus),
     params:
-        definition=planned(plan_forks.average_definition, "average"),
-        folders=planned(plan_forks.average_folders, "average"),
+        definition=planned(
+            lambda suite, average: plan_forks.average(suite, average).model_dump(
+                exclude_unset=True
+            ),
+            "average",
+        ),
+        folders=planned(
+            lambda suite, average: list(
+                map(suite.folder, plan_forks.average_steps(suite, average))
+            ),
+            "average",
+        ),
         steps=planned(plan_forks.average_steps, "average"),
         probe=planned(plan.probe),
         resamples=setting("probe.resamples"),

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from flatminima.comparisons import all_statistics
+from flatminima.config_keys import revision_steps
 from flatminima.schedules import CosineNeoxV1, fork_schedule
-from flatminima.suites import revision_steps
 
 ROOT = Path(__file__).resolve().parents[1]
 MINI = {

@@ -13,6 +13,7 @@ from flatminima import plan, plan_forks, plan_mechanism
 from flatminima.config import (
     KEYS_FILE,
     SCHEMA_FILE,
+    as_in_a_file,
     check_config,
     describe_keys,
     json_schema,
@@ -23,7 +24,7 @@ from flatminima.config import (
 from flatminima.config_keys import Integrity
 from flatminima.errors import ConfigError
 from flatminima.integrity import DEFAULT_SEVERITY
-from flatminima.suites import Suite, as_in_a_file
+from flatminima.suites import Suite
 from tests.workflow import ROOT
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
@@ -65,91 +66,86 @@ def test_the_committed_configurations_are_valid():
 
 
 MINI = CONFIG["suites"]["mini"]
-SOURCES = "suites.pythia-160m.text.train"
-# One for each check, and one for each way in which pydantic refuses a value.
-MISTAKES = [
+# By suite and key: one for each check, and one for each way in which pydantic refuses a value.
+MISTAKES = {
+    "mini": [
+        ("source", "hubb", "'hubb' is not valid; did you mean hub? valid: pretrain, hub"),
+        ("source", DELETE, "suites.mini lacks source"),
+        ("repo", "some/model", "repo is not known; valid: architecture, batches"),
+        ("probe.low_bits", 1, "low_bits is not known; did you mean low_bit?"),
+        ("probe.low_bit", "int4_g46", "'int4_g46' is not known; did you mean int4_g64?"),
+        ("probe.high_bit", "int4_g64", "low_bit and high_bit are both 'int4_g64'"),
+        ("probe", MINI["probe"] | {"low_bit": "int8_channel", "high_bit": "int4_g64"},
+         "low_bit must not have more bits (8) than high_bit (4)"),
+        ("label", "two\nlines", "is not valid: string should match pattern"),
+        ("training", DELETE, "suites.mini lacks training"),
+        ("training.jobs_end_at", [2800], "must rise and end at the last step 5720"),
+        ("training.jobs_end_at", DELETE, "must rise and end at the last step 5720"),
+        ("training.warmup_steps", 5720, "not below the suite's last step 5720"),
+        ("training.lr_min", 0.1, "above lr_max 0.01"),
+        ("training.eps", "1e-8", "'1e-8' is not valid: input should be a valid number"),
+        ("training.seed", 2**70, "is not valid: input should be less than 4294967296"),
+        ("grid.powers_of_two", 10.0, "10.0 is not valid: input should be a valid integer"),
+        ("grid.last", 5721, "must be a multiple of spacing 40"),
+        ("grid", "discover", "valid with source pretrain: powers_of_two"),
+        ("grid", "discovr", "'discovr' is not valid; did you mean discover?"),
+        ("architecture.num_heads", 5, "5 does not divide hidden_size 64"),
+        ("batches.train.length", 65, "65 is longer than architecture.max_length 64"),
+        ("text.packages", ["numpy", "nosuchpackage"], "'nosuchpackage' is not installed"),
+        ("text.min_characters", 0, "text.min_characters: 0 is not valid: input should be gr"),
+        ("text.source", "package", "'package' is not valid; did you mean packages?"),
+        ("fork.start", 2801, "fork.start: step 2801 is not on the grid; nearest: 2800 and"),
+        ("fork.probe_every", 41, "41 does not divide fork.steps 1200"),
+        ("fork.seeds", [0, 0], "[0, 0] has 0 twice"),
+        ("fork.phase_resolved.cycles", 81, "at most fork.steps 1200"),
+        ("fork.schedules.cosine", {"kind": "sgdr", "period": 400}, "lacks cosine, the control"),
+        ("fork.schedules.oli.kind", DELETE, "oli lacks kind"),
+        ("fork.schedules", {"cosine": {"kind": "cosine"}}, "needs a schedule of kind oli"),
+        ("fork.optimizer_state", "rewarmed", "rewarm_steps goes with optimizer_state rew"),
+        ("fork.pilot.length", 12, "12 must divide batches.train.length 64 and be shorter"),
+        ("fork.rivals.sgdr", {"kind": "linear"}, "rivals.sgdr: this name is taken"),
+        ("fork.rivals.wsd.decay_steps", 1201, "1201 is more than fork.steps 1200"),
+        ("fork.rivals.run.window", 200, "up to step 4000 are more than there are; valid:"),
+        ("mechanism.layers.steps", [40], "mechanism.layers takes every or steps; one of"),
+        ("mechanism.drift", {"steps": [41]}, "step 41 is not on the grid; nearest: 40 and"),
+        ("mechanism.curvature.sequences", 63, "63 is no multiple of mechanism.batch_size"),
+        ("mechanism.activations.sequences", 512, "512; the suite has 256"),
+        ("mechanism.replication.widths", [34], "num_heads 4 does not divide 34"),
+    ],
+    "pythia-160m": [
+        ("repo", DELETE, "suites.pythia-160m lacks repo"),
+        ("repo", "a b", "suites.pythia-160m.repo: 'a b' is not valid"),
+        ("revision", "step(?P<step>[0-9]+", "is no regular expression"),
+        ("revision", "step[0-9]+", "has no group (?P<step>...) for the step"),
+        ("grid", {"steps": [9, 80], "last": 10}, "grid.last: 10 is before step 80"),
+        ("text.train", DELETE, "text lacks train, needed for batches.train"),
+        ("text.train", [{"path": "a.pdf"}], "text.train.0.path: 'a.pdf' has no known ending"),
+        ("text.train", [{"path": "a{b}.txt"}], "'a{b}.txt' is not valid"),
+        ("text.train", [{"repo": "a/b"}], "train.0 has repo; valid: path, or repo"),
+        ("fork.optimizer_state", "restored", "restored needs a state of the training at step 7"),
+    ],
+}  # fmt: skip
+OF_ALL = [
     ("suite", "minni", "suite: 'minni' is not known; did you mean mini? valid: mini, pythia-160m"),
     ("sute", "mini", "config key sute is not known; did you mean suite?"),
-    ("suites.mini", None, "suites.mini: None is not a mapping"),
-    ("suites.mini.source", "hubb", "'hubb' is not valid; did you mean hub? valid: pretrain, hub"),
-    ("suites.mini.source", DELETE, "suites.mini lacks source"),
-    ("suites.mini.repo", "some/model", "repo goes with source hub; source is pretrain"),
-    ("suites.pythia-160m.repo", DELETE, "suites.pythia-160m lacks repo"),
-    ("suites.pythia-160m.repo", "a b", "suites.pythia-160m.repo: 'a b' is not valid"),
-    ("suites.pythia-160m.tokenizer.revision", "a b", "'a b' is not valid; valid: a branch"),
-    ("suites.pythia-160m.revision", "step(?P<step>[0-9]+", "is no regular expression"),
-    ("suites.pythia-160m.revision", "step[0-9]+", "has no group (?P<step>...) for the step"),
-    ("suites.mini.probe.low_bits", 1, "low_bits is not known; did you mean low_bit?"),
-    ("suites.mini.probe.low_bit", "int4_g46", "'int4_g46' is not known; did you mean int4_g64?"),
-    ("suites.mini.probe.high_bit", "int4_g64", "low_bit and high_bit are both 'int4_g64'"),
-    ("suites.mini.probe", MINI["probe"] | {"low_bit": "int8_channel", "high_bit": "int4_g64"},
-     "has 8 bits, high_bit 'int4_g64' 4"),
-    ("quantizers.int4_g64.bits", 1, "1 is not valid; valid: at least 2"),
+    ("suites.mini", None, "suites.mini: None is not valid"),
+    ("quantizers.int4_g64.bits", 1, "1 is not valid: input should be greater than or equal to 2"),
     ("quantizers.int4_g64.granularity", "grup", "did you mean group?"),
     ("quantizers.int8_channel.group_size", 64, "takes no group_size"),
     ("quantizers.nf4", {"kind": "nf5"}, "quantizers.nf4.kind: 'nf5' is not valid; did you mean"),
-    ("quantizers.nf4", {"kind": "nf4", "bits": 4}, "bits goes with kind affine; kind is nf4"),
     ("quantizers.fp32", CONFIG["quantizers"]["int8_channel"], "taken by full precision"),
     ("suites.paper", MINI, "taken by the printed tables"),
-    (("suites", "x" * 256), MINI, "does not match"),
-    (("suites", ".."), MINI, "'..' does not match"),
-    ("suites.mini.label", "two\nlines", "is not valid; valid: text without line breaks"),
-    ("suites.mini.training", DELETE, "suites.mini lacks training"),
-    ("suites.mini.training.jobs_end_at", [2800], "must rise and end at the last step 5720"),
-    ("suites.mini.training.warmup_steps", 5720, "not below the suite's last step 5720"),
-    ("suites.mini.training.lr_min", 0.1, "above lr_max 0.01"),
-    ("suites.mini.training.lr_max", 10**400, "is not a finite number"),
-    ("suites.mini.training.eps", "1e-8", "'1e-8' is not a finite number"),  # YAML needs 1.0e-8
-    ("suites.mini.training.seed", 2**70, "is not valid; valid: below 4294967296"),
-    ("suites.mini.grid.powers_of_two", 10.0, "10.0 is not a whole number"),
-    ("suites.mini.grid.last", 5721, "must be a multiple of spacing 40"),
-    ("suites.mini.grid.last", 10**15, "25000000000000 revisions; at most 100000"),
-    ("suites.mini.grid", "discover", "suites.mini.grid: discover goes with source hub or local"),
-    ("suites.mini.grid", "discovr", "'discovr' is not valid; did you mean discover?"),
-    ("suites.pythia-160m.grid", {"steps": [9, 80], "last": 10}, "grid.last: 10 is before step 80"),
-    ("suites.mini.architecture.num_heads", 5, "5 does not divide hidden_size 64"),
-    ("suites.mini.architecture.hidden_size", 2**40, "weights in float32 would take"),
-    ("suites.mini.batches.train.length", 65, "65 is longer than architecture.max_length 64"),
-    ("suites.mini.batches.train.sequences", 10**18, "its tokens would take 2.56e+20 bytes"),
-    ("suites.mini.text.packages", ["numpy", "nosuchpackage"], "'nosuchpackage' is not installed"),
-    ("suites.mini.text.source", "package", "'package' is not valid; did you mean packages?"),
-    (SOURCES, DELETE, "text lacks train, needed for batches.train"),
-    (SOURCES, [{"path": "a.pdf"}], "text.train.0.path: 'a.pdf' has no known ending"),
-    (SOURCES, [{"path": "a{b}.txt"}], "'a{b}.txt' is not valid; valid: a path without braces"),
-    (SOURCES, [{"repo": "a/b"}], "train.0 has repo; valid: path, or repo"),
-    (SOURCES, [{"repo": "a/b", "file": "../c.txt"}], "'../c.txt' is not valid; valid: a path in"),
-    ("suites.mini.fork.start", 2801, "fork.start: step 2801 is not on the grid; nearest: 2800 and"),
-    ("suites.mini.fork.probe_every", 41, "41 does not divide fork.steps 1200"),
-    ("suites.mini.fork.seeds", [0, 0], "[0, 0] has 0 twice"),
-    ("suites.mini.fork.phase_resolved.cycles", 81, "at most fork.steps 1200"),
-    ("suites.mini.fork.schedules.cosine", DELETE, "lacks cosine, the control"),
-    ("suites.mini.fork.schedules.cosine", {"kind": "sgdr", "period": 400}, "'sgdr' is not valid"),
-    ("suites.mini.fork.schedules.oli.kind", DELETE, "oli lacks kind"),
-    ("suites.mini.fork.schedules", {"cosine": {"kind": "cosine"}}, "needs a schedule of kind oli"),
-    ("suites.mini.fork.optimizer_state", "rewarmed", "rewarm_steps goes with optimizer_state rew"),
-    ("suites.pythia-160m.fork.optimizer_state", "restored",
-     "a suite with source hub does not have; valid: fresh, rewarmed"),
-    ("suites.mini.fork.pilot.length", 12, "12 must divide batches.train.length 64 and be shorter"),
-    ("suites.mini.fork.rivals.sgdr", {"kind": "linear"}, "rivals.sgdr: this name is taken"),
-    ("suites.mini.fork.rivals.wsd.decay_steps", 1201, "1201 is more than fork.steps 1200"),
-    ("suites.mini.fork.rivals.wsd.window", 3, "window goes with kind average; kind is wsd"),
-    ("suites.mini.fork.rivals.run.window", 200, "up to step 4000 are more than there are; valid:"),
-    ("suites.mini.mechanism.layers.steps", [40], "mechanism.layers takes every or steps; one of"),
-    ("suites.mini.mechanism.drift", {"steps": [41]}, "step 41 is not on the grid; nearest: 40 and"),
-    ("suites.mini.mechanism.curvature.sequences", 63, "63 is no multiple of mechanism.batch_size"),
-    ("suites.mini.mechanism.activations.sequences", 512, "512; the suite has 256"),
-    ("suites.mini.mechanism.replication.widths", [34], "num_heads 4 does not divide 34"),
-    ("suites.mini.mechanism.replication.widths", [16], "16 is below the group size 32 of low_bit"),
-]  # fmt: skip
+    (("suites", ".."), MINI, "'..' is not valid"),
+]
 
 
 def test_a_mistake_is_one_line():
-    for path, value, line in MISTAKES:
+    for path, value, line in OF_ALL:
         assert line in refusal(changed(path, value))
-    restored = changed("suites.mini.fork.optimizer_state", "restored")
-    check_config(restored)
-    restored["suites"]["mini"]["training"]["jobs_end_at"] = [5720]
-    assert "restored needs a training state at step 2800" in refusal(restored)
+    for name, mistakes in MISTAKES.items():
+        for path, value, line in mistakes:
+            assert line in refusal(changed(("suites", name, *path.split(".")), value)), path
+    check_config(changed("suites.mini.fork.optimizer_state", "restored"))
 
 
 def test_a_mistake_is_that_of_the_suite_it_was_made_in():
@@ -181,7 +177,7 @@ def test_an_unknown_key_is_refused_and_a_value_of_another_kind_named_at_every_le
             line = refusal(changed((*place, "nonsense"), 1))
             # Where keys are names, the value is what is wrong.
             unknown = f"config key {path}.nonsense"
-            assert line.startswith((f"{unknown} is not known; ", f"{unknown}: 1 is not a")), line
+            assert line.startswith((f"{unknown} is not known; ", f"{unknown}: 1 is not ")), line
         else:
             line = refusal(changed(place, {"a": [1]}))
             assert line.startswith(f"config key {path}: {{'a': [1]}} is not "), line
@@ -191,7 +187,6 @@ ODD = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-3, 10**6),
-    st.integers(10**9, 10**18),
     st.floats(allow_subnormal=False),  # another test of this process may flush them to zero
     st.text(max_size=8),
     st.lists(st.integers(-2, 6000), max_size=3),
@@ -206,33 +201,23 @@ def plan_everything(config) -> None:
         suite = Suite(name, section, config["quantizers"])
         assert plan.pretraining_jobs(suite) or section["source"] == "hub"
         ranges = f"step{suite.steps[0]}-step{suite.steps[-1]}"
-        for ask in (plan.checkpoint_files, plan.weights, plan.branches, plan.folders):
-            ask(suite, ranges)
+        plan.checkpoint_files(suite, ranges), plan.weights(suite, ranges), suite.folders(ranges)
         for ask in (plan.probe, plan.text, plan.batches, plan.schedule, plan.facts,
-                    plan.tokens_per_step, plan.ranges, plan.vocabulary):  # fmt: skip
+                    plan.tokens_per_step, plan.vocabulary):  # fmt: skip
             ask(suite)
-        outputs = plan_mechanism.extended_outputs(suite)
-        assert all(path.startswith("results/") for path in outputs)
-        for measure in set(plan_mechanism.RANGED) & set(section.get("mechanism", {})):
+        for measure in set(plan_mechanism.RANGED) & {*plan_mechanism.measured(suite)}:
             assert plan_mechanism.measure_ranges(suite, measure)
             assert plan_mechanism.measure_settings(suite, measure)
-        plan_forks_of(suite)
-
-
-def plan_forks_of(suite) -> None:
-    fork = suite.section.get("fork", {})
-    if fork:
-        plan.ledger_facts(suite), plan.fork_facts(suite)
-    gathered = [key for key in ("pilot", "amplitudes", "rivals") if fork.get(key)]
-    for key in [*gathered, *(("forks", "cycles") if fork else ())]:
-        for path in plan_forks.trajectories(suite, key):
-            series, run = path.removesuffix(".csv").split("/")[-2:]
-            if series == "averages":
-                assert set(plan_forks.average_steps(suite, run)) <= set(suite.steps)
-            else:
-                condition, _, seed = run.rpartition("-seed")
-                assert plan_forks.condition_inputs(suite, series, condition)
-                assert plan_forks.condition_folders(suite, series, condition, seed)
+        if fork := suite.config.fork:
+            plan.ledger_facts(suite), plan.fork_facts(suite)
+            for gathered in ("forks", "cycles", "pilot", "amplitudes", "rivals"):
+                if getattr(fork, gathered, True):
+                    plan_forks.trajectories(suite, gathered)
+            for series in ("forks", "cycles", "variants", "cooled"):
+                for one in plan_forks.branches(suite, series):
+                    assert one.inputs() and one.folders("0") and one.trajectory("0")
+            for average in plan_forks.averages(suite):
+                assert set(plan_forks.average_steps(suite, average)) <= set(suite.steps)
 
 
 @settings(max_examples=300)
@@ -278,11 +263,11 @@ def test_the_committed_schema_and_page_are_those_of_the_keys_and_every_key_is_de
     remedy = "PYTHONPATH=workflow_scripts python -m flatminima.config"
     assert json.loads(SCHEMA_FILE.read_text()) == json_schema(), remedy
     assert KEYS_FILE.read_text() == keys_page(), remedy
-    rows = list(describe_keys())
-    assert [row[0] for row in rows if not row[3]] == []
-    assert len({row[0] for row in rows}) == len(rows) > 150
-    described = {row[0] for row in rows}
-    assert {"suites.NAME.fork.schedules.NAME.period", "suites.NAME.grid.spacing"} <= described
+    described = describe_keys()
+    assert [path for path, (_, _, meaning) in described.items() if not meaning] == []
+    assert len(described) > 150
+    kind = described["suites.NAME.fork.schedules.NAME.kind"][0]
+    assert "sgdr" in kind and "suites.NAME.grid.spacing" in described
 
 
 def test_every_kind_of_finding_has_its_severity():
@@ -301,15 +286,14 @@ def test_a_key_that_stands_twice_is_one_line(tmp_path):
         path.write_text(text)
         with pytest.raises(ConfigError, match=f"mine.yaml: {line}"):
             read_config([path])
-    with pytest.raises(ConfigError, match="gone.yaml: no such file"):
+    with pytest.raises(ConfigError, match="gone.yaml: .*No such file"):
         read_config([tmp_path / "gone.yaml"])
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["{threads: 2, training: {lr_max: 0.02, schedule: cosine}}", "{label: 'a: b', steps: [1, 2]}",
-     "{fork: }", "{keep: true, name: '@', list: [x, 1.5, {deep: 3}]}", "{day: 2026-13-45}", "{}"],
-)  # fmt: skip
-def test_a_mapping_of_the_command_line_is_read_as_in_a_file(text):
-    (given,) = parse_config([f"suites={text}"]).values()
-    assert as_in_a_file(given) == yaml.safe_load(text.replace("2026-13-45", "'2026-13-45'"))
+def test_a_mapping_of_the_command_line_is_read_as_in_a_file():
+    for text in (
+        "{threads: 2, training: {lr_max: 0.02, schedule: cosine}}", "{label: 'a: b', s: [1, 2]}",
+        "{fork: }", "{keep: true, name: '@', list: [x, 1.5, {deep: 3}]}", "{day: 2026-13-45}", "{}",
+    ):  # fmt: skip
+        (given,) = parse_config([f"suites={text}"]).values()
+        assert as_in_a_file(given) == yaml.safe_load(text.replace("2026-13-45", "'2026-13-45'"))

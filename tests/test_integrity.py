@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flatminima.config_keys import revision_steps
 from flatminima.integrity import (
     DEFAULT_SEVERITY,
     FINDINGS,
@@ -20,7 +21,6 @@ from flatminima.integrity import (
     out_of_place,
 )
 from flatminima.revisions import suite_table
-from flatminima.suites import revision_steps
 
 GRID = revision_steps(powers_of_two=10, spacing=1000, last=40_000)
 TENSORS, SIZE = 8, 64

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flatminima import plan, plan_forks, plan_mechanism
 from flatminima.errors import ConfigError
-from flatminima.suites import Suite, read_library, resolve_suites
+from flatminima.suites import Suite, read_suite
 from tests.workflow import ROOT
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
@@ -40,19 +40,19 @@ def changed(name: str, path: str, value) -> Suite:
 
 def test_a_job_works_on_a_range_of_revisions_and_all_cover_them_once():
     for suite, first in ((MINI, "step0-step2640"), (PYTHIA, "step0")):
-        parts = [suite.steps_in(name) for name in plan.ranges(suite)]
+        parts = [suite.steps_in(name) for name in suite.ranges]
         assert sum(parts, []) == suite.steps and len(suite.steps) == 154
-        assert plan.ranges(suite)[0] == first
+        assert suite.ranges[0] == first
     name, steps = "step512-step2000", [512, 1000, 2000]
-    assert PYTHIA.steps_in(name) == steps == list(plan.folders(PYTHIA, name))
+    assert PYTHIA.steps_in(name) == steps == list(PYTHIA.folders(name))
     folder = "results/pythia-160m/checkpoints"
     assert plan.weights(PYTHIA, name) == [f"{folder}/step{s}/model.safetensors" for s in steps]
     assert len(plan.checkpoint_files(PYTHIA, name)) == 2 * len(steps)
-    assert plan.branches(PYTHIA, name) == {step: f"step{step}" for step in steps}
+    assert [PYTHIA.branch(step) for step in steps] == ["step512", "step1000", "step2000"]
 
 
 def test_what_a_suite_lacks_is_one_line_that_names_it():
-    for ask in (Suite.steps_in, plan.weights, plan.checkpoint_files, plan.folders):
+    for ask in (Suite.steps_in, plan.weights, plan.checkpoint_files, Suite.folders):
         with pytest.raises(ConfigError, match="^suite mini: step 1001 is not .*: 1000 and 1040$"):
             ask(MINI, "step1001")
     assert MINI.key("probe.resamples") == 1000
@@ -95,18 +95,18 @@ def test_forks_are_every_schedule_with_every_seed_and_dense_probes_belong_to_oli
     ]
     runs = plan_forks.runs(MINI, "cycles")
     assert runs == [f"oli-{order}first-seed{s}" for order in ("bump", "cool") for s in (0, 1, 2)]
-    start = plan_forks.condition_inputs(MINI, "forks", "oli")
+    start = plan_forks.branch(MINI, "forks", "oli").inputs()
     folder = "results/mini/checkpoints/step2800"
     assert start == {"weights": f"{folder}/model.safetensors", "config": f"{folder}/config.json"}
     restored = changed("mini", "fork.optimizer_state", "restored")
-    state = plan_forks.condition_inputs(restored, "forks", "oli")["state"]
+    state = plan_forks.branch(restored, "forks", "oli").inputs()["state"]
     assert state == "results/mini/training/step2800.safetensors"
-    settings = plan_forks.condition_settings(MINI, "cycles", "oli-bumpfirst")
-    assert settings["definition"]["first"] == "bump"
+    dense = plan_forks.branch(MINI, "cycles", "oli-bumpfirst")
+    settings = dense.settings()
+    assert settings["definition"]["first"] == "bump" and len(dense.steps()) == 60
     assert settings["fork"]["probe_last"] == 4 * (3 + 12) and settings["fork"]["probe_every"] == 1
-    fork = plan_forks.condition_settings(MINI, "forks", "oli")
-    assert fork["definition"]["first"] == "cool", "the fork itself is as it was"
-    assert len(plan_forks.condition_steps(MINI, "cycles", "oli-bumpfirst")) == 60
+    own = plan_forks.branch(MINI, "forks", "oli").settings()["definition"]
+    assert own["first"] == "cool", "the fork itself is as it was"
 
 
 # Parameters: which job reads which key
@@ -118,21 +118,17 @@ def parameters(suite: Suite) -> dict[str, object]:
     """Every parameter and every list of files of the rules, under names of its own."""
     asked = (
         *(plan.text, plan.text_files, plan.batches, plan.vocabulary, plan.probe, plan.schedule),
-        *(plan.facts, plan.ledger_facts, plan.tokens_per_step, plan.integrity, plan.ranges),
+        *(plan.facts, plan.ledger_facts, plan.tokens_per_step, plan.integrity),
     )
     found = {ask.__name__: ask(suite) for ask in asked}
-    found |= {"steps": suite.steps, "last": suite.last, "spacing": suite.spacing}
+    found |= {name: getattr(suite, name) for name in ("steps", "last", "spacing", "ranges")}
     found |= {series: plan_forks.runs(suite, series) for series in ("forks", "cycles")}
-    if suite.source == "hub":
-        found |= {"tokenizer_source": plan.tokenizer_source(suite)}
     for number, job in enumerate(plan.pretraining_jobs(suite)):
         found |= {f"job {number} settings": job.settings, f"job {number} due": job.checkpoints}
-    for name in SCHEDULES:
-        found |= {f"fork {name}": plan_forks.condition_settings(suite, "forks", name)}
-        found |= {f"start {name}": plan_forks.condition_inputs(suite, "forks", name)}
-    orders = ("oli-bumpfirst", "oli-coolfirst")
-    conditions = [plan_forks.condition_settings(suite, "cycles", order) for order in orders]
-    return found | {"cycles oli": conditions}
+    for one in plan_forks.branches(suite, "forks"):
+        found |= {f"fork {one.name}": one.settings(), f"start {one.name}": one.inputs()}
+    cycles = [one.settings() for one in plan_forks.branches(suite, "cycles")]
+    return found | {"cycles oli": cycles}
 
 
 def moved(before: Suite, after: Suite) -> set[str]:
@@ -182,7 +178,6 @@ KEYS = {
 # enough documents for the batches are taken from the hub.
 HUB_KEYS = {
     "integrity.duplicate": ("warn", {"integrity"}),
-    "tokenizer.revision": ("step3000", {"tokenizer_source"}),
     "tokenizer.end_of_text": ("</s>", {"vocabulary"}),
     "training.seed": (1, set()),
     "batches.train.sequences": (1000, {"batches", "text"}),
@@ -211,6 +206,9 @@ def test_only_the_two_quantizers_of_a_suite_are_read():
 # Text of files
 
 
+FILE = {"path": "a.txt"}
+
+
 def text_suite(validation, train, **batches) -> Suite:
     config = copy.deepcopy(CONFIG)
     suite = config["suites"]["pythia-160m"]
@@ -223,9 +221,9 @@ def test_the_text_that_is_wanted_is_eight_characters_for_a_token():
     assert plan.text(PYTHIA)["wanted"] == {
         "validation": {"amount": 8 * 128 * 512}, "train": {"amount": 8 * 120_000 * 2048},
     }  # fmt: skip
-    starts = plan.text(text_suite([], [], document_start=True))["wanted"]["validation"]
+    starts = plan.text(text_suite([FILE], [FILE], document_start=True))["wanted"]["validation"]
     assert starts == {"amount": 10, "document_of": 8 * 20}
-    short = plan.text(text_suite([], [], longest_document=30))["wanted"]["validation"]
+    short = plan.text(text_suite([FILE], [FILE], longest_document=30))["wanted"]["validation"]
     assert short == {"amount": 2 * 8 * 200, "longest": 8 * 30}
     assert set(plan.text(MINI)["installed"]) == {"numpy", "scipy", "pandas", "matplotlib"}
 
@@ -235,7 +233,7 @@ def test_a_local_file_is_an_input_where_nothing_can_come_before_it(tmp_path, mon
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "b.txt").write_text("b")
     hub = {"repo": "a/b", "file": "c.txt"}
-    a, b, gone = ({"path": f"{name}.txt"} for name in ("a", "b", "gone"))
+    a, b, gone = FILE, {"path": "b.txt"}, {"path": "gone.txt"}
     assert plan.text_files(text_suite([a, b], [b])) == ["a.txt", "b.txt"]
     assert plan.text_files(text_suite([gone, b], [b, a])) == ["b.txt"]
     assert plan.text_files(text_suite([hub, a], [gone, hub, a])) == []
@@ -278,49 +276,53 @@ def test_settings_hold_what_the_job_reads_and_not_how_often():
     low, high = plan_mechanism.probed_cells(MINI).values()
     assert low == {"bits": 4, "symmetric": False, "granularity": "g64"}
     assert high["granularity"] == "channel"
-    replica = plan_mechanism.replica_settings(MINI, "width32-seed1")
+    replica = plan_mechanism.replica(MINI, "width32-seed1").settings()
     assert replica["architecture"]["hidden_size"] == 32 and replica["training"]["seed"] == 1
     assert replica["training"]["warmup_steps"] == 12, "scaled with the run"
     assert len(plan_mechanism.replicas(MINI)) == 9
 
 
 def test_small_runs_as_long_as_their_width_asks_for():
-    section = resolve_suites(CONFIG["suites"], read_library(ROOT / "resources"))["fresh"]
-    fresh = Suite("fresh", section, CONFIG["quantizers"])
+    fresh = read_suite("fresh", [])
     assert len(plan_mechanism.replicas(fresh)) == 8
     for name in ("width16-seed0-decay0", "width32-seed1-decay0.1"):
-        run, last = (
-            plan_mechanism.replicas(fresh)[name],
-            max(plan_mechanism.replica_folders(fresh, name)),
-        )
-        seen = last * run["tokens_per_step"] / run["weights"]
-        assert 3550 <= seen < 3550 + 200 * run["tokens_per_step"] / run["weights"]
-        assert (
-            plan_mechanism.replica_settings(fresh, name)["training"]["weight_decay"]
-            == run["weight_decay"]
-        )
+        run = plan_mechanism.replica(fresh, name)
+        per_step = run.about["tokens_per_step"] / run.about["weights"]
+        assert 3550 <= run.steps[-1] * per_step < 3550 + 200 * per_step
+        assert run.settings()["training"]["weight_decay"] == run.about["weight_decay"]
+        assert list(run.folders()) == run.steps
     with pytest.raises(ConfigError, match="width64-seed0.*valid: width16-seed0-decay0"):
-        plan_mechanism.replica_settings(fresh, "width64-seed0")
+        plan_mechanism.replica(fresh, "width64-seed0")
+
+
+FIGURES = {"fig8_rivals": ["rivals.csv"],
+           "fig11_drift": ["mechanism/phase_flips.csv", "phases.json"],
+           "fig13_replication": ["mechanism/replication_runs.csv"]}  # fmt: skip
+
+
+def extended(suite: Suite) -> list[str]:
+    return plan_mechanism.extended_outputs(suite, FIGURES)
 
 
 def test_extended_is_what_the_configuration_asks_for_and_can_be():
-    outputs = plan_mechanism.extended_outputs(MINI)
+    outputs = extended(MINI)
     assert "results/mini/notebooks/mechanism.html" in outputs
-    assert sum(path.endswith(".pdf") for path in outputs) == 10
+    assert sum(path.endswith(".pdf") for path in outputs) == 4
     assert "results/fresh/figures/fig15_tokens.pdf" in outputs
-    pythia = plan_mechanism.extended_outputs(PYTHIA)
+    pythia = extended(PYTHIA)
     assert "results/pythia-160m/mechanism/findings.csv" in pythia
     assert not any("mechanism.html" in path or "fig13" in path for path in pythia)
+    assert "results/pythia-160m/figures/fig11_drift.png" in pythia
     config = copy.deepcopy(CONFIG)
     mini, own = (config["suites"][name] for name in ("mini", "pythia-160m"))
     own["mechanism"]["replication"] = mini["mechanism"]["replication"]
     del mini["fork"]["schedules"]["oli"], mini["fork"]["amplitudes"]
-    assert "replication" not in plan_mechanism.mechanism(suite_of("pythia-160m", config))
-    assert "phase_flips" not in plan_mechanism.mechanism(suite_of("mini", config))
-    left = plan_mechanism.extended_outputs(suite_of("mini", config))
+    assert "replication" not in plan_mechanism.measured(suite_of("pythia-160m", config))
+    assert "phase_flips" not in plan_mechanism.measured(suite_of("mini", config))
+    left = extended(suite_of("mini", config))
     assert not any("fig11" in path for path in left)
     del mini["mechanism"]
-    left = plan_mechanism.extended_outputs(suite_of("mini", config))
+    left = extended(suite_of("mini", config))
     assert left and not any("mechanism" in path or "claims" in path for path in left)
 
 
@@ -329,7 +331,7 @@ def test_without_a_step_between_levels_the_rest_is_measured():
     config["quantizers"]["nf4"] = {"kind": "nf4"}
     config["suites"]["mini"]["probe"]["low_bit"] = "nf4"
     suite = suite_of("mini", config)
-    left = {"layers", "curvature", "activations", "replication", "second_arm"}
-    assert set(plan_mechanism.mechanism(suite)) - {"batch_size"} == left
+    left = {"layers", "curvature", "activations", "replication"}
+    assert {*plan_mechanism.measured(suite)} == left
     assert plan_mechanism.measure_settings(suite, "layers")["low_bit"] == {"kind": "nf4"}
-    assert "results/mini/mechanism/findings.csv" in plan_mechanism.extended_outputs(suite)
+    assert "results/mini/mechanism/findings.csv" in extended(suite)

@@ -20,8 +20,9 @@ from flatminima.freezing import (
     measured_files,
     publish,
 )
-from flatminima.plan import facts, read_suite
+from flatminima.plan import facts
 from flatminima.published import read_digests, restore
+from flatminima.suites import read_suite
 from tests.workflow import ROOT, copy_checkout, dry_run, planned, snakemake
 
 pytestmark = pytest.mark.workflow

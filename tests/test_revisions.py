@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from flatminima import plan
+from flatminima.config import resolve_suites
 from flatminima.errors import ConfigError
 from flatminima.files import weights_digest
 from flatminima.integrity import WHOLE, distances
@@ -78,7 +79,7 @@ def test_lists_without_a_step_with_one_twice_and_other_files_are_refused(tmp_pat
 
 LOCAL = {
     "label": "own", "source": "local", "pattern": "runs/mine/checkpoint-{step}",
-    "grid": "discover", "tokenizer": {}, "is_paper_model": False,
+    "text": {"source": "files", "validation": [{"path": "text.txt"}]},
     "batches": {"validation": {"sequences": 2, "length": 8}},
     "probe": {"steps_per_job": 2},
 }  # fmt: skip
@@ -94,7 +95,7 @@ def runs(tmp_path, monkeypatch):
 
 
 def own(**changes) -> Suite:
-    return Suite("own", LOCAL | changes, {})
+    return Suite("own", resolve_suites({"own": LOCAL | changes}, {})["own"], {})
 
 
 def test_steps_are_in_order_of_number_and_files_are_the_needed_ones(runs):
@@ -183,10 +184,10 @@ def test_two_folders_of_one_step_are_an_error(runs):
 def test_a_found_grid_is_planned_where_it_lies(runs):
     suite = own()
     assert suite.steps == [500, 1000, 1500] and suite.last == 1500 and suite.spacing == 1
-    assert plan.folders(suite, "step500-step1000") == {
+    assert suite.folders("step500-step1000") == {
         500: "runs/mine/checkpoint-500", 1000: "runs/mine/checkpoint-1000",
     }  # fmt: skip
-    assert plan.ranges(suite) == ["step500-step1000", "step1500"]
+    assert suite.ranges == ["step500-step1000", "step1500"]
     assert plan.schedule(suite) is None and plan.tokens_per_step(suite) is None
     assert plan.tokens_per_step(own(tokens_per_step=128)) == 128
     with pytest.raises(ConfigError, match="step 7 is not a revision of this suite"):
@@ -198,7 +199,7 @@ def test_a_replaced_checkpoint_is_noticed_by_its_bytes_and_not_by_its_time(runs,
     shards(runs / "checkpoint-1000")
     checkpoints, root = find_checkpoints("runs/mine/checkpoint-{step}").checkpoints, Path("r/own")
     made = {}
-    for name in plan.ranges(own()):
+    for name in own().ranges:
         rows = [(step, *_of_the_weights(checkpoints[step])) for step in own().steps_in(name)]
         made[name] = [root / f"revisions/{name}.csv", root / f"probes/{name}.parquet"]
         for path in made[name]:

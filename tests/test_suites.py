@@ -8,23 +8,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatminima.config import check_config
+from flatminima.config import check_config, merge, read_library, resolve_suites
+from flatminima.config_keys import revision_steps
 from flatminima.errors import ConfigError
 from flatminima.plan import facts, schedule, tokens_per_step
-from flatminima.suites import (
-    Suite,
-    chunk_names,
-    merge,
-    parse_range,
-    range_name,
-    read_library,
-    resolve_suites,
-    revision_steps,
-)
+from flatminima.suites import Suite, chunk_names, parse_range, range_name
 from tests.workflow import ROOT
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
-LIBRARY = read_library(ROOT / "resources")
+LIBRARY = read_library()
 
 
 def whole(suites, library=LIBRARY) -> dict:
@@ -65,19 +57,10 @@ def test_a_suite_takes_over_what_it_does_not_say():
     assert own["threads"] == 2 and own["label"] == "mine" and own["is_paper_model"] is False
     assert own["grid"] == {"steps": [0, 40]}, "replaced whole"
     assert "fork" not in own and "extends" not in own
+    again = whole(suites | {"again": {"extends": "own", "fork": {"start": 3}}})["again"]
+    assert again["fork"] == {"start": 3}, "what is left out can be said again below"
     assert own["probe"] == mini["probe"] and own["probe"] is not mini["probe"]
     assert list(resolved)[:3] == ["mini", "own", "pythia-160m"], "after the one that it extends"
-
-
-def test_what_is_left_out_can_be_said_again_below():
-    suites = {
-        "a": {"label": "a", "source": "x", "fork": {"start": 1, "steps": 2}, "deep": {"one": 1}},
-        "b": {"extends": "a", "fork": None, "deep": {"one": None, "two": 2}},
-        "c": {"extends": "b", "fork": {"start": 3}},
-    }
-    found = resolve_suites(suites, {})
-    assert "fork" not in found["b"] and found["b"]["deep"] == {"two": 2}
-    assert found["c"]["fork"] == {"start": 3}
 
 
 def test_labels_and_places_are_a_suites_own():
@@ -128,9 +111,9 @@ def test_suites_of_pythia_are_planned_without_a_network():
         assert len(suite.steps) == 154 and suite.last == 143000
         assert suite.branch(512) == "step512"
         assert tokens_per_step(suite) == 2_097_152 and schedule(suite)["warmup_steps"] == 1430
-        assert "fork" not in suite.section
-    assert suite_of("pythia-410m-seed9").section["training"]["seed"] == 9
-    assert "second epoch" in suite_of("pythia-70m-deduped").section["label"]
+        assert suite.config.fork is None
+    assert suite_of("pythia-410m-seed9").config.training.seed == 9
+    assert "second epoch" in suite_of("pythia-70m-deduped").config.label
 
 
 def test_a_frozen_table_is_the_grid_and_without_one_a_line_says_how_to_make_it(tmp_path):

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from flatminima.freezing import check_current, git, machine, publish
-from flatminima.plan import read_suite
+from flatminima.suites import read_suite
 
 
 def main(*, suite: str | None, configfiles: list[str], measured_by: str | None) -> None:

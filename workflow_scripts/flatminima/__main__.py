@@ -115,13 +115,13 @@ def _freeze(suite: str | None, configfiles: list[str]) -> int:
     _need_clone("freeze")
     from flatminima.files import write_table
     from flatminima.hub import list_branches
-    from flatminima.plan import read_suite
-    from flatminima.revisions import DEFAULT_PATTERN, table_of_branches
+    from flatminima.revisions import table_of_branches
+    from flatminima.suites import read_suite
 
     found = read_suite(suite, configfiles)
     if found.source != "hub":
         raise UserError(f"suite {found.name}: its source is {found.source}, not hub")
-    repo, pattern = found.section["repo"], found.section.get("revision", DEFAULT_PATTERN)
+    repo, pattern = found.config.repo, found.branch_pattern
     branches = list_branches(repo)
     try:
         table = table_of_branches(pattern, branches)

@@ -1,50 +1,181 @@
-"""The configuration, read and checked before any job starts, one line for the first mistake.
+"""The configuration: read, whole with what suites take over, and checked before any job starts.
 
-``check_config`` names the key, the value and what is valid. ``python -m flatminima.config``
-writes the JSON schema of the keys, which editors read, and docs/configuration.md, which lists them.
+A suite that ``extends`` another takes over every key that it does not set itself; mappings are
+merged, anything else replaced. ``label`` and ``is_paper_model`` are a suite's own. A key set to
+nothing (``fork:``) is left out, with whatever it would inherit. The first mistake is one line
+that names the key, the value and what is valid.
+
+``python -m flatminima.config`` writes the JSON schema of the keys, which editors read, and
+docs/configuration.md, which lists them.
 """
 
 import json
 import re
 import reprlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from flatminima.config_keys import Config
 from flatminima.errors import ConfigError, suggest
 from flatminima.sections import DECIDING
-from flatminima.suites import merge, read_library, read_yaml, resolve_suites
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA_FILE = ROOT / "rules/schemas/config.schema.json"
 KEYS_FILE = ROOT / "docs/configuration.md"
+# Replaced whole, since half of one and half of another would mean nothing.
+WHOLE = ("grid", "text", "tokenizer", "schedules")
+OWN = ("label", "is_paper_model", "extends")
+# Not taken over from a suite whose checkpoints come from elsewhere.
+OF_SOURCE = ("repo", "revision", "pattern", "grid", "integrity")
+# What a suite need not say, by its source.
+DEFAULTS = {
+    "local": {
+        "is_paper_model": False,
+        "device": "auto",
+        "threads": 1,
+        "grid": "discover",
+        "tokenizer": {},
+        "probe": {
+            "low_bit": "int4_g128",
+            "high_bit": "int8_channel",
+            "batch_size": 4,
+            "steps_per_job": 22,
+            "resamples": 1000,
+        },
+        "kurtosis": {"layers": "blocks"},
+        "phases": {"resamples": 200},
+    },
+    "hub": {"is_paper_model": False},
+    "pretrain": {"is_paper_model": False},
+}
+
+# Files and the command line.
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    """Refuses a key that stands twice in one mapping, of which YAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := [key for number, key in enumerate(keys) if key in keys[:number]]:
+            line = node.start_mark.line + 1
+            raise ConfigError(f"key {twice[0]!r} stands twice in the mapping at line {line}")
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> dict:
+    """The mapping of a YAML file. Raises ``ConfigError``, one line that names the file."""
+    try:
+        read = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader) or {}
+    except (yaml.YAMLError, ValueError, OSError) as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
+    if not isinstance(read, dict):
+        raise ConfigError(f"{path}: not a mapping of keys to values")
+    return read
+
+
+def as_in_a_file(value: object) -> object:
+    """What a file would hold where ``--config`` gives a mapping, whose values arrive as text.
+
+    Text stays as it is where YAML does not take it for a number, true, false or nothing.
+    """
+    if isinstance(value, Mapping):
+        return {key: as_in_a_file(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [as_in_a_file(inner) for inner in value]
+    try:
+        read = yaml.safe_load(value)
+    except (yaml.YAMLError, ValueError, AttributeError):  # such as a date that does not exist
+        return value
+    return read if isinstance(read, bool | int | float | None) else value
+
+
+def read_library(resources: Path = ROOT / "resources") -> dict[str, dict]:
+    """Suites that come with the workflow: ``suites/*.yaml`` and ``published/*/suite.yaml``."""
+    library = {}
+    for pattern in ("suites/*.yaml", "published/*/suite.yaml"):
+        for path in sorted(resources.glob(pattern)):
+            library |= read_yaml(path)
+    return library
+
+
+# Inheritance.
+
+
+def merge(base: Mapping, change: Mapping, whole: Sequence[str] = ()) -> dict:
+    """``base`` with what ``change`` says, mappings merged but for the keys ``whole``.
+
+    Neither is altered.
+    """
+    merged = deepcopy(dict(base))
+    for key, value in change.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        deeper = both and key not in whole
+        merged[key] = merge(merged[key], value, whole) if deeper else deepcopy(value)
+    return merged
+
+
+def _without_nothing(section: object) -> object:
+    if not isinstance(section, Mapping):
+        return section
+    return {key: _without_nothing(value) for key, value in section.items() if value is not None}
+
+
+def resolve_suites(suites: object, library: Mapping[str, Mapping]) -> object:
+    """Suites of the configuration, those of ``library`` after them, whole.
+
+    A suite stands after the one that it extends, so that the first mistake is that of the
+    suite it was made in. A suite of the library may be changed in the configuration under
+    its own name. What is no mapping is handed on as it is, for the check to complain about.
+    Raises ``ConfigError`` for ``extends`` that leads nowhere or in a circle.
+    """
+    if not isinstance(suites, Mapping):
+        return suites
+    known = {**suites, **library}
+    for name in {*suites} & {*library}:
+        if isinstance(suites[name], Mapping):
+            known[name] = merge(library[name], suites[name], WHOLE)
+    inherited: dict[str, Any] = {}
+
+    def inherit(name: str, below: tuple[str, ...] = ()) -> None:
+        if name in inherited:
+            return
+        own = known[name]
+        if isinstance(own, Mapping) and (parent := own.get("extends")) is not None:
+            key = f"config key suites.{name}.extends"
+            if not isinstance(parent, str) or not isinstance(known.get(parent), Mapping):
+                raise ConfigError(f"{key}: {parent!r} is not known; {suggest(str(parent), known)}")
+            if parent in (*below, name):
+                chain = " -> ".join((*below, name, parent))
+                raise ConfigError(f"{key}: {parent!r} extends it in turn ({chain})")
+            inherit(parent, (*below, name))
+            taken = inherited[parent]
+            elsewhere = own.get("source", taken.get("source")) != taken.get("source")
+            dropped = (*OWN, *OF_SOURCE) if elsewhere else OWN
+            taken = {key: value for key, value in taken.items() if key not in dropped}
+            own = merge(taken, {k: v for k, v in own.items() if k != "extends"}, WHOLE)
+        inherited[name] = own
+
+    for name in known:
+        inherit(name)
+    return {name: _without_nothing(_with_defaults(own)) for name, own in inherited.items()}
+
+
+def _with_defaults(section: object) -> object:
+    if not isinstance(section, Mapping):
+        return section
+    return merge(DEFAULTS.get(str(section.get("source")), {}), section, WHOLE)
+
 
 # Mistakes, in one line.
-
-_KINDS = {
-    "bool": "true or false",
-    "dict": "a mapping of keys to values",
-    "finite": "a finite number",
-    "float": "a finite number",
-    "int": "a whole number",
-    "list": "a list",
-    "model": "a mapping of keys to values",
-    "string": "text",
-}
-_LIMITS = {
-    "greater_than": ("gt", "above"),
-    "greater_than_equal": ("ge", "at least"),
-    "less_than": ("lt", "below"),
-    "less_than_equal": ("le", "at most"),
-}
-# With these a mistake is a sentence about its key, with anything else about its value.
-_VERBS = ("lacks", "goes", "takes", "needs", "has", "is")
 
 
 def _place(config: Any, error: ErrorDetails) -> list[str]:
@@ -62,39 +193,25 @@ def _place(config: Any, error: ErrorDetails) -> list[str]:
 def _line(config: Any, error: ErrorDetails) -> str:
     """One line for one of pydantic's errors."""
     place, rule, given = _place(config, error), error["type"], error["input"]
-    context, value, text = error.get("ctx", {}), reprlib.repr(given), ""
+    context = error.get("ctx", {})
+    choices = re.findall(r"'([^']*)'", context.get("expected_tags", context.get("expected", "")))
     if rule == "mistake":
         place, text = [*place, *context["key"].split(".")], context["text"]
     elif rule == "missing":
         text = f"lacks {error['loc'][-1]}"
-    elif rule.startswith("union_tag") and isinstance(given, Mapping):
-        name = context["discriminator"].strip("'")
-        text = f"lacks {name}"
-        if name in given:
-            choices = re.findall(r"'([^']*)'", context["expected_tags"])
-            text = f"{reprlib.repr(given[name])} is not valid; {suggest(str(given[name]), choices)}"
-            place = [*place, name]
-    elif rule == "literal_error":
-        choices = re.findall(r"'([^']*)'|(True|False)", context["expected"])
-        hint = suggest(str(given), ["".join(choice).lower() for choice in choices])
-        text = f"{value} is not valid; {hint}"
+    elif rule == "union_tag_not_found" and isinstance(given, Mapping):
+        text = f"lacks {context['discriminator'].strip(chr(39))}"
+    elif choices:
+        if isinstance(given, Mapping) and rule == "union_tag_invalid":
+            place, given = [*place, context["discriminator"].strip("'")], context["tag"]
+        text = f"{reprlib.repr(given)} is not valid; {suggest(str(given), choices)}"
     elif rule == "value_error":
         text = str(context["error"])
-    elif rule == "string_pattern_mismatch":
-        text = f"{value} does not match {context['pattern']}"
-    elif rule in ("too_short", "string_too_short"):
-        text = f"{value} is empty; valid: at least {context['min_length']}"
-    elif rule in _LIMITS:
-        name, words = _LIMITS[rule]
-        limit = context[name]
-        if rule == "greater_than" and isinstance(limit, int):
-            words, limit = "at least", limit + 1
-        text = f"{value} is not valid; valid: {words} {limit}"
     else:
-        kind = "dict" if rule.startswith("union_tag") else rule.split("_")[0]
-        text = f"{value} is not {_KINDS.get(kind, error['msg'].lower())}"
-    shown = ".".join(part[:80] for part in place if part) or "(top level)"
-    colon = "" if text.split()[0] in _VERBS else ":"
+        text = f"{reprlib.repr(given)} is not valid: {error['msg'][0].lower()}{error['msg'][1:]}"
+    shown = ".".join(filter(None, place)) or "(top level)"
+    # A sentence about the key, or what is said of its value.
+    colon = "" if text.startswith(("lacks ", "goes ", "takes ", "needs ", "has ", "is ")) else ":"
     return " ".join(f"config key {shown}{colon} {text}".split())
 
 
@@ -117,12 +234,12 @@ def find_suite(config: Mapping, name: str) -> dict:
     return config["suites"][name]
 
 
-def whole_config(config: dict, resources: Path = ROOT / "resources") -> dict:
+def whole_config(config: dict) -> dict:
     """The configuration with whole suites, those that come with the workflow among them, checked.
 
     ``config`` is changed. Raises ``ConfigError``.
     """
-    config["suites"] = resolve_suites(config.get("suites"), read_library(resources))
+    config["suites"] = resolve_suites(config.get("suites"), read_library())
     check_config(config)
     return config
 
@@ -163,43 +280,37 @@ def _members(node: Mapping) -> list[Mapping]:
     return [each for member in union for each in _members(member)] if union else [node]
 
 
-def describe_keys() -> Iterator[tuple[str, str, str, str]]:
-    """Key, type, default and description of every key, for the documentation."""
-    seen = set()
+def describe_keys() -> dict[str, tuple[str, str, str]]:
+    """Type, default and description of every key by its path, for the documentation."""
+    found: dict[str, tuple[str, str, str]] = {}
 
-    def walk(node: Mapping, place: tuple[str, ...]) -> Iterator[tuple[str, str, str, str]]:
+    def walk(node: Mapping, place: tuple[str, ...] = ()) -> None:
         members = _members(node)
-        for name in DECIDING:
-            having = [m["properties"][name] for m in members if name in m.get("properties", {})]
-            path = ".".join((*place, name))
-            if len(having) > 1 and path not in seen:
-                seen.add(path)
-                kinds = ", ".join(each["const"] for each in having)
-                kept = [json.dumps(each["default"]) for each in having if "default" in each]
-                default = kept[0] if len(kept) == 1 else "needed"
-                yield path, kinds, default, "Decides which other keys there are."
         for member in members:
             for name, below in member.get("properties", {}).items():
                 path = ".".join((*place, name))
-                if path not in seen:
-                    seen.add(path)
-                    needed = name in member.get("required", ())
-                    default = "needed" if needed else json.dumps(below.get("default"))
-                    meaning = below.get("description") or _members(below)[0].get("description", "")
-                    yield path, _type_name(below), default, meaning
-                yield from walk(below, (*place, name))
+                needed = name in member.get("required", ())
+                default = "needed" if needed else json.dumps(below.get("default"))
+                meaning = below.get("description") or _members(below)[0].get("description", "")
+                kind = _type_name([below])
+                if name in DECIDING and len(members) > 1:
+                    own = [m["properties"][name] for m in members if name in m["properties"]]
+                    kind, meaning = _type_name(own), "Decides which other keys there are."
+                found.setdefault(path, (kind, default, meaning))
+                walk(below, (*place, name))
             for below in member.get("patternProperties", {}).values():
-                yield from walk(below, (*place, "NAME"))
+                walk(below, (*place, "NAME"))
             if "items" in member:
-                yield from walk(member["items"], place)
+                walk(member["items"], place)
 
-    yield from walk(json_schema(), ())
+    walk(json_schema())
+    return found
 
 
-def _type_name(node: Mapping) -> str:
+def _type_name(nodes: Sequence[Mapping]) -> str:
     names = {"object": "mapping", "array": "list", "integer": "whole number", "string": "text"}
     found = []
-    for member in _members(node):
+    for member in (member for node in nodes for member in _members(node)):
         kind = names.get(member.get("type"), member.get("type", "mapping"))
         values = member.get("enum", [member["const"]] if "const" in member else [])
         found.append(", ".join(map(str, values)) or kind)
@@ -220,16 +331,15 @@ that you choose. A default of *needed* says that the key has none, *none* that i
 def keys_page() -> str:
     """docs/configuration.md: a table a section, in the order in which sections are met."""
     sections: dict[str, list[str]] = {}
-    for path, kind, default, meaning in describe_keys():
+    for path, (kind, default, meaning) in describe_keys().items():
         section, _, name = path.rpartition(".")
         row = (f"`{name}`", kind, default.replace("null", "none"), meaning.replace("|", "\\|"))
-        sections.setdefault(section, []).append(f"| {' | '.join(row)} |")
-    parts = [KEYS_INTRODUCTION]
-    for section, rows in sections.items():
-        head = f"## {f'`{section}`' if section else 'Top level'}"
-        parts.append("\n".join([head, "", "| key | type | default | meaning |", "|---|---|---|---|",
-                                *rows, ""]))  # fmt: skip
-    return "\n".join(parts)
+        sections.setdefault(section, []).append(f"| {' | '.join(row)} |\n")
+    head = "\n| key | type | default | meaning |\n|---|---|---|---|\n"
+    return KEYS_INTRODUCTION + "".join(
+        f"\n## {f'`{section}`' if section else 'Top level'}\n{head}{''.join(rows)}"
+        for section, rows in sections.items()
+    )
 
 
 def main() -> None:

@@ -4,7 +4,8 @@
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, PositiveInt, StrictBool, Tag
@@ -12,27 +13,14 @@ from pydantic import AfterValidator, Discriminator, Field, PositiveInt, StrictBo
 from flatminima.errors import suggest
 from flatminima.quantizer_specs import FP32, AnyQuantizer, Layers
 from flatminima.revisions import check_pattern
-from flatminima.schedules import AnyRival, AnySchedule, AverageKind
+from flatminima.schedules import AnyRival, AnySchedule, AverageKind, OscillatoryLockIn
 from flatminima.sections import Mistakes, Section, key
-from flatminima.suites import nearest, revision_steps, suite_steps
 from flatminima.text.corpus import file_format, package_root, package_versions
 
 PRINTED_SUITE = "paper"  # results/paper holds the verdicts on the paper's own tables
-MOST_REVISIONS = 100_000
-MOST_BYTES = 2**40  # of one array or model in memory
 PYTHIA_VOCABULARY = 50_304
 
 # Types of values.
-
-
-_PATH, _A_PATH = r"[^{}\n\r\0]+", "a path without braces and line breaks, which no rule can name"
-_INSIDE = r"(?!/)(?!(.*/)?\.\.(/|$)).*"
-
-
-def _unique(values: list) -> list:
-    if twice := [value for number, value in enumerate(values) if value in values[:number]]:
-        raise ValueError(f"{values} has {twice[0]!r} twice")
-    return values
 
 
 def _passes(check: Callable[[Any], object]) -> AfterValidator:
@@ -45,12 +33,9 @@ def _passes(check: Callable[[Any], object]) -> AfterValidator:
     return AfterValidator(checked)
 
 
-def _fits(pattern: str, valid: str) -> AfterValidator:
-    def check(value: str) -> None:
-        if not re.fullmatch(pattern, value, re.ASCII):
-            raise ValueError(f"{value[:80]!r} is not valid; valid: {valid}")
-
-    return _passes(check)
+def _once(values: list) -> None:
+    if twice := [value for number, value in enumerate(values) if value in values[:number]]:
+        raise ValueError(f"{values} has {twice[0]!r} twice")
 
 
 def _installed(package: str) -> None:
@@ -59,12 +44,6 @@ def _installed(package: str) -> None:
         package_versions([package])
     except ModuleNotFoundError as error:
         raise ValueError(str(error)) from error
-
-
-def _pattern(value: str) -> None:
-    check_pattern(value)
-    if not re.fullmatch(_PATH, value.replace("{step}", "")):
-        raise ValueError(f"{value!r} is not valid; valid: {_A_PATH}")
 
 
 def _branches(value: str) -> None:
@@ -76,25 +55,21 @@ def _branches(value: str) -> None:
         raise ValueError(f"{value!r} has no group (?P<step>...) for the step")
 
 
+Unique = _passes(_once)
 Text = Annotated[str, Field(min_length=1)]
-Label = Annotated[str, _fits(r"[^<>`$\\\x00-\x1f]+", "text without line breaks and < > ` $ \\")]
-FilePath = Annotated[Text, _fits(_PATH, _A_PATH)]
+# One line without markup, for titles in Markdown, LaTeX and HTML.
+Label = Annotated[str, Field(pattern=r"^[^<>`$\\\n\r]+$")]
+FilePath = Annotated[str, Field(pattern=r"^[^{}\n\r]+$")]  # no wildcard of a rule
 DocumentFile = Annotated[FilePath, _passes(file_format)]
 SuiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,60}$")]
 Package = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$"), _passes(_installed)]
-Repo = Annotated[
-    Text,
-    _fits(r"(?!.*(\.\.|--))\w[\w.-]*(/\w[\w.-]*)?", "owner/name of letters, digits, . _ -"),
-]
-Reference = Annotated[
-    Text,
-    _fits(r"(?!.*(\.\.|//))\w[\w./-]*", "a branch, tag or commit of letters, digits, . _ / -"),
-]
+Repo = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$")]
+Reference = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]*$")]
 Step = Annotated[int, Field(ge=0)]
-Steps = Annotated[list[Step], AfterValidator(_unique), Field(min_length=1)]
+Steps = Annotated[list[Step], Unique, Field(min_length=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
-Seeds = Annotated[list[Seed], AfterValidator(_unique), Field(min_length=1)]
+Seeds = Annotated[list[Seed], Unique, Field(min_length=1)]
 Bits = Annotated[int, Field(ge=2, le=8)]
 Resamples = Annotated[int, Field(ge=20, le=100_000)]
 Severity = Literal["stop", "warn", "ignore"]
@@ -102,6 +77,32 @@ Precision = Literal["float32", "bf16"]
 
 
 # Revisions.
+
+
+def nearest(step: int, steps: Sequence[int]) -> str:
+    """The one or two members of the sorted ``steps`` around ``step``, for messages."""
+    first = max(0, bisect_left(steps, step) - 1)
+    return " and ".join(map(str, steps[first : first + 2]))
+
+
+def _off_grid(place: str, wanted: Sequence[int], steps: Sequence[int]) -> Mistakes:
+    for step in wanted:
+        if step not in steps:
+            yield place, f"step {step} is not on the grid; nearest: {nearest(step, steps)}"
+
+
+def revision_steps(*, powers_of_two: int, spacing: int, last: int) -> list[int]:
+    """Steps of a suite in order: 0, 2^0 … 2^(n-1), then every ``spacing`` to ``last``.
+
+    Raises ``ValueError`` where ``last`` is no multiple of ``spacing`` or the
+    powers run past the end.
+    """
+    if last % spacing:
+        raise ValueError(f"last {last}: must be a multiple of spacing {spacing}")
+    if powers_of_two > last.bit_length():
+        raise ValueError(f"powers_of_two {powers_of_two}: 2^{powers_of_two - 1} is past {last}")
+    powers = [2**i for i in range(powers_of_two)]
+    return sorted({0, *powers, *range(spacing, last + 1, spacing)})
 
 
 class EvenGrid(Section):
@@ -112,13 +113,15 @@ class EvenGrid(Section):
     last: PositiveInt = key("Last step; a multiple of spacing.")
 
     def _mistakes(self) -> Mistakes:
-        if (revisions := self.last // self.spacing) > MOST_REVISIONS:
-            yield "", f"{revisions} revisions; at most {MOST_REVISIONS}"
-            return
         try:
-            revision_steps(**self.model_dump())
+            self.revisions  # noqa: B018
         except ValueError as error:
             yield "", str(error)
+
+    @property
+    def revisions(self) -> list[int]:
+        """Steps in order."""
+        return revision_steps(**dict(self))
 
 
 class ListedGrid(Section):
@@ -132,6 +135,11 @@ class ListedGrid(Section):
     def _mistakes(self) -> Mistakes:
         if self.last is not None and self.last < max(self.steps):
             yield "last", f"{self.last} is before step {max(self.steps)} of steps"
+
+    @property
+    def revisions(self) -> list[int]:
+        """Steps in order."""
+        return sorted(self.steps)
 
 
 def _grid_kind(grid: Any) -> str:
@@ -201,7 +209,7 @@ class PackageText(DocumentSource):
     documents: Literal["docstrings", "modules"] = key(
         "What a document is: a docstring, or the whole source of a module.", "docstrings"
     )
-    packages: Annotated[list[Package], AfterValidator(_unique)] = key(
+    packages: Annotated[list[Package], Unique] = key(
         "Import names of installed packages, in order.", min_length=1
     )
     min_characters: PositiveInt = key("Shorter documents are left out.")
@@ -221,9 +229,7 @@ class TextFile(Section):
 
     path: DocumentFile = key("Local file; seen from the working directory.", None)
     repo: Repo = key("Hub dataset.", None)
-    file: Annotated[DocumentFile, _fits(_INSIDE, "a path in the repository without ..")] = key(
-        "File in it; never replaced by another.", None
-    )
+    file: DocumentFile = key("File in it; never replaced by another.", None)
     revision: Reference = key("Branch, tag or commit of the dataset.", "main")
     field: Text = key("Field or column that holds a document's text.", "text")
 
@@ -334,25 +340,14 @@ class Training(Section):
         "Updates between two saved states, from which a killed job goes on."
     )
 
+    jobs_end_at: Annotated[list[PositiveInt], Unique] = key(
+        "With source pretrain, steps at which one training job hands over to the next; the last "
+        "is grid.last.", None, min_length=1,
+    )  # fmt: skip
+
     def _mistakes(self) -> Mistakes:
         if self.lr_min > self.lr_max:
             yield "lr_min", f"{self.lr_min} is above lr_max {self.lr_max}"
-
-
-_Ends = Annotated[list[PositiveInt], AfterValidator(_unique), Field(min_length=1)]
-_ENDS = "Steps at which one training job hands over to the next; the last is grid.last."
-
-
-class TrainingHere(Training):
-    """How the suite is trained here; forks continue with the same numbers."""
-
-    jobs_end_at: _Ends = key(_ENDS)
-
-
-class TrainingOnce(Training):
-    """How a published suite was trained."""
-
-    jobs_end_at: _Ends = key(_ENDS, None)
 
 
 class Compute(Section):
@@ -453,7 +448,7 @@ class Fork(Section):
     )
     primary: Primary = None
     pilot: Pilot = None
-    amplitudes: Annotated[list[Annotated[float, Field(gt=0)]], AfterValidator(_unique)] = key(
+    amplitudes: Annotated[list[Annotated[float, Field(gt=0)]], Unique] = key(
         "Lambdas of OLI that are tried at its own cadence and at SGDR's.", None, min_length=1
     )
     rivals: dict[Name, AnyRival] = key("Conditions that the paper does not have, by name.", None)
@@ -464,46 +459,51 @@ class Fork(Section):
     def _mistakes(self) -> Mistakes:
         if self.steps % self.probe_every:
             yield "probe_every", f"{self.probe_every} does not divide fork.steps {self.steps}"
-        if (probes := self.steps // self.probe_every) > MOST_REVISIONS:
-            yield "probe_every", f"{probes} probes of a fork; at most {MOST_REVISIONS}"
         if (self.optimizer_state == "rewarmed") != (self.rewarm_steps is not None):
             given = f"optimizer_state is {self.optimizer_state}"
             yield "rewarm_steps", f"goes with optimizer_state rewarmed, and always with it; {given}"
-        why = "the control that others are held against"
-        if "cosine" not in self.schedules:
-            yield "schedules", f"lacks cosine, {why}"
-        elif (kind := self.schedules["cosine"].kind) != "cosine":
-            yield "schedules.cosine.kind", f"{kind!r} is not valid for {why}; valid: cosine"
-        oli = {name: kind for name, kind in self.schedules.items() if kind.kind == "oli"}
+        if getattr(self.schedules.get("cosine"), "kind", None) != "cosine":
+            yield (
+                "schedules",
+                "lacks cosine, the control of kind cosine that others are held against",
+            )
         every, cycles = self.phase_resolved.probe_every, self.phase_resolved.cycles
-        for name, kind in oli.items():
+        for name, kind in self.oli.items():
             if (span := cycles * kind.period) > self.steps or span % every:
                 yield (
                     "phase_resolved",
                     f"{cycles} cycles of schedules.{name} are {span} steps; that must be at most "
                     f"fork.steps {self.steps} and a multiple of probe_every {every}",
                 )
-        if self.amplitudes and not oli:
+        if self.amplitudes and not self.oli:
             yield "amplitudes", "needs a schedule of kind oli in fork.schedules"
         for name in self.rivals or {}:
             if name in self.schedules or name.startswith(("pilot_", "oli_x")):
-                yield (
-                    f"rivals.{name}",
-                    "this name is taken; valid: a name that is not in fork.schedules and begins "
-                    "neither with pilot_ nor with oli_x",
-                )
+                yield f"rivals.{name}", "this name is taken, by a schedule, the pilot or amplitudes"
         for section in ("schedules", "rivals"):
             for name, kind in (getattr(self, section) or {}).items():
                 if not isinstance(kind, AverageKind):
                     for below, text in kind.mistakes(self.steps):
                         yield f"{section}.{name}.{below}", text
 
+    @property
+    def oli(self) -> dict[str, OscillatoryLockIn]:
+        """Schedules with phases, by name."""
+        return {
+            n: kind for n, kind in self.schedules.items() if isinstance(kind, OscillatoryLockIn)
+        }
+
+    @property
+    def stop(self) -> int:
+        """Step after the last update."""
+        return self.start + self.steps
+
     def off_the_run(self, steps: Sequence[int]) -> Mistakes:
         """What does not go with the revisions ``steps`` of the run."""
         yield from _off_grid("start", [self.start], steps)
         for name, rival in (self.rivals or {}).items():
             if isinstance(rival, AverageKind):
-                for below, text in rival.mistakes(steps, self.start, self.start + self.steps):
+                for below, text in rival.mistakes(steps, self.start, self.stop):
                     yield f"rivals.{name}.{below}", text
 
 
@@ -533,11 +533,11 @@ class MeasuredInJobs(Measured):
 class Factorial(MeasuredInJobs):
     """Every combination of bits, symmetry and granularity."""
 
-    bits: Annotated[list[Bits], AfterValidator(_unique)] = key("Bits per weight.", min_length=2)
-    group_sizes: Annotated[list[PositiveInt], AfterValidator(_unique)] = key(
+    bits: Annotated[list[Bits], Unique] = key("Bits per weight.", min_length=2)
+    group_sizes: Annotated[list[PositiveInt], Unique] = key(
         "Groups besides per tensor and per channel."
     )
-    formats: Annotated[list[Literal["nf4", "mxfp4", "nvfp4"]], AfterValidator(_unique)] = key(
+    formats: Annotated[list[Literal["nf4", "mxfp4", "nvfp4"]], Unique] = key(
         "Four-bit formats with a code book."
     )
 
@@ -569,11 +569,11 @@ class PhaseFlips(Section):
 class Replication(Section):
     """Small runs like the suite's own; with source pretrain only."""
 
-    widths: Annotated[list[Annotated[int, Field(ge=4)]], AfterValidator(_unique)] = key(
+    widths: Annotated[list[Annotated[int, Field(ge=4)]], Unique] = key(
         "Hidden sizes.", min_length=1
     )
     seeds: Seeds = key("Each is one initialisation and data order.")
-    weight_decays: Annotated[list[Annotated[float, Field(ge=0)]], AfterValidator(_unique)] = key(
+    weight_decays: Annotated[list[Annotated[float, Field(ge=0)]], Unique] = key(
         "Each makes runs of its own; the suite's own where left out.", None,
         min_length=1,
     )  # fmt: skip
@@ -624,19 +624,13 @@ class Mechanism(Section):
                 yield from _off_grid(f"{measure}.steps", entry.steps or [], steps)
 
 
-def _off_grid(place: str, wanted: Sequence[int], steps: Sequence[int]) -> Mistakes:
-    for step in wanted:
-        if step not in steps:
-            around = " and ".join(str(s) for s in nearest(step, steps))
-            yield place, f"step {step} is not on the grid; nearest: {around}"
-
-
 # Suites.
 
 
 class Suite(Section):
     """What every suite has, wherever its checkpoints come from."""
 
+    source: str
     label: Label = key("Name in every title and caption; no markup.")
     is_paper_model: StrictBool = key("Whether the paper's numbers are about this very model.")
     device: Literal["auto", "cpu", "cuda", "mps"] = key(
@@ -662,98 +656,59 @@ class Suite(Section):
     tokens_per_step: PositiveInt = key("Tokens per update, where training does not say.", None)
     integrity: Integrity = None
 
-    @property
-    def steps(self) -> list[int] | None:
-        """Revisions in order; ``None`` where they are to be found."""
-        return None if self.grid == "discover" else suite_steps(self.grid.model_dump())
-
-    @property
-    def last(self) -> int | None:
-        """Last step of the run, where it is known."""
-        return None if self.grid == "discover" else self.grid.last or max(self.grid.steps)
-
     def _mistakes(self) -> Mistakes:
-        train = self.batches.train
-        if self.fork:
-            for name, section in (("training", self.training), ("batches.train", train)):
-                if section is None:
-                    yield "", f"lacks {name}, needed for its forks, which continue it"
+        fork, train, validation = self.fork, self.batches.train, self.batches.validation
+        if fork and not (self.training and train):
+            lacking = "batches.train" if self.training else "training"
+            yield "", f"lacks {lacking}, needed for its forks, which continue it"
         if isinstance(self.text, FileText) and train and not self.text.train:
             yield "text", "lacks train, needed for batches.train"
-        for split, batches in (("validation", self.batches.validation), ("train", train)):
+        for split, batches in (("validation", validation), ("train", train)):
             longest = self.architecture and self.architecture.max_length
             if batches and longest and batches.length > longest:
                 text = f"{batches.length} is longer than architecture.max_length {longest}"
                 yield f"batches.{split}.length", text
-        for place, what, size in self._sizes():
-            if size > MOST_BYTES:
-                text = f"{what} would take {size:.3g} bytes of memory; at most {MOST_BYTES:.3g}"
-                yield place, text
+        steps = [] if self.grid == "discover" else self.grid.revisions
         warmup = self.training and self.training.warmup_steps
-        if warmup and self.last and warmup >= self.last:
-            text = f"{warmup} is not below the suite's last step {self.last}"
-            yield "training.warmup_steps", text
-        if self.fork:
-            yield from self._mistaken_fork(self.fork)
+        if warmup and steps and warmup >= (last := self.grid.last or steps[-1]):
+            yield "training.warmup_steps", f"{warmup} is not below the suite's last step {last}"
+        if fork:
+            for place, text in self._mistaken_fork(fork, steps):
+                yield f"fork.{place}", text
         if self.mechanism:
-            held = self.batches.validation.sequences
-            for place, text in self.mechanism.off_the_run(self.steps, held):
+            for place, text in self.mechanism.off_the_run(steps, validation.sequences):
                 yield f"mechanism.{place}", text
 
-    def _logits(self, sequences: int, length: int) -> int:
-        """Bytes of the logits of ``[sequences, length]`` tokens."""
-        rows = getattr(self.architecture, "vocab_size", None)
-        rows = rows or getattr(self.tokenizer, "vocab_size", None) or PYTHIA_VOCABULARY
-        return 4 * rows * sequences * length
-
-    def _sizes(self) -> Iterator[tuple[str, str, int]]:
-        """Key, name and bytes of what is held in memory at once."""
-        validation, train, logits = self.batches.validation, self.batches.train, "logits of a batch"
-        for split, batches in (("validation", validation), ("train", train)):
-            if batches:
-                yield f"batches.{split}", "its tokens", 4 * batches.sequences * batches.length
-        yield "probe.batch_size", logits, self._logits(self.probe.batch_size, validation.length)
-        if shape := self.architecture:
-            blocks = 4 * 12 * shape.num_layers * shape.hidden_size**2
-            embeddings = 2 * self._logits(1, shape.hidden_size)
-            yield "architecture", "weights in float32", blocks + embeddings
-        if self.fork and train:
-            batch = self.fork.batch_size
-            at_once = min(batch, (self.compute and self.compute.micro_batch) or batch)
-            yield "fork.batch_size", logits, self._logits(at_once, train.length)
-
-    def _mistaken_fork(self, fork: Fork) -> Mistakes:
-        for place, text in fork.off_the_run(self.steps) if self.steps else ():
-            yield f"fork.{place}", text
-        ends = getattr(self.training, "jobs_end_at", None) or []
-        if fork.optimizer_state == "restored" and fork.start not in ends:
-            more = (
-                f", which a suite with source {self.source} does not have; valid: fresh, rewarmed"
-            )
-            if self.source == "pretrain":
-                more = "; add it to training.jobs_end_at or use fresh"
-            text = f"restored needs a training state at step {fork.start}{more}"
-            yield "fork.optimizer_state", text
+    def _mistaken_fork(self, fork: Fork, steps: Sequence[int]) -> Mistakes:
+        yield from fork.off_the_run(steps) if steps else ()
+        if fork.optimizer_state == "restored" and fork.start not in self.training_states:
+            text = f"restored needs a state of the training at step {fork.start}"
+            yield "optimizer_state", f"{text}, with which a job of training.jobs_end_at ends"
         whole = self.batches.train.length
         if fork.pilot and (whole % fork.pilot.length or fork.pilot.length == whole):
             text = f"must divide batches.train.length {whole} and be shorter"
-            yield "fork.pilot.length", f"{fork.pilot.length} {text}"
+            yield "pilot.length", f"{fork.pilot.length} {text}"
+
+    @property
+    def training_states(self) -> list[int]:
+        """Steps at which jobs of the suite's own training end."""
+        return (self.training and self.training.jobs_end_at) or []
+
+    def named_quantizers(self) -> dict[str, str]:
+        """Quantizers of the configuration that the suite names, by the key that does."""
+        return {f"probe.{role}": getattr(self.probe, role) for role in ("low_bit", "high_bit")}
 
     def mistaken_quantizers(self, quantizers: Mapping[str, Any]) -> Mistakes:
         """What is not among the quantizers of the configuration, or has more bits as low_bit."""
-        for role in ("low_bit", "high_bit"):
-            name = getattr(self.probe, role)
+        for place, name in self.named_quantizers().items():
             if name not in quantizers:
-                yield f"probe.{role}", f"{name!r} is not known; {suggest(name, list(quantizers))}"
+                yield place, f"{name!r} is not known; {suggest(name, list(quantizers))}"
                 return
-        low, high = self.probe.low_bit, self.probe.high_bit
-        bits = {name: getattr(quantizers[name], "bits", 4) for name in (low, high)}
-        if bits[low] > bits[high]:
-            yield (
-                "probe",
-                f"low_bit {low!r} has {bits[low]} bits, high_bit {high!r} {bits[high]}; "
-                "low_bit must not have more",
-            )
+        low, high = (
+            getattr(quantizers[n], "bits", 4) for n in (self.probe.low_bit, self.probe.high_bit)
+        )
+        if low > high:
+            yield "probe", f"low_bit must not have more bits ({low}) than high_bit ({high})"
 
 
 class PretrainSuite(Suite):
@@ -762,18 +717,18 @@ class PretrainSuite(Suite):
     source: Literal["pretrain"] = key("Trained here.")
     architecture: Architecture
     tokenizer: TrainedTokenizer
-    training: TrainingHere
+    training: Training
 
     def _mistakes(self) -> Mistakes:
         if not isinstance(self.grid, EvenGrid):
-            kind = "discover" if self.grid == "discover" else "steps"
-            yield "grid", f"{kind} goes with source hub or local"
+            yield "grid", "valid with source pretrain: powers_of_two, spacing and last"
+            return
         yield from super()._mistakes()
         if self.batches.train is None:
             yield "", "lacks batches.train, needed for source pretrain"
-        ends, last = self.training.jobs_end_at, self.grid.last
-        yield from _off_grid("training.jobs_end_at", ends, self.steps)
-        if ends != sorted(ends) or ends[-1] != last:
+        ends, last = self.training_states, self.grid.last
+        yield from _off_grid("training.jobs_end_at", ends, self.grid.revisions)
+        if ends != sorted(ends) or last not in ends[-1:]:
             yield "training.jobs_end_at", f"{ends} must rise and end at the last step {last}"
         if entry := self.mechanism and self.mechanism.replication:
             heads, held = self.architecture.num_heads, self.batches.train.sequences
@@ -785,23 +740,10 @@ class PretrainSuite(Suite):
                 text = f"{entry.train_sequences}; the suite has {held}"
                 yield f"{place}.train_sequences", text
 
-    def _sizes(self) -> Iterator[tuple[str, str, int]]:
-        yield from super()._sizes()
-        length = self.batches.train.length if self.batches.train else 0
-        logits = self._logits(self.training.batch_size, length)
-        yield "training.batch_size", "logits of a batch", logits
-
-    def mistaken_quantizers(self, quantizers: Mapping[str, Any]) -> Mistakes:  # noqa: D102
-        yield from super().mistaken_quantizers(quantizers)
-        if entry := self.mechanism and self.mechanism.replication:
-            place = "mechanism.replication"
-            if (name := entry.low_bit) not in quantizers:
-                hint = suggest(name, list(quantizers))
-                yield f"{place}.low_bit", f"{name!r} is not known; {hint}"
-                return
-            size = getattr(quantizers[name], "group_size", None) or 1
-            if (width := min(entry.widths)) < size:
-                yield f"{place}.widths", f"{width} is below the group size {size} of low_bit"
+    def named_quantizers(self) -> dict[str, str]:  # noqa: D102
+        entry = self.mechanism and self.mechanism.replication
+        own = {"mechanism.replication.low_bit": entry.low_bit} if entry else {}
+        return super().named_quantizers() | own
 
 
 class HubSuite(Suite):
@@ -818,7 +760,7 @@ class LocalSuite(Suite):
     """One's own checkpoints."""
 
     source: Literal["local"] = key("One's own files.")
-    pattern: Annotated[Text, _passes(_pattern)] = key(
+    pattern: Annotated[Text, _passes(check_pattern)] = key(
         "Folders of one's own checkpoints, {step} in place of the step."
     )
     tokenizer: LocalTokenizer
@@ -836,7 +778,6 @@ class PublishedSuite(Suite):
     source: Literal["published"] = key("No checkpoints, only what was measured of them.")
     measurements: FilePath = key("Folder of frozen measurements.")
     tokenizer: PublishedTokenizer
-    training: TrainingOnce = None
 
 
 AnySuite = Annotated[

@@ -5,43 +5,24 @@ of another key reruns nothing. A mistake in a target is a ``ConfigError`` of one
 leaves the run is in ``plan_forks``, what goes beyond the paper in ``plan_mechanism``.
 """
 
-import copy
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from pathlib import Path
 
-from flatminima.config import ROOT, find_suite, read_config
+from flatminima.config import ROOT, read_yaml
+from flatminima.config_keys import Batches
 from flatminima.errors import ConfigError, DamagedFile, suggest
 from flatminima.files import CHECKPOINT_FILES, DIGESTS_FILE
 from flatminima.integrity import DEFAULT_SEVERITY
 from flatminima.published import missing_file, read_digests
 from flatminima.quantizer_specs import printed_names, read_spec, read_specs
 from flatminima.revisions import LocalCheckpoint
-from flatminima.suites import Suite, chunk_names, read_yaml
+from flatminima.suites import Suite
 from flatminima.text.corpus import package_versions
 
-
-def read_suite(name: str | None, files: Sequence[str | Path]) -> Suite:
-    """A suite, or the one that the configuration names, for commands outside Snakemake."""
-    config = read_config(files)
-    name = name or config["suite"]
-    tables = (ROOT / "resources/revisions").as_posix()
-    return Suite(name, find_suite(config, name), config["quantizers"], tables)
-
-
 # Checkpoints.
-
-
-def ranges(suite: Suite) -> list[str]:
-    """Names of the ranges of revisions that one job each works on."""
-    return chunk_names(suite.steps, suite.key("probe.steps_per_job"))
-
-
-def folders(suite: Suite, steps: str) -> dict[int, str]:
-    """Checkpoints of a range, by step."""
-    return {step: suite.folder(step) for step in suite.steps_in(steps)}
 
 
 def _checkpoints(suite: Suite, steps: str | Iterable[int]) -> list[LocalCheckpoint]:
@@ -59,13 +40,14 @@ def checkpoint_files(suite: Suite, steps: str | Iterable[int]) -> list[str]:
         names = [steps] if isinstance(steps, str) else [f"step{step}" for step in steps]
         frozen = {*frozen_names(suite)}
         if not frozen.issuperset(f"probes/{n}.csv" for n in names) and "deployed.csv" not in frozen:
-            folder = suite.section["measurements"]
+            folder = suite.config.measurements
             raise ConfigError(
                 f"suite {suite.name} has no checkpoints, only what is frozen in {folder}; what it "
                 f"lacks is measured under results/{Path(folder).name}/"
             )
-    found = _checkpoints(suite, steps)
-    return [f"{checkpoint.folder}/{name}" for checkpoint in found for name in checkpoint.files]
+    return [
+        f"{found.folder}/{name}" for found in _checkpoints(suite, steps) for name in found.files
+    ]
 
 
 def weights(suite: Suite, steps: str | Iterable[int]) -> list[str]:
@@ -80,20 +62,10 @@ def shards(suite: Suite, steps: str) -> list[str]:
     return [path for path in files if path.endswith(".safetensors") and path not in named]
 
 
-def branches(suite: Suite, steps: str) -> dict[int, str]:
-    """Hub branches of a range, by step."""
-    return {step: suite.branch(step) for step in suite.steps_in(steps)}
-
-
 def deployed_folders(suite: Suite) -> dict[int, str]:
     """Checkpoints that are probed as they would ship: where the forks begin, and the last."""
-    start = suite.section.get("fork", {}).get("start", suite.last)
-    return {step: suite.folder(step) for step in dict.fromkeys((start, suite.last))}
-
-
-def deployed_files(suite: Suite) -> list[str]:
-    """Weights and configuration of these checkpoints."""
-    return checkpoint_files(suite, deployed_folders(suite))
+    fork = suite.config.fork
+    return {step: suite.folder(step) for step in (*([fork.start] if fork else []), suite.last)}
 
 
 # Text, tokenizer and batches.
@@ -103,23 +75,23 @@ TOKENIZER_FILE = "tokenizer.json"
 
 def text(suite: Suite) -> dict:
     """Where documents come from, and for files how much of them is wanted."""
-    section = copy.deepcopy(dict(suite.section["text"]))
-    if section["source"] == "packages":
-        return {"text": section, "installed": package_versions(section["packages"])}
+    section, config = dict(suite.section["text"]), suite.config
+    if config.text.source == "packages":
+        return {"text": section, "installed": package_versions(config.text.packages)}
     # A subword token of English or code stands for three to five characters; eight leave room.
-    rate = section.pop("characters_per_token", 8)
-    splits = suite.section["batches"]
-    return {"text": section, "wanted": {s: _wanted(b, rate) for s, b in splits.items()}}
+    section.pop("characters_per_token", None)
+    rate = config.text.characters_per_token
+    wanted = {split: _wanted(batches, rate) for split, batches in config.batches if batches}
+    return {"text": section, "wanted": wanted}
 
 
-def _wanted(batches: Mapping, characters_per_token: int) -> dict[str, int]:
+def _wanted(batches: Batches, characters_per_token: int) -> dict[str, int]:
     """The text that surely fills ``batches``; see ``up_to`` in text/sources.py."""
-    tokens = batches["sequences"] * batches["length"]
-    wanted = {"amount": tokens * characters_per_token}
-    if batches.get("document_start"):
-        shortest = batches["length"] * characters_per_token
-        wanted = {"amount": batches["sequences"], "document_of": shortest}
-    if longest := batches.get("longest_document"):
+    wanted = {"amount": batches.sequences * batches.length * characters_per_token}
+    if batches.document_start:
+        shortest = batches.length * characters_per_token
+        wanted = {"amount": batches.sequences, "document_of": shortest}
+    if longest := batches.longest_document:
         # About half of the documents up to here have more tokens than that.
         wanted |= {"longest": longest * characters_per_token, "amount": 2 * wanted["amount"]}
     return wanted
@@ -130,28 +102,23 @@ def text_files(suite: Suite) -> list[str]:
 
     Raises ``ConfigError`` where a split has nothing but local files and none is there.
     """
-    section, found = suite.section["text"], []
-    for split in suite.section["batches"] if section["source"] == "files" else ():
-        paths = [source.get("path") for source in section[split]]
-        there = [path for path in paths if path is not None and Path(path).is_file()]
-        if None not in paths and not there:
+    section, found = suite.config.text, []
+    for split, batches in suite.config.batches if section.source == "files" else ():
+        if not batches:
+            continue
+        paths = [source.path for source in getattr(section, split)]
+        there = [path for path in paths if path and Path(path).is_file()]
+        if all(paths) and not there:
             raise ConfigError(
                 f"config key suites.{suite.name}.text.{split}: no such file: {', '.join(paths)}"
             )
-        leading = takewhile(lambda path: path is not None, paths)
-        found += [path for path in leading if path in there][:1]
+        found += [path for path in takewhile(bool, paths) if path in there][:1]
     return list(dict.fromkeys(found))
-
-
-def tokenizer_source(suite: Suite) -> dict[str, str]:
-    """Hub model whose tokenizer the suite takes, and its revision."""
-    tokenizer = suite.section["tokenizer"]
-    return {"repo": tokenizer["repo"], "revision": tokenizer.get("revision", "main")}
 
 
 def tokenizer_file(suite: Suite) -> str:
     """The file a local suite's tokenizer is taken from; one line where there is none."""
-    path, last = suite.section["tokenizer"].get("path"), Path(suite.folder(suite.last))
+    path, last = suite.config.tokenizer.path, Path(suite.folder(suite.last))
     looked = [Path(path)] if path else [last, last.parent]
     for folder in looked:
         for candidate in (folder, folder / TOKENIZER_FILE):
@@ -166,7 +133,7 @@ def tokenizer_file(suite: Suite) -> str:
 
 def batches(suite: Suite) -> dict:
     """How each split is cut into sequences, none longer than a local suite's model takes."""
-    found = {split: dict(section) for split, section in suite.key("batches").items()}
+    found = {split: dict(section) for split, section in suite.section["batches"].items()}
     if suite.source != "local":
         return found
     file = Path(suite.folder(suite.steps[-1]), "config.json")
@@ -188,9 +155,10 @@ def batches(suite: Suite) -> dict:
 
 def vocabulary(suite: Suite) -> dict:
     """The token that ends a document and the size of the model's vocabulary, where given."""
-    tokenizer, architecture = suite.section["tokenizer"], suite.section.get("architecture", {})
-    found = {"end_token": tokenizer.get("end_of_text")}
-    found["model_vocabulary"] = architecture.get("vocab_size")
+    found = {
+        "end_token": getattr(suite.config.tokenizer, "end_of_text", None),
+        "model_vocabulary": getattr(suite.config.architecture, "vocab_size", None),
+    }
     return {key: value for key, value in found.items() if value is not None}
 
 
@@ -202,18 +170,18 @@ def gpus(suite: Suite) -> int:
 
     With ``auto`` a cluster is to give one; a machine without any runs such jobs one by one.
     """
-    return int(suite.key("device") in ("cuda", "auto"))
+    return int(suite.config.device in ("cuda", "auto"))
 
 
 def probe(suite: Suite) -> dict:
     """Definitions and roles of the quantizers, and how a probe is run."""
-    section = suite.section["probe"]
-    roles = {section[role]: role for role in ("low_bit", "high_bit")}
+    section = suite.config.probe
+    roles = {section.low_bit: "low_bit", section.high_bit: "high_bit"}
     return {
         "quantizers": {name: dict(suite.quantizers[name]) for name in roles},
         "roles": roles,
-        "batch_size": section["batch_size"],
-        "device": suite.key("device"),
+        "batch_size": section.batch_size,
+        "device": suite.config.device,
     }
 
 
@@ -233,36 +201,42 @@ def schedule(suite: Suite) -> dict | None:
 
 def tokens_per_step(suite: Suite) -> int | None:
     """Training tokens per update of the suite's own run; nothing where it is not known."""
-    section = suite.section
-    trained = "training" in section and "train" in section["batches"]
-    if "tokens_per_step" in section or not trained:
-        return section.get("tokens_per_step")
-    return section["training"]["batch_size"] * section["batches"]["train"]["length"]
+    config = suite.config
+    if config.tokens_per_step or not (config.training and config.batches.train):
+        return config.tokens_per_step
+    return config.training.batch_size * config.batches.train.length
 
 
 # Training.
 
 
-def training(suite: Suite) -> dict:
+def training(suite: Suite, *unread: str) -> dict:
     """How the suite is trained, without how its training is cut into jobs."""
-    unread = ("jobs_end_at", "save_every")
-    return {k: v for k, v in suite.key("training").items() if k not in unread}
+    suite.key("training")
+    unread += ("jobs_end_at", "save_every")
+    return {k: v for k, v in suite.section["training"].items() if k not in unread}
 
 
 @dataclass(frozen=True)
 class PretrainingJob:
-    """One training job of a suite that is trained here: from ``start`` to ``stop``.
-
-    ``inputs`` are batches and the state that the job before has left, ``checkpoints`` the
-    folders that are due on the way, by step; ``settings`` decide the weights besides the batches.
-    """
+    """One training job of a suite that is trained here: from ``start`` to ``stop``."""
 
     suite: Suite
     start: int
     stop: int
-    inputs: dict[str, str]
-    checkpoints: dict[int, str]
-    settings: dict
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Batches, and the state that the job before has left."""
+        root = self.suite.root
+        state = {"initial_state": f"{root}/training/step{self.start}.safetensors"}
+        return {"train": f"{root}/data/train.safetensors"} | (state if self.start else {})
+
+    @property
+    def checkpoints(self) -> dict[int, str]:
+        """Folders that are due on the way, by step."""
+        due = [s for s in self.suite.steps if self.start < s <= self.stop or s == self.start == 0]
+        return {step: self.suite.folder(step) for step in due}
 
     @property
     def files(self) -> list[str]:
@@ -270,28 +244,25 @@ class PretrainingJob:
         names = (*CHECKPOINT_FILES, DIGESTS_FILE)
         return [f"{folder}/{name}" for folder in self.checkpoints.values() for name in names]
 
+    @property
+    def settings(self) -> dict:
+        """What decides the weights besides the batches."""
+        return {
+            "architecture": dict(self.suite.section["architecture"]),
+            "vocab_size": self.suite.config.tokenizer.vocab_size,
+            "training": training(self.suite),
+            "total_steps": self.suite.last,
+            "start": self.start,
+            "stop": self.stop,
+        }
+
 
 def pretraining_jobs(suite: Suite) -> list[PretrainingJob]:
     """The jobs that train the suite one after another; none where it is trained elsewhere."""
     if suite.source != "pretrain":
         return []
-    section, jobs = suite.section, []
-    for start, stop in pairwise([0, *suite.key("training")["jobs_end_at"]]):
-        inputs = {"train": f"{suite.root}/data/train.safetensors"}
-        if start:
-            inputs["initial_state"] = f"{suite.root}/training/step{start}.safetensors"
-        due = [s for s in suite.steps if start < s <= stop or s == start == 0]
-        settings = {
-            "architecture": dict(section["architecture"]),
-            "vocab_size": section["tokenizer"]["vocab_size"],
-            "training": training(suite),
-            "total_steps": suite.last,
-            "start": start,
-            "stop": stop,
-        }
-        folders = {step: suite.folder(step) for step in due}
-        jobs.append(PretrainingJob(suite, start, stop, inputs, folders, settings))
-    return jobs
+    ends = pairwise([0, *suite.config.training_states])
+    return [PretrainingJob(suite, start, stop) for start, stop in ends]
 
 
 # What tables, figures, notebooks and the ledger need to know of a suite.
@@ -299,13 +270,13 @@ def pretraining_jobs(suite: Suite) -> list[PretrainingJob]:
 
 def facts(suite: Suite) -> dict:
     """What tables, figures and notebooks need to know of the suite."""
-    known, section = suite.quantizers, suite.section
-    other = section.get("mechanism", {}).get("replication", {}).get("low_bit")
-    printed = {other: read_spec(known[other]).label} if other in known else {}
+    mechanism = suite.config.mechanism
+    other = mechanism and mechanism.replication and mechanism.replication.low_bit
+    printed = {other: read_spec(suite.quantizers[other]).label} if other else {}
     found = {
         "name": suite.name,
-        "label": section["label"],
-        "is_paper_model": section["is_paper_model"],
+        "label": suite.config.label,
+        "is_paper_model": suite.config.is_paper_model,
         "spacing": suite.spacing,
         "quantizers": printed | printed_names(read_specs(probe(suite)["quantizers"])),
     }
@@ -315,16 +286,20 @@ def facts(suite: Suite) -> dict:
 def index_files(suite: Suite) -> dict[str, str]:
     """What the front page shows; forks and claims only where the suite has them."""
     names = ["audit.csv", "phases.json", "kurtosis.csv"]
-    if "fork" in suite.section:
+    if suite.config.fork:
         names += ["forks.csv", "claims.csv"] if suite.is_even else ["forks.csv"]
     return {name.partition(".")[0]: f"{suite.root}/{name}" for name in names}
 
 
+def _of_fork(suite: Suite, *keys: str) -> dict:
+    suite.key("fork")
+    return {"fork": {key: suite.section["fork"][key] for key in keys}}
+
+
 def fork_facts(suite: Suite) -> dict:
     """What a drawing of the forks needs besides: every schedule, at every update."""
-    read = ("start", "steps", "probe_every", "schedules")
-    fork = {key: suite.key(f"fork.{key}") for key in read}
-    return {**facts(suite), "training": schedule(suite), "fork": fork, "last": suite.last}
+    fork = _of_fork(suite, "start", "steps", "probe_every", "schedules")
+    return {**facts(suite), "training": schedule(suite), **fork, "last": suite.last}
 
 
 def ledger_facts(suite: Suite) -> dict:
@@ -333,9 +308,9 @@ def ledger_facts(suite: Suite) -> dict:
     return {
         **facts(suite),
         **suite.section["grid"],
-        **{key: suite.key(f"training.{key}") for key in _OF_SCHEDULE},
+        **(schedule(suite) or {}),
         "tokens_per_step": tokens_per_step(suite),
-        "fork": {key: suite.key(f"fork.{key}") for key in read},
+        **_of_fork(suite, *read),
     }
 
 
@@ -350,12 +325,12 @@ def claim_facts(suite: Suite, claim: str, ledger: str) -> dict:
 
 def final_outputs(suite: Suite, outputs: Mapping[str, Sequence[str]]) -> list[str]:
     """Files of ``outputs``, which are listed by what a suite must have for them."""
-    has_forks = "fork" in suite.section
+    config = suite.config
     has = {
         "checkpoints": True,
-        "forks": has_forks,
-        "learning rate": "training" in suite.section,
-        "ledger": has_forks and suite.is_even,
+        "forks": config.fork,
+        "learning rate": config.training,
+        "ledger": config.fork and suite.is_even,
     }
     return [f"{suite.root}/{name}" for kind in outputs if has[kind] for name in outputs[kind]]
 
@@ -374,14 +349,14 @@ def page_links(suite: Suite, outputs: Mapping[str, Sequence[str]]) -> list[str]:
 def frozen_names(suite: Suite) -> list[str]:
     """What is frozen, by its name below the suite's folder; one line if the list is lost."""
     try:
-        return list(read_digests(Path(suite.section["measurements"])))
+        return list(read_digests(Path(suite.config.measurements)))
     except DamagedFile as error:
         raise ConfigError(f"suite {suite.name}: {error}") from error
 
 
 def frozen_files(suite: Suite) -> list[str]:
     """The frozen files and the list of their digests; one line if one of them is lost."""
-    folder, names = suite.section["measurements"], frozen_names(suite)
+    folder, names = suite.config.measurements, frozen_names(suite)
     if line := missing_file(Path(folder), names):
         raise ConfigError(f"suite {suite.name}: {line}")
     return [f"{folder}/{name}" for name in (DIGESTS_FILE, *names)]

@@ -2,75 +2,67 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import product
 
 from flatminima.errors import ConfigError, suggest
-from flatminima.plan import checkpoint_files, training, weights
+from flatminima.plan import probe, training, weights
 from flatminima.plan_forks import fork_measurements
+from flatminima.sections import Section
 from flatminima.suites import Suite, chunk_names, range_name
 
-_DRAWN = ("pdf", "svg", "png")
 # Measurements made in jobs on ranges of checkpoints; each gives a table of its own name.
 RANGED = ("factorial", "layers", "sensitivity", "curvature", "activations")
-# Tables under mechanism/ that each measurement ends in, and the figures that need them.
-FINDING_TABLES = {
+# Tables under mechanism/ that the findings are made from, by measurement.
+TABLES = {
     **{measure: [measure] for measure in RANGED},
     "factorial": ["factors"],
     "drift": ["drift", "displacement"],
     "phase_flips": ["phase_flips"],
     "replication": ["replication"],
 }
-MECHANISM_FIGURES = {
-    "fig6_factorial": ["factorial"],
-    "fig7_layers": ["layers"],
-    "fig9_sensitivity": ["sensitivity"],
-    "fig10_curvature": ["curvature"],
-    "fig11_drift": ["drift", "phase_flips"],
-    "fig12_activations": ["activations"],
-    "fig13_replication": ["replication"],
-    "fig15_tokens": ["replication"],
-}
+# What figures read besides.
+BESIDE = {"factorial": ["factorial"], "replication": ["replication_runs"]}
 
 
-def mechanism(suite: Suite) -> Mapping:
-    """The suite's section ``mechanism``; empty where it has none.
+def measured(suite: Suite) -> list[str]:
+    """Measurements that the suite's configuration asks for and that can be made.
 
     Without ``phase_flips`` where no fork schedule has phases, without ``replication``
     where the suite is not trained here, and without what looks at the step between
     levels where a quantizer has no such step.
     """
-    schedules = suite.section.get("fork", {}).get("schedules", {}).values()
-    even = all(spec.get("kind", "affine") == "affine" for spec in probed_quantizers(suite).values())
+    config = suite.config
+    even = all(
+        spec.get("kind", "affine") == "affine" for spec in probe(suite)["quantizers"].values()
+    )
     possible = {
         **dict.fromkeys(("factorial", "sensitivity", "drift"), even),
-        "phase_flips": even and any(kind["kind"] == "oli" for kind in schedules),
+        "phase_flips": even and config.fork and config.fork.oli,
         "replication": suite.source in ("pretrain", "published"),
     }
-    section = suite.section.get("mechanism", {})
-    return {key: value for key, value in section.items() if possible.get(key, True)}
+    return [m for m in TABLES if getattr(config.mechanism, m, None) and possible.get(m, True)]
 
 
-def measurement(suite: Suite, measure: str) -> Mapping:
+def measurement(suite: Suite, measure: str) -> Section:
     """One measurement's entry; one line if the suite has none."""
-    section = mechanism(suite)
-    if measure not in section:
-        has = ", ".join(m for m in section if m in FINDING_TABLES) or "none"
+    if measure not in (known := measured(suite)):
         raise ConfigError(
-            f"suite {suite.name} has no mechanism.{measure} in the configuration; it has {has}"
+            f"suite {suite.name} has no mechanism.{measure} in the configuration; it has "
+            f"{', '.join(known) or 'none'}"
         )
-    return section[measure]
+    return getattr(suite.config.mechanism, measure)
 
 
 def measured_steps(suite: Suite, measure: str) -> list[int]:
     """Checkpoints that a measurement looks at: those listed, or every n-th from the end."""
     entry = measurement(suite, measure)
-    return list(entry["steps"]) if "steps" in entry else suite.steps[:: -entry["every"]][::-1]
+    return entry.steps or suite.steps[:: -entry.every][::-1]
 
 
 def measure_ranges(suite: Suite, measure: str) -> list[str]:
     """Names of the ranges that one job of a measurement each works on."""
-    size = measurement(suite, measure)["steps_per_job"]
-    return chunk_names(measured_steps(suite, measure), size)
+    return chunk_names(measured_steps(suite, measure), measurement(suite, measure).steps_per_job)
 
 
 def measure_folders(suite: Suite, steps: str, measure: str) -> dict[int, str]:
@@ -88,11 +80,6 @@ def measure_folders(suite: Suite, steps: str, measure: str) -> dict[int, str]:
     return {step: suite.folder(step) for step in chosen}
 
 
-def measure_files(suite: Suite, steps: str, measure: str) -> list[str]:
-    """Weights and configuration of the checkpoints of one job."""
-    return checkpoint_files(suite, measure_folders(suite, steps, measure))
-
-
 def measure_weights(suite: Suite, measure: str) -> dict[int, str]:
     """Weights files of all checkpoints of a measurement that is one job, by step."""
     steps = measured_steps(suite, measure)
@@ -101,42 +88,34 @@ def measure_weights(suite: Suite, measure: str) -> dict[int, str]:
 
 def measure_settings(suite: Suite, measure: str) -> dict:
     """What a measurement does besides where: its own keys, those of all, its quantizers."""
-    unread = ("every", "steps", "steps_per_job")
-    settings = {k: v for k, v in measurement(suite, measure).items() if k not in unread}
+    entry, config = measurement(suite, measure), suite.config
+    settings = entry.model_dump(exclude_unset=True, exclude={"every", "steps", "steps_per_job"})
     if measure == "factorial":
         settings["low"] = probed_cells(suite)["low_bit"]
     elif measure == "sensitivity":
-        settings |= probed_quantizers(suite)
+        settings |= {role: probed_quantizer(suite, role) for role in ("low_bit", "high_bit")}
     elif measure == "curvature":
-        settings["layers"] = suite.key("kurtosis.layers")
+        settings["layers"] = config.kurtosis.layers
     else:
         settings["low_bit"] = probed_quantizer(suite)
     return settings | {
-        "batch_size": suite.key("mechanism.batch_size"),
-        "resamples": suite.key("probe.resamples"),
-        "device": suite.key("device"),
+        "batch_size": config.mechanism.batch_size,
+        "resamples": config.probe.resamples,
+        "device": config.device,
     }
 
 
 def probed_quantizer(suite: Suite, role: str = "low_bit") -> dict:
     """Definition of the suite's low-bit or high-bit quantizer."""
-    return dict(suite.quantizers[suite.section["probe"][role]])
-
-
-def probed_quantizers(suite: Suite) -> dict[str, dict]:
-    """Both of them by role."""
-    return {role: probed_quantizer(suite, role) for role in ("low_bit", "high_bit")}
+    return dict(suite.quantizers[getattr(suite.config.probe, role)])
 
 
 def probed_cells(suite: Suite) -> dict[str, dict]:
     """Where the suite's two probes lie in the factorial design, by role."""
     found = {}
-    for role, spec in probed_quantizers(suite).items():
-        if spec.get("kind", "affine") != "affine":
-            raise ConfigError(
-                f"suite {suite.name}: mechanism.factorial takes apart bits, symmetry and "
-                f"granularity, which probe.{role} of kind {spec['kind']} does not have"
-            )
+    measurement(suite, "factorial")  # takes apart what affine quantizers have
+    for role in ("low_bit", "high_bit"):
+        spec = probed_quantizer(suite, role)
         group = f"g{spec['group_size']}" if spec["granularity"] == "group" else spec["granularity"]
         found[role] = {"bits": spec["bits"], "symmetric": spec["symmetric"], "granularity": group}
     return found
@@ -145,98 +124,113 @@ def probed_cells(suite: Suite) -> dict[str, dict]:
 def phase_flip_settings(suite: Suite) -> dict:
     """Fork point, schedules and training that the phases of OLI are followed with."""
     fork = suite.key("fork")
-    own = {k: v for k, v in training(suite).items() if k not in ("seed", "batch_size")}
     return {
-        "schedules": {k: dict(v) for k, v in fork["schedules"].items() if v["kind"] == "oli"},
-        "start": fork["start"],
-        "batch_size": fork["batch_size"],
-        "training": own,
+        "schedules": {name: dict(suite.section["fork"]["schedules"][name]) for name in fork.oli},
+        "start": fork.start,
+        "batch_size": fork.batch_size,
+        "training": training(suite, "seed", "batch_size"),
         "total_steps": suite.last,
-        "seeds": fork["seeds"],
-        "cycles": measurement(suite, "phase_flips")["cycles"],
-        "device": suite.key("device"),
+        "seeds": fork.seeds,
+        "cycles": measurement(suite, "phase_flips").cycles,
+        "device": suite.config.device,
     }
 
 
-def replicas(suite: Suite) -> dict[str, dict]:
-    """All runs of the replication by name: ``width64-seed0``, with ``-decay0.1`` where asked for.
-
-    Each with suite, width, seed, weight_decay, weights (of the linear layers of its blocks)
-    and tokens_per_step.
-    """
-    entry, own = measurement(suite, "replication"), training(suite)
-    of_all = {"tokens_per_step": own["batch_size"] * suite.key("batches.train.length")}
-    decays = entry.get("weight_decays")
-    found = {}
-    for width, seed, decay in product(entry["widths"], entry["seeds"], decays or [None]):
-        name = f"width{width}-seed{seed}" + ("" if decay is None else f"-decay{decay:g}")
-        found[name] = {
-            "suite": suite.name,
-            "width": width,
-            "seed": seed,
-            "weight_decay": own["weight_decay"] if decay is None else decay,
-            "weights": 12 * width**2 * suite.key("architecture.num_layers"),
-        } | of_all
-    return found
+# The replication: small runs like the suite's own.
 
 
-def _replica(suite: Suite, run: str) -> dict:
+@dataclass(frozen=True)
+class Replica:
+    """One small run, of another width, seed or weight decay."""
+
+    suite: Suite
+    width: int
+    seed: int
+    decay: float | None  # in place of the suite's own
+
+    @property
+    def name(self) -> str:
+        """``width64-seed0``, with ``-decay0.1`` where that is asked for."""
+        decay = "" if self.decay is None else f"-decay{self.decay:g}"
+        return f"width{self.width}-seed{self.seed}{decay}"
+
+    @property
+    def about(self) -> dict:
+        """What its rows are labelled with, and its tokens per step.
+
+        ``weights`` are those of the linear layers of its blocks.
+        """
+        own = self.suite.config.training
+        return {
+            "suite": self.suite.name,
+            "width": self.width,
+            "seed": self.seed,
+            "weight_decay": own.weight_decay if self.decay is None else self.decay,
+            "weights": 12 * self.width**2 * self.suite.config.architecture.num_layers,
+            "tokens_per_step": own.batch_size * self.suite.key("batches.train.length"),
+        }
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps that are probed: up to ``last``, or the first that has seen enough tokens."""
+        entry, about = measurement(self.suite, "replication"), self.about
+        if not (last := entry.last):
+            updates = entry.tokens_per_weight * about["weights"] / about["tokens_per_step"]
+            last = entry.spacing * math.ceil(updates / entry.spacing)
+        return list(range(entry.spacing, last + 1, entry.spacing))
+
+    def folders(self) -> dict[int, str]:
+        """Checkpoints by step."""
+        folder = f"{self.suite.root}/mechanism/replication/checkpoints/{self.name}"
+        return {step: f"{folder}/step{step}" for step in self.steps}
+
+    def settings(self) -> dict:
+        """Its training."""
+        own, about = training(self.suite), self.about
+        own["warmup_steps"] = round(own["warmup_steps"] * self.steps[-1] / self.suite.last)
+        return {
+            "architecture": {**self.suite.section["architecture"], "hidden_size": self.width},
+            "vocab_size": self.suite.config.tokenizer.vocab_size,
+            "training": own | {key: about[key] for key in ("seed", "weight_decay")},
+            "steps": self.steps,
+            "train_sequences": measurement(self.suite, "replication").train_sequences,
+        }
+
+
+def replicas(suite: Suite) -> dict[str, Replica]:
+    """All runs of the replication by name."""
+    entry = measurement(suite, "replication")
+    runs = product(entry.widths, entry.seeds, entry.weight_decays or [None])
+    return {run.name: run for run in (Replica(suite, *one) for one in runs)}
+
+
+def replica(suite: Suite, name: str) -> Replica:
     """One of them; one line where there is none of that name."""
     known = replicas(suite)
-    if run not in known:
-        raise ConfigError(f"suite {suite.name} has no small run {run}; {suggest(run, list(known))}")
-    return known[run]
-
-
-def _replica_steps(suite: Suite, run: str) -> list[int]:
-    entry, about = measurement(suite, "replication"), _replica(suite, run)
-    spacing = entry["spacing"]
-    if "last" in entry:
-        last = entry["last"]
-    else:  # the first checkpoint that has seen that much
-        updates = entry["tokens_per_weight"] * about["weights"] / about["tokens_per_step"]
-        last = spacing * math.ceil(updates / spacing)
-    return list(range(spacing, last + 1, spacing))
-
-
-def replica_folders(suite: Suite, run: str) -> dict[int, str]:
-    """Checkpoints of one of them by step."""
-    folder = f"{suite.root}/mechanism/replication/checkpoints/{run}"
-    return {step: f"{folder}/step{step}" for step in _replica_steps(suite, run)}
-
-
-def replica_settings(suite: Suite, run: str) -> dict:
-    """Training of one run of the replication."""
-    entry, about = measurement(suite, "replication"), _replica(suite, run)
-    steps = _replica_steps(suite, run)
-    own = training(suite)
-    own["warmup_steps"] = round(own["warmup_steps"] * steps[-1] / suite.last)
-    return {
-        "architecture": {**suite.section["architecture"], "hidden_size": about["width"]},
-        "vocab_size": suite.key("tokenizer.vocab_size"),
-        "training": own | {"seed": about["seed"], "weight_decay": about["weight_decay"]},
-        "steps": steps,
-        "train_sequences": entry.get("train_sequences"),
-    }
+    if name not in known:
+        hint = suggest(name, list(known))
+        raise ConfigError(f"suite {suite.name} has no small run {name}; {hint}")
+    return known[name]
 
 
 def replica_probe(suite: Suite) -> dict:
     """Quantizer and batches that the runs of the replication are probed with."""
     entry = measurement(suite, "replication")
-    name = entry["low_bit"]
     return {
-        "quantizers": {name: dict(suite.quantizers[name])},
-        "roles": {name: "low_bit"},
-        "batch_size": suite.key("probe.batch_size"),
+        "quantizers": {entry.low_bit: dict(suite.quantizers[entry.low_bit])},
+        "roles": {entry.low_bit: "low_bit"},
+        "batch_size": suite.config.probe.batch_size,
         "device": "cpu",
-        "sequences": entry["sequences"],
+        "sequences": entry.sequences,
     }
+
+
+# Findings, and the target extended.
 
 
 def findings_inputs(suite: Suite) -> dict[str, str]:
     """Tables of the measurements that the suite makes, by name."""
-    made = mechanism(suite)
-    names = [n for measure, tables in FINDING_TABLES.items() if measure in made for n in tables]
+    names = [name for measure in measured(suite) for name in TABLES[measure]]
     return {name: f"{suite.root}/mechanism/{name}.csv" for name in names}
 
 
@@ -245,19 +239,30 @@ def extended_measurements(suite: Suite) -> dict[str, str]:
     return {"mechanism": f"{suite.root}/mechanism/findings.csv"} | fork_measurements(suite)
 
 
-def extended_outputs(suite: Suite) -> list[str]:
-    """Everything beyond the paper that the suite's configuration asks for."""
-    of_forks, made = fork_measurements(suite), mechanism(suite)
-    figures = ["fig8_rivals"] if "rivals" in of_forks else []
-    asked, names = [measure for measure in FINDING_TABLES if measure in made], []
+def extended_outputs(suite: Suite, figures: Mapping[str, list[str]]) -> list[str]:
+    """Everything beyond the paper that the suite's configuration asks for.
+
+    ``figures`` are those beyond the paper, with what they are drawn from.
+    """
+    of_forks, asked = fork_measurements(suite), measured(suite)
+    made = {f"mechanism/{name}.csv" for m in asked for name in (*TABLES[m], *BESIDE.get(m, ()))}
+    made |= {"rivals.csv"} if "rivals" in of_forks else set()
+    names = [
+        f"figures/{figure}"
+        for figure, files in figures.items()
+        if not (
+            {file for file in files if file.startswith("mechanism/") or file == "rivals.csv"} - made
+        )
+    ]
+    names = [f"{name}.{suffix}" for name in names for suffix in ("pdf", "svg", "png")]
     if asked:
         names.append("mechanism/findings.csv")
-        figures += [f for f, needed in MECHANISM_FIGURES.items() if set(needed) <= set(asked)]
-        if "fork" in suite.section and suite.is_even:
+        if suite.config.fork and suite.is_even:
             names += [f"claims_extended.{suffix}" for suffix in ("csv", "md", "html")]
-        if set(asked) == set(FINDING_TABLES) and "rivals" in of_forks:
+        if set(asked) == set(TABLES) and "rivals" in of_forks:
             names.append("notebooks/mechanism.html")
-    names += [f"figures/{figure}.{suffix}" for figure in figures for suffix in _DRAWN]
-    arm = made.get("second_arm")
-    of_arm = [f"results/{arm}/figures/fig15_tokens.{suffix}" for suffix in _DRAWN] if arm else []
+    arm = asked and suite.config.mechanism.second_arm
+    of_arm = (
+        [f"results/{arm}/figures/fig15_tokens.{s}" for s in ("pdf", "svg", "png")] if arm else []
+    )
     return [*of_forks.values(), *(f"{suite.root}/{name}" for name in names), *of_arm]

@@ -43,7 +43,8 @@ class Section(BaseModel):
         """First of all, since a key that is not known explains what is missing."""
         for name in given if isinstance(given, Mapping) else ():
             if name not in cls.model_fields:
-                raise _mistake(str(name), cls._unknown(name, given))
+                hint = suggest(str(name), sorted(cls.model_fields))
+                raise _mistake(str(name), f"is not known; {hint}")
         return given
 
     @model_validator(mode="after")
@@ -51,30 +52,3 @@ class Section(BaseModel):
         for place, text in self._mistakes():
             raise _mistake(place, text)
         return self
-
-    @classmethod
-    def _unknown(cls, name: Any, given: Mapping) -> str:
-        if not isinstance(name, str):
-            return f"is not text: {name!r}"
-        for deciding in DECIDING:
-            kinds = [
-                other.model_fields[deciding].annotation.__args__[0]
-                for other in cls._alternatives()
-                if name in other.model_fields and deciding in other.model_fields
-            ]
-            if kinds and deciding in cls.model_fields:
-                own = given.get(deciding)
-                return f"goes with {deciding} {' or '.join(kinds)}; {deciding} is {own}"
-        return f"is not known; {suggest(name, sorted(cls.model_fields))}"
-
-    @classmethod
-    def _alternatives(cls) -> Iterator[type["Section"]]:
-        """Classes without subclasses that descend from the same child of ``Section``."""
-
-        def leaves(parent: type[Section]) -> Iterator[type[Section]]:
-            for child in parent.__subclasses__():
-                yield from leaves(child)
-            if not parent.__subclasses__():
-                yield parent
-
-        yield from leaves(cls.__mro__[cls.__mro__.index(Section) - 1])
