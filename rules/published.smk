@@ -9,15 +9,16 @@ OUTPUTS          the same files under results/{suite}-published/
 for suite in [suite_of(name) for name in config["suites"]]:
     if suite.source != "published":
         continue
+    names = one_line(plan.frozen_names, suite)
 
     rule:
         """Every frozen file, compared with its digest and copied to where the rules look."""
         name:
             f"restore_measurements_{suite.name}"
         input:
-            frozen=of_suite(plan.frozen_files, suite),
+            [f"{suite.config.measurements}/{name}" for name in ("SHA256SUMS", *names)],
         output:
-            [f"{suite.root}/{name}" for name in one_line(plan.frozen_names, suite)],
+            [f"{suite.root}/{name}" for name in names],
         log:
             f"logs/{suite.name}/restore_measurements.log",
         benchmark:

@@ -121,9 +121,9 @@ def test_a_rival_changes_what_its_line_says():
 
 def test_every_kind_of_schedule_may_be_a_fork_of_the_paper():
     def change(section):
-        section["fork"]["schedules"]["wsd"] = {"kind": "wsd", "decay_steps": 40, "sam_radius": 0.1}
+        section["fork"]["schedules"]["own"] = {"kind": "wsd", "decay_steps": 40, "sam_radius": 0.1}
 
-    settings = settings_of(suite_of("mini", change), "forks", "wsd")
+    settings = settings_of(suite_of("mini", change), "forks", "own")
     assert settings["definition"] == {"kind": "wsd", "decay_steps": 40}
     assert settings["training"]["sam_radius"] == 0.1
     assert Condition(**settings).schedule(3999) > 0.0 == Condition(**settings).schedule(4000)

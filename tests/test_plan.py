@@ -214,6 +214,7 @@ def text_suite(validation, train, **batches) -> Suite:
     suite = config["suites"]["pythia-160m"]
     suite["text"] = {"source": "files", "validation": validation, "train": train}
     suite["batches"]["validation"] = {"sequences": 10, "length": 20} | batches
+    del suite["mechanism"]
     return suite_of("pythia-160m", config)
 
 

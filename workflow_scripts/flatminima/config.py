@@ -203,7 +203,8 @@ def _line(config: Any, error: ErrorDetails) -> str:
         text = f"lacks {context['discriminator'].strip(chr(39))}"
     elif choices:
         if isinstance(given, Mapping) and rule == "union_tag_invalid":
-            place, given = [*place, context["discriminator"].strip("'")], context["tag"]
+            decides = context["discriminator"].strip("'")
+            place, given = [*place, decides], given[decides]
         text = f"{reprlib.repr(given)} is not valid; {suggest(str(given), choices)}"
     elif rule == "value_error":
         text = str(context["error"])

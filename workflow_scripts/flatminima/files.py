@@ -127,18 +127,21 @@ def write_digests(folder: Path, names: Iterable[str]) -> None:
         temporary.write_text(lines, encoding="utf-8")
 
 
+def read_digests(folder: Path) -> dict[str, str]:
+    """What ``write_digests`` wrote: digests by name, in its order; nothing where there are none."""
+    path = folder / DIGESTS_FILE
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else ()
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+
+
 def check_digest(path: str | Path) -> None:
     """Raise ``DamagedFile`` where a file's digest stands beside it and is another one."""
     path = Path(path)
-    digests = path.parent / DIGESTS_FILE
-    if not digests.exists():
-        return
-    lines = digests.read_text(encoding="utf-8").splitlines()
-    expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    if path.name in expected and expected[path.name] != file_sha256(path):
+    expected = read_digests(path.parent).get(path.name)
+    if expected and expected != file_sha256(path):
         raise DamagedFile(
             f"{path}: damaged or changed since it was written; its sha256 is not the one in "
-            f"{digests.name} beside it. Delete it, and the same command makes it again"
+            f"{DIGESTS_FILE} beside it. Delete it, and the same command makes it again"
         )
 
 

@@ -1,20 +1,25 @@
-"""Freeze the measurements of a finished suite, with their digests and where they come from."""
+"""Freeze the measurements of a finished suite, with their digests and where they come from.
 
-import copy
+A folder ``resources/published/{suite}/`` has the measured files, ``SHA256SUMS`` with their
+digests, ``suite.yaml`` (the suite as it was measured, with source published) and
+``provenance.json``; rules/published.smk brings them back.
+"""
+
 import os
 import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 
 import yaml
 
-from flatminima import plan, plan_forks, plan_mechanism
+from flatminima import plan_forks, plan_mechanism
 from flatminima.code_hash import ROOT, code_hash
 from flatminima.errors import UserError
-from flatminima.files import DIGESTS_FILE, file_sha256, read_json, write_json
+from flatminima.files import read_json, write_digests, write_json
 from flatminima.jobs import dry_run
 from flatminima.suites import Suite
 
@@ -23,40 +28,33 @@ SUITE_FILE, PROVENANCE_FILE = "suite.yaml", "provenance.json"
 _OF_CHECKPOINTS = ("repo", "revision", "pattern", "integrity")
 # Where they exist: manifests of the data, and tables that nothing else is made from.
 _BESIDE = (
-    "data/text.json",
-    "data/train.json",
-    "data/validation.json",
-    "cycles.csv",
-    "deployed.csv",
-    "cooled.csv",
+    *("data/text.json", "data/train.json", "data/validation.json"),
+    *("cycles.csv", "deployed.csv", "cooled.csv"),
 )
 
 
 def measured_files(suite: Suite) -> list[str]:
     """Files, below the suite's folder, that everything of the target ``all`` is made from."""
-    names = ["suite.csv", *(f"kurtosis/{steps}.csv" for steps in plan.ranges(suite))]
-    stems = [f"probes/{steps}" for steps in plan.ranges(suite)]
-    if "fork" in suite.section:
+    stems = [f"probes/{steps}" for steps in suite.ranges]
+    if suite.config.fork:
         stems += [f"forks/{run}" for run in plan_forks.runs(suite, "forks")]
+    names = ["suite.csv", *(f"kurtosis/{steps}.csv" for steps in suite.ranges)]
     return names + [f"{stem}.{suffix}" for suffix in ("csv", "parquet", "json") for stem in stems]
 
 
-def _mechanism_files(suite: Suite) -> dict[str, list[str]]:
-    """Tables of each measurement beyond the paper that is asked for, and what figures read."""
-    beside = {"factorial": ["factorial"], "replication": ["replication_runs"]}
-    return {
-        measure: [f"mechanism/{name}.csv" for name in (*tables, *beside.get(measure, ()))]
-        for measure, tables in plan_mechanism.FINDING_TABLES.items()
-        if measure in plan_mechanism.mechanism(suite)
-    }
+def _beyond(suite: Suite) -> dict[tuple[str, str], set[str]]:
+    """Tables that take no part in ``all``, by the section and the key that asks for them."""
+    forks = plan_forks.fork_measurements(suite)
+    found = {("fork", key): {path.removeprefix(f"{suite.root}/")} for key, path in forks.items()}
+    for measure in plan_mechanism.measured(suite):
+        names = (*plan_mechanism.TABLES[measure], *plan_mechanism.BESIDE.get(measure, ()))
+        found["mechanism", measure] = {f"mechanism/{name}.csv" for name in names}
+    return found
 
 
 def further_files(suite: Suite) -> list[str]:
-    """Further files that are frozen where they exist: tables that take no part in ``all``."""
-    measured = plan_forks.fork_measurements(suite).values()
-    forks = (path.removeprefix(f"{suite.root}/") for path in measured)
-    tables = [name for names in _mechanism_files(suite).values() for name in names]
-    return [*_BESIDE, *forks, *tables]
+    """Further files that are frozen where they exist."""
+    return [*_BESIDE, *(name for names in _beyond(suite).values() for name in names)]
 
 
 def frozen_section(suite: Suite, there: set[str], *, folder: str, commit: str) -> dict:
@@ -64,19 +62,15 @@ def frozen_section(suite: Suite, there: set[str], *, folder: str, commit: str) -
 
     ``there`` names the frozen files, ``commit`` the code that measured them.
     """
-    section = copy.deepcopy(dict(suite.section))
-    for key in _OF_CHECKPOINTS:
-        section.pop(key, None)
-    for measure, names in _mechanism_files(suite).items():
-        if not set(names) <= there:
-            section["mechanism"].pop(measure)
-    for key, path in plan_forks.fork_measurements(suite).items():
-        if key != "calibration" and path.removeprefix(f"{suite.root}/") not in there:
-            section["fork"].pop(key)
-    if "rivals" not in section.get("fork", {}):
-        section.get("fork", {}).pop("rival_seeds", None)
-    section.get("mechanism", {}).pop("second_arm", None)  # a suite of its own
-    if set(section.get("mechanism", {})) <= {"batch_size"}:
+    section = {k: deepcopy(v) for k, v in suite.section.items() if k not in _OF_CHECKPOINTS}
+    for (part, key), names in _beyond(suite).items():
+        if not names <= there:
+            section[part].pop(key, None)
+    fork, mechanism = section.get("fork", {}), section.get("mechanism", {})
+    if "rivals" not in fork:
+        fork.pop("rival_seeds", None)
+    mechanism.pop("second_arm", None)  # a suite of its own
+    if set(mechanism) <= {"batch_size"}:
         section.pop("mechanism", None)
     if section["grid"] == "discover":
         section["grid"] = {"steps": suite.steps, "last": suite.last}
@@ -101,8 +95,7 @@ def publish(
     for name in names:
         (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(results / name, unfinished / name)
-    lines = [f"{file_sha256(unfinished / name)}  {name}\n" for name in names]
-    (unfinished / DIGESTS_FILE).write_text("".join(lines), encoding="utf-8")
+    write_digests(unfinished, names)
     section = frozen_section(suite, set(names), folder=folder.as_posix(), commit=commit)
     text = yaml.safe_dump({f"{suite.name}-published": section}, sort_keys=False)
     (unfinished / SUITE_FILE).write_text(text, encoding="utf-8")
@@ -123,19 +116,18 @@ def check_current(suite: Suite, configfiles: Sequence[str], folder: Path) -> Non
     """
     if changed := git("diff", "--name-only", "HEAD", "--", f":!{folder}").splitlines():
         raise UserError(f"{changed[0]} has changes that are not committed")
-    scripts = sorted(Path(ROOT, "workflow_scripts").glob("*.py"))
+    scripts = Path(ROOT, "workflow_scripts").glob("*.py")
     known = {code_hash(path.relative_to(ROOT).as_posix()) for path in scripts}
-    for path in (Path(suite.root, n) for n in measured_files(suite) if n.endswith(".json")):
+    targets = [f"{suite.root}/{name}" for name in measured_files(suite)]
+    for path in (Path(target) for target in targets if target.endswith(".json")):
         record = read_json(path) if path.is_file() else {}
         made = [part.get("code") for part in (record, record.get("training", {})) if part]
         if not known.issuperset(made):
             raise UserError(f"{path} was made by other code than this; run snakemake first")
-    targets = [f"{suite.root}/{name}" for name in measured_files(suite)]
     code, left, said = dry_run("--", *targets, configfiles=configfiles)
     if code or left:
-        jobs = f": {sum(left.values())} jobs left" if left else ""
         print("\n".join(said), file=sys.stderr)
-        raise UserError(f"{suite.root} is not what this code measures{jobs}; run snakemake first")
+        raise UserError(f"{suite.root} is not what this code measures; run snakemake first")
 
 
 def machine() -> dict:

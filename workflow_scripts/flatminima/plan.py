@@ -13,10 +13,9 @@ from pathlib import Path
 
 from flatminima.config import ROOT, read_yaml
 from flatminima.config_keys import Batches
-from flatminima.errors import ConfigError, DamagedFile, suggest
-from flatminima.files import CHECKPOINT_FILES, DIGESTS_FILE
+from flatminima.errors import ConfigError, suggest
+from flatminima.files import CHECKPOINT_FILES, DIGESTS_FILE, read_digests
 from flatminima.integrity import DEFAULT_SEVERITY
-from flatminima.published import missing_file, read_digests
 from flatminima.quantizer_specs import printed_names, read_spec, read_specs
 from flatminima.revisions import LocalCheckpoint
 from flatminima.suites import Suite
@@ -348,15 +347,10 @@ def page_links(suite: Suite, outputs: Mapping[str, Sequence[str]]) -> list[str]:
 
 def frozen_names(suite: Suite) -> list[str]:
     """What is frozen, by its name below the suite's folder; one line if the list is lost."""
-    try:
-        return list(read_digests(Path(suite.config.measurements)))
-    except DamagedFile as error:
-        raise ConfigError(f"suite {suite.name}: {error}") from error
-
-
-def frozen_files(suite: Suite) -> list[str]:
-    """The frozen files and the list of their digests; one line if one of them is lost."""
-    folder, names = suite.config.measurements, frozen_names(suite)
-    if line := missing_file(Path(folder), names):
-        raise ConfigError(f"suite {suite.name}: {line}")
-    return [f"{folder}/{name}" for name in (DIGESTS_FILE, *names)]
+    folder = suite.config.measurements
+    if names := list(read_digests(Path(folder))):
+        return names
+    raise ConfigError(
+        f"suite {suite.name}: {folder}/{DIGESTS_FILE} names no file; "
+        f"git checkout -- {folder} brings back what was committed"
+    )
