@@ -18,6 +18,7 @@ from flatminima import plan, plan_forks, plan_mechanism
 from flatminima.code_hash import code_hash
 from flatminima.config import as_in_a_file, find_suite, read_yaml, whole_config
 from flatminima.errors import ConfigError
+from flatminima.plan_forks import Branch
 from flatminima.revisions import notice_replaced
 from flatminima.suites import Suite
 
@@ -74,6 +75,15 @@ def planned(function, *names, **fixed):
         return of_suite(function, suite, *names, **fixed)(wildcards)
 
     return value
+
+
+def of_branch(function, *names):
+    """Function of the wildcards: what is asked of the condition that they name."""
+
+    def value(suite, series, condition, *rest):
+        return function(plan_forks.branch(suite, series, condition), *rest)
+
+    return planned(value, "series", "condition", *names)
 
 
 def setting(key):

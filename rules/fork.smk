@@ -15,17 +15,6 @@ OUTPUTS          results/{suite}/{series}/checkpoints/{condition}-seed{seed}/ste
                  results/{suite}/forks.csv, cycles.csv, cooled.csv, pilot.csv, amplitudes.csv
 """
 
-from flatminima.plan_forks import Branch
-
-
-def of_branch(function, *names):
-    """Function of the wildcards: what is asked of the condition that they name."""
-
-    def value(suite, series, condition, *rest):
-        return function(plan_forks.branch(suite, series, condition), *rest)
-
-    return planned(value, "series", "condition", *names)
-
 
 rule train_fork:
     """One condition, one seed: checkpoints at the steps that are measured, and losses."""

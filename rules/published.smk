@@ -9,16 +9,15 @@ OUTPUTS          the same files under results/{suite}-published/
 for suite in [suite_of(name) for name in config["suites"]]:
     if suite.source != "published":
         continue
-    names = one_line(plan.frozen_names, suite)
 
     rule:
         """Every frozen file, compared with its digest and copied to where the rules look."""
         name:
             f"restore_measurements_{suite.name}"
         input:
-            [f"{suite.config.measurements}/{name}" for name in ("SHA256SUMS", *names)],
+            of_suite(plan.frozen_files, suite),
         output:
-            [f"{suite.root}/{name}" for name in names],
+            [f"{suite.root}/{name}" for name in one_line(plan.frozen_names, suite)],
         log:
             f"logs/{suite.name}/restore_measurements.log",
         benchmark:

@@ -347,10 +347,21 @@ def page_links(suite: Suite, outputs: Mapping[str, Sequence[str]]) -> list[str]:
 
 def frozen_names(suite: Suite) -> list[str]:
     """What is frozen, by its name below the suite's folder; one line if the list is lost."""
-    folder = suite.config.measurements
-    if names := list(read_digests(Path(folder))):
+    if names := list(read_digests(Path(suite.config.measurements))):
         return names
-    raise ConfigError(
-        f"suite {suite.name}: {folder}/{DIGESTS_FILE} names no file; "
-        f"git checkout -- {folder} brings back what was committed"
-    )
+    raise _lost(suite, DIGESTS_FILE)
+
+
+def _lost(suite: Suite, name: str) -> ConfigError:
+    folder = suite.config.measurements
+    cure = f"git checkout -- {folder} brings back what was committed"
+    return ConfigError(f"suite {suite.name}: {folder}/{name} is missing; {cure}")
+
+
+def frozen_files(suite: Suite) -> list[str]:
+    """The frozen files and the list of their digests; one line if one of them is lost."""
+    folder, names = suite.config.measurements, [DIGESTS_FILE, *frozen_names(suite)]
+    for name in names:
+        if not Path(folder, name).is_file():
+            raise _lost(suite, name)
+    return [f"{folder}/{name}" for name in names]
