@@ -27,8 +27,8 @@ def rules() -> dict[str, dict]:
     return found
 
 
-def test_every_rule_declares_everything_under_the_name_of_its_script(rules):
-    """A rule made by ``use rule`` keeps the script and the folders of the one it is made from.
+def test_every_rule_declares_everything_under_its_name(rules):
+    """Its own name or that of its script: what is made by ``use rule`` keeps the latter.
 
     Only forks share a log: they are one job, of suites that keep their weights or do not.
     """
@@ -39,7 +39,10 @@ def test_every_rule_declares_everything_under_the_name_of_its_script(rules):
         assert all(rule[part] for part in ("docstring", "message", "log", "benchmark")), name
         assert (ROOT / "rules" / rule["conda"]).is_file(), name
         for path, top in ((rule["log"][0], "logs/"), (rule["benchmark"], "benchmarks/")):
-            assert path.startswith(top) and re.search(rf"/{script}[./]", path), (name, path)
+            assert path.startswith(top) and re.search(rf"/({script}|{name})[./]", path), (
+                name,
+                path,
+            )
             users[re.sub(r"\{(\w+),[^/]*?\}", r"{\1}", path)].add(name)
         notebooks = [path for path in rule["inputs"] if path.endswith(".ipynb")]
         if rule["script"]:
