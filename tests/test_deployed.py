@@ -8,8 +8,10 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from flatminima.intervals import summarise
+from flatminima.layers import linear_layers
 from flatminima.model import build_model, save_model
 from flatminima.quantizers import linear_weights
 from flatminima.scoring import Prober
@@ -19,9 +21,10 @@ from flatminima.tools.deployed import (
     FORMATS,
     Format,
     NotHere,
+    _only_linear,
     gguf_model,
     probe_deployed,
-    probe_format,
+    score_format,
 )
 from workflow_scripts import probe_deployed as probe_deployed_script
 
@@ -69,7 +72,7 @@ def q4_1(rows):
     return (codes * half[0] + half[1]).reshape(rows.shape)
 
 
-def test_q4_1_of_the_file_is_its_definition():
+def test_q4_1_is_its_definition():
     model = wide_model()
     before = {
         name: weight.detach().numpy().copy() for name, weight in linear_weights(model).items()
@@ -81,16 +84,19 @@ def test_q4_1_of_the_file_is_its_definition():
     assert torch.equal(changed.get_output_embeddings().weight, head)
 
 
-def test_q8_0_of_the_file_is_within_half_a_step():
-    model = wide_model()
-    before = {name: weight.detach().clone() for name, weight in linear_weights(model).items()}
-    for name, weight in linear_weights(gguf_model(model, "blocks", 32, kind="Q8_0")).items():
-        blocks = before[name].reshape(-1, 32)
-        # Half a step, and the rounding of the scale to float16 over up to 127 steps.
-        step = blocks.abs().amax(dim=1, keepdim=True) / 127
-        error = (weight.reshape(-1, 32) - blocks).abs()
-        assert (error <= step * (0.5 + 127 * 2**-11 + 1e-6)).all()
-        assert error.max() > 0
+def test_q8_0_is_within_half_a_step_whatever_holds_the_weights():
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2))
+    for model in (wide_model(), gpt2):
+        before = {name: layer.matrices().clone() for name, layer in linear_layers(model).items()}
+        for name, layer in linear_layers(gguf_model(model, "blocks", 32, kind="Q8_0")).items():
+            blocks = before[name].reshape(-1, 32)
+            # Half a step, and the rounding of the scale to float16 over up to 127 steps.
+            step = blocks.abs().amax(dim=1, keepdim=True) / 127
+            error = (layer.matrices().reshape(-1, 32) - blocks).abs()
+            assert (error <= step * (0.5 + 127 * 2**-11 + 1e-6)).all()
+            assert error.max() > 0
+    with pytest.raises(NotHere, match=r"c_attn.weight belongs to a layer that is no nn.Linear"):
+        _only_linear(gpt2, "blocks")
 
 
 def identity(model, layers, group):
@@ -134,23 +140,9 @@ def test_a_converted_model_is_scored_beside_its_own_full_precision(prober, monke
     # What cannot be run is a row with its reason.
     assert table.status.tolist() == ["measured", "measured", "skipped", "skipped"]
     assert table.gap_pct.isna().tolist() == [False, False, True, True]
-    assert table.reason["fails"] == "NotImplementedError: no kernel for this device"
+    assert table.reason["fails"] == "no kernel for this device"
     assert table.reason["not here"] == "the package none_such is not installed"
-    assert "step 5: fails skipped: NotImplementedError" in capsys.readouterr().err
-
-
-def test_layers_that_are_no_linear_are_skipped_by_name():
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    from flatminima.tools.deployed import _only_linear
-
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2))
-    with pytest.raises(NotHere, match=r"c_attn.weight belongs to a layer that is no nn.Linear"):
-        _only_linear(model, "blocks")
-    before = {name: weight.detach().clone() for name, weight in linear_weights(model).items()}
-    for name, weight in linear_weights(gguf_model(model, "blocks", 32, kind="Q8_0")).items():
-        assert torch.allclose(weight, before[name], atol=1e-3)
-        assert not torch.equal(weight, before[name])
+    assert "step 5: fails skipped: no kernel" in capsys.readouterr().err
 
 
 def test_script_writes_the_same_bytes_twice(validation, tmp_path):
@@ -194,10 +186,9 @@ def test_torchaos_unpacked_4_bits_are_the_simulated_quantizer(prober):
 
 @installed("bitsandbytes")
 def test_bitsandbytes_is_measured(prober):
-    _, reason = probe_format(wide_model(), prober, 7, "bitsandbytes_nf4")
-    assert "has 32 inputs, no multiple of 64" in reason
+    with pytest.raises(NotHere, match="has 32 inputs, no multiple of 64"):
+        score_format(wide_model(), prober, "bitsandbytes_nf4")
     model = wide_model(hidden=64)
     for name in ("bitsandbytes_nf4", "bitsandbytes_int8"):
-        table, reason = probe_format(model, prober, 7, name)
-        assert reason == "" and (table.kl_nats > 0).any()
+        assert max(score_format(model, prober, name).kl_nats) > 0
     assert isinstance(dict(model.named_modules())["gpt_neox.layers.0.mlp.dense_h_to_4h"], nn.Linear)

@@ -1,6 +1,6 @@
 """The probe of real quantized inference: what one would ship, beside the simulated gap.
 
-The same weights go through torchao, bitsandbytes and the GGUF format, for the layers that
+The same weights go through torchao, bitsandbytes and GGUF's blocks, for the layers that
 the simulated probe quantizes and no others, so that the format is the only difference. A
 back-end that is not installed, or that a device or a layer does not allow, is skipped by
 name with its reason.
@@ -8,26 +8,24 @@ name with its reason.
 
 import copy
 import logging
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata, util
-from pathlib import Path
 
 import pandas as pd
 import torch
 from torch import nn
 
+from flatminima.errors import one_line
 from flatminima.intervals import summarise
 from flatminima.jobs import log
-from flatminima.layers import LinearWeight, linear_layers
+from flatminima.layers import linear_layers
 from flatminima.quantizer_specs import FP32, HIGH_BIT, LOW_BIT
-from flatminima.scoring import ModelForward, Prober, model_logits
+from flatminima.scoring import ModelForward, Prober, SequenceScores, model_logits
 
 DEPLOYED = "deployed"  # the role of their rows
-GGUF_BLOCK = 32
-NF4_BLOCK = 64
+GGUF_BLOCK, NF4_BLOCK = 32, 64
 TORCHAO_GROUPS = (256, 128, 64, 32)  # what torchao's packed kernels take
 
 
@@ -35,123 +33,79 @@ class NotHere(Exception):
     """Why a format cannot be used for this model on this device, in one line."""
 
 
-def gguf_model(model: nn.Module, layers: str, group: int, *, kind: str) -> nn.Module:
-    """The model with its weights written to a GGUF file in ``kind`` and read back.
+# Each takes a copy of the model, which layers (``layers.Layers``) and the low-bit group size, and
+# returns the model to run.
 
-    The file holds these tensors and nothing else: it is no file for an inference engine.
-    """
+
+def gguf_model(model: nn.Module, layers: str, group: int, *, kind: str) -> nn.Module:
+    """The model with its weights as GGUF's blocks of ``kind`` hold them."""
     import gguf
 
-    quantization, selected = gguf.GGMLQuantizationType[kind], linear_layers(model, layers)
-    _check_rows(selected, GGUF_BLOCK)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "weights.gguf"
-        writer = gguf.GGUFWriter(path, "none")
-        for name, layer in selected.items():
-            rows = layer.matrices().reshape(-1, layer.in_features).contiguous().cpu().numpy()
-            blocks = gguf.quants.quantize(rows, quantization)
-            writer.add_tensor(name, blocks, raw_dtype=quantization)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        read = {
-            tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-            for tensor in gguf.GGUFReader(path).tensors
-        }
+    quantization = gguf.GGMLQuantizationType[kind]
     with torch.no_grad():
-        for name, layer in selected.items():
-            rows = torch.from_numpy(read[name]).reshape(layer.matrices().shape)
-            layer.weight.copy_(layer.restored(rows.to(layer.weight.device)))
+        for name, layer in linear_layers(model, layers).items():
+            _check_row(name, layer.in_features, GGUF_BLOCK)
+            matrices = layer.matrices()
+            rows = matrices.reshape(-1, layer.in_features).contiguous().cpu().numpy()
+            blocks = gguf.quants.quantize(rows, quantization)
+            read = torch.from_numpy(gguf.quants.dequantize(blocks, quantization))
+            layer.weight.copy_(layer.restored(read.reshape(matrices.shape).to(matrices.device)))
     return model
 
 
-def _check_rows(layers: Mapping[str, LinearWeight | nn.Linear], block: int) -> None:
-    for name, layer in layers.items():
-        if layer.in_features % block:
-            raise NotHere(f"{name} has {layer.in_features} inputs, no multiple of {block}")
+def torchao_model(model: nn.Module, layers: str, group: int, *, kind: str) -> nn.Module:
+    """``int4`` is packed, ``intx`` is for any device and not packed, ``int8`` has no groups.
 
-
-def _only_linear(model: nn.Module, layers: str) -> dict[str, nn.Linear]:
-    """The layers by module name; ``NotHere`` where one of them is no ``nn.Linear``."""
-    modules = dict(model.named_modules())
-    found = {}
-    for name in linear_layers(model, layers):
-        module = modules.get(name.removesuffix(".weight"))
-        if not name.endswith(".weight") or not isinstance(module, nn.Linear):
-            raise NotHere(f"{name} belongs to a layer that is no nn.Linear")
-        found[name.removesuffix(".weight")] = module
-    return found
-
-
-def _torchao(model: nn.Module, layers: str, config: object) -> nn.Module:
-    from torchao.quantization import quantize_
-
-    chosen = _only_linear(model, layers)
-    quantize_(model, config, filter_fn=lambda _, name: name in chosen)
-    return model
-
-
-def _torchao_group(model: nn.Module, layers: str, group: int) -> int:
-    """The largest group that torchao takes, that every row divides into, and no larger."""
-    inputs = [layer.in_features for layer in _only_linear(model, layers).values()]
-    for size in TORCHAO_GROUPS:
-        if size <= max(group, TORCHAO_GROUPS[-1]) and not any(n % size for n in inputs):
-            return size
-    raise NotHere(f"rows of {min(inputs)} inputs divide into no group of {TORCHAO_GROUPS}")
-
-
-def torchao_int4(model: nn.Module, layers: str, group: int) -> nn.Module:
-    """4-bit weights in torchao's packed layout, which is there on CUDA devices only."""
-    from torchao.quantization import Int4WeightOnlyConfig
-
-    if next(model.parameters()).device.type != "cuda":
-        raise NotHere("its packed 4-bit kernels need a CUDA device")
-    size = _torchao_group(model, layers, group)
-    config = Int4WeightOnlyConfig(group_size=size, int4_packing_format="tile_packed_to_4d")
-    return _torchao(model.to(torch.bfloat16), layers, config)
-
-
-def torchao_intx(model: nn.Module, layers: str, group: int) -> nn.Module:
-    """4-bit weights in torchao's layout for any device, which does not pack them."""
-    from torchao.quantization import IntxWeightOnlyConfig
+    Its group is the largest that torchao takes, that every row divides into, and no larger
+    than ``group``.
+    """
+    from torchao import quantization
     from torchao.quantization.granularity import PerGroup
     from torchao.quantization.quant_primitives import MappingType
 
-    config = IntxWeightOnlyConfig(
-        weight_dtype=torch.int4,
-        granularity=PerGroup(_torchao_group(model, layers, group)),
-        mapping_type=MappingType.ASYMMETRIC,
-    )
-    return _torchao(model, layers, config)
-
-
-def torchao_int8(model: nn.Module, layers: str, group: int) -> nn.Module:
-    """8-bit weights, one scale per output channel."""
-    from torchao.quantization import Int8WeightOnlyConfig
-
-    return _torchao(model, layers, Int8WeightOnlyConfig())
+    if kind == "int4" and next(model.parameters()).device.type != "cuda":
+        raise NotHere("its packed 4-bit kernels need a CUDA device")
+    chosen = _only_linear(model, layers)
+    inputs = {layer.in_features for layer in chosen.values()}
+    most = max(group, TORCHAO_GROUPS[-1])
+    sizes = [s for s in TORCHAO_GROUPS if s <= most and not any(n % s for n in inputs)]
+    if not sizes and kind != "int8":
+        raise NotHere(f"rows of {min(inputs)} inputs divide into no group of {TORCHAO_GROUPS}")
+    if kind == "int4":
+        model = model.to(torch.bfloat16)
+        config = quantization.Int4WeightOnlyConfig(
+            group_size=sizes[0], int4_packing_format="tile_packed_to_4d"
+        )
+    elif kind == "intx":
+        config = quantization.IntxWeightOnlyConfig(
+            weight_dtype=torch.int4,
+            granularity=PerGroup(sizes[0]),
+            mapping_type=MappingType.ASYMMETRIC,
+        )
+    else:
+        config = quantization.Int8WeightOnlyConfig()
+    quantization.quantize_(model, config, filter_fn=lambda _, name: name in chosen)
+    return model
 
 
 def bitsandbytes_model(model: nn.Module, layers: str, group: int, *, bits: int) -> nn.Module:
     """NF4, computed with in float32, or LLM.int8(), features beyond 6 kept in 16 bits."""
     import bitsandbytes as bnb
 
-    device, chosen = next(model.parameters()).device, _only_linear(model, layers)
-    if bits == 4:
-        _check_rows(chosen, NF4_BLOCK)
+    device = next(model.parameters()).device
     # It says for every product that it casts the inputs, which is what is asked for.
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
-    for name, layer in chosen.items():
-        shape, given = (layer.in_features, layer.out_features), {"bias": layer.bias is not None}
+    for name, layer in _only_linear(model, layers).items():
+        shape = (layer.in_features, layer.out_features, layer.bias is not None)
         weight = layer.weight.detach().cpu()
         if bits == 4:
-            new = bnb.nn.Linear4bit(*shape, **given, quant_type="nf4", compute_dtype=torch.float32)
+            _check_row(name, layer.in_features, NF4_BLOCK)
+            new = bnb.nn.Linear4bit(*shape, quant_type="nf4", compute_dtype=torch.float32)
             new.weight = bnb.nn.Params4bit(
                 weight, requires_grad=False, quant_type="nf4", blocksize=NF4_BLOCK
             )
         else:
-            new = bnb.nn.Linear8bitLt(*shape, **given, has_fp16_weights=False, threshold=6.0)
+            new = bnb.nn.Linear8bitLt(*shape, has_fp16_weights=False, threshold=6.0)
             new.weight = bnb.nn.Int8Params(weight, has_fp16_weights=False, requires_grad=False)
         new.bias = layer.bias
         parent, _, attribute = name.rpartition(".")
@@ -159,12 +113,27 @@ def bitsandbytes_model(model: nn.Module, layers: str, group: int, *, bits: int) 
     return model
 
 
+def _check_row(name: str, inputs: int, block: int) -> None:
+    if inputs % block:
+        raise NotHere(f"{name} has {inputs} inputs, no multiple of {block}")
+
+
+def _only_linear(model: nn.Module, layers: str) -> dict[str, nn.Linear]:
+    """The layers by module name; ``NotHere`` where one of them is no ``nn.Linear``."""
+    modules, found = dict(model.named_modules()), {}
+    for name in linear_layers(model, layers):
+        module = modules.get(name.removesuffix(".weight"))
+        if not isinstance(module, nn.Linear):
+            raise NotHere(f"{name} belongs to a layer that is no nn.Linear")
+        found[name.removesuffix(".weight")] = module
+    return found
+
+
 @dataclass(frozen=True)
 class Format:
     """One way to ship a model. ``counterpart`` is the role of the simulated quantizer beside it.
 
-    ``convert`` takes a copy of the model, which layers (``layers.Layers``) and the low-bit
-    group size, and returns the model to run; it raises ``NotHere`` where it cannot.
+    ``convert`` raises ``NotHere`` where it cannot.
     """
 
     package: str
@@ -183,15 +152,16 @@ FORMATS = {
         partial(gguf_model, kind="Q8_0"),
     ),
     "torchao_int4": Format(
-        "torchao", LOW_BIT, "Int4WeightOnlyConfig: packed 4-bit kernels in bfloat16", torchao_int4
+        "torchao", LOW_BIT, "Int4WeightOnlyConfig: packed 4-bit kernels in bfloat16",
+        partial(torchao_model, kind="int4"),
     ),
     "torchao_intx4": Format(
         "torchao", LOW_BIT, "IntxWeightOnlyConfig of 4 bits, asymmetric, not packed, float32",
-        torchao_intx,
+        partial(torchao_model, kind="intx"),
     ),
     "torchao_int8": Format(
         "torchao", HIGH_BIT, "Int8WeightOnlyConfig: 8 bits symmetric per output channel",
-        torchao_int8,
+        partial(torchao_model, kind="int8"),
     ),
     "bitsandbytes_nf4": Format(
         "bitsandbytes", LOW_BIT, "NF4: 4-bit normal-float code book, groups of 64",
@@ -204,24 +174,15 @@ FORMATS = {
 }  # fmt: skip
 
 
-def probe_format(
-    model: nn.Module, prober: Prober, step: int, name: str
-) -> tuple[pd.DataFrame | None, str]:
-    """Per-sequence scores of one format as ``Prober`` gives them, or why there are none."""
+def score_format(model: nn.Module, prober: Prober, name: str) -> SequenceScores:
+    """Per-sequence scores of a format of ``FORMATS`` against the model in full precision."""
     form = FORMATS[name]
     if util.find_spec(form.package) is None:
-        return None, f"the package {form.package} is not installed"
+        raise NotHere(f"the package {form.package} is not installed")
     low_bit = next(s for n, s in prober.specs.items() if prober.roles[n] == LOW_BIT)
-    try:
-        group = low_bit.row_group or 128
-        other = form.convert(copy.deepcopy(model), low_bit.layers, group).eval()
-        forwards = {FP32: ModelForward(model), name: lambda ids: model_logits(other, ids)}
-        found = prober.score(forwards)[name]
-    except NotHere as reason:
-        return None, str(reason)
-    except Exception as error:  # noqa: BLE001, whatever a back-end raises
-        return None, " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    return found.table(step, name, DEPLOYED), ""
+    other = form.convert(copy.deepcopy(model), low_bit.layers, low_bit.row_group or 128).eval()
+    forwards = {FP32: ModelForward(model), name: lambda ids: model_logits(other, ids)}
+    return prober.score(forwards)[name]
 
 
 def probe_deployed(
@@ -233,28 +194,23 @@ def probe_deployed(
     step, format, package, version, status, reason, the measured columns of the audit,
     counterpart, simulated_gap_pct, and difference_points, the former gap minus the latter.
     """
-    tables, reasons = [simulated], {}
+    tables, reasons, found = [simulated], {}, []
     for name in FORMATS:
-        table, reasons[name] = probe_format(model, prober, step, name)
-        if table is None:
+        try:
+            tables.append(score_format(model, prober, name).table(step, name, DEPLOYED))
+        except Exception as error:  # noqa: BLE001, whatever a back-end raises
+            reasons[name] = one_line(error)
             log(f"step {step}: {name} skipped: {reasons[name]}")
-        else:
-            tables.append(table)
     rows = summarise(pd.concat(tables), ["step"], resamples=resamples, seed=0)
-    return _beside(rows, reasons, step)
-
-
-def _beside(rows: pd.DataFrame, reasons: Mapping[str, str], step: int) -> pd.DataFrame:
-    simulated = rows[rows["role"] != DEPLOYED].set_index("role")
+    by_role = rows[rows["role"] != DEPLOYED].set_index("role")
     measured = rows[rows["role"] == DEPLOYED].set_index("quantizer").drop(columns=["step", "role"])
-    found = []
     for name, form in FORMATS.items():
-        beside, there = simulated.loc[form.counterpart], name in measured.index
+        beside, there = by_role.loc[form.counterpart], name not in reasons
         numbers = measured.loc[name].to_dict() if there else dict.fromkeys(measured.columns)
         found.append({
             "step": step, "format": name, "package": form.package,
             "version": metadata.version(form.package) if there else "",
-            "status": "measured" if there else "skipped", "reason": reasons[name],
+            "status": "measured" if there else "skipped", "reason": reasons.get(name, ""),
             **numbers,
             "counterpart": beside["quantizer"], "simulated_gap_pct": beside["gap_pct"],
             "difference_points": numbers["gap_pct"] - beside["gap_pct"] if there else None,
