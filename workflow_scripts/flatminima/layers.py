@@ -10,7 +10,8 @@ whole matrices that are no linear layers in transformers; ``not_selected`` names
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import get_args
 
@@ -36,7 +37,7 @@ _FOUND = "_products_of_weights"  # where a model keeps what was found
 
 @dataclass(frozen=True)
 class LinearWeight:
-    """One weight of linear layers and the axis that holds its inputs.
+    """One weight of linear layers and the axis that holds its inputs, -1 or -2.
 
     ``[out, in]`` or ``[in, out]``, with a leading axis of experts where there are three.
     ``experts`` above 1 are matrices below each other in a weight of two axes.
@@ -47,24 +48,15 @@ class LinearWeight:
     experts: int = 1
 
     @property
-    def _stack(self) -> Tensor:
-        """``[experts, ., .]`` view of the weight."""
-        weight = self.weight.detach()
-        return weight if weight.ndim == 3 else weight.unflatten(0, (self.experts, -1))
-
-    @property
-    def out_features(self) -> int:
-        """Rows of the matrix, those of all experts together."""
-        return self.weight.numel() // self.in_features
-
-    @property
     def in_features(self) -> int:
         """Inputs of the layer."""
-        return self._stack.shape[self.input_axis]
+        return self.matrices().shape[-1]
 
     def matrices(self) -> Tensor:
         """``[experts, out, in]`` view of the weight; one expert where the layer has none."""
-        return self._stack.movedim(self.input_axis, -1)
+        weight = self.weight.detach()
+        stack = weight if weight.ndim == 3 else weight.unflatten(0, (self.experts, -1))
+        return stack.movedim(self.input_axis, -1)
 
     def restored(self, matrices: Tensor) -> Tensor:
         """Inverse of ``matrices``: a tensor of the weight's own shape."""
@@ -78,20 +70,33 @@ def linear_layers(model: nn.Module, layers: str = "blocks") -> dict[str, LinearW
     (``embed_out`` or ``lm_head``); ``blocks+head`` includes it. Raises ``ValueError``
     where the head shares its weight with the input embedding, which would be altered too.
     """
+    from transformers.pytorch_utils import Conv1D
+
     if layers not in get_args(Layers):
         raise ValueError(f"layers {layers!r}: {', '.join(get_args(Layers))}")
-    head = _find_head(model)
-    if layers == "blocks+head":
-        if head is None:
-            raise ValueError("layers blocks+head: this model has no output head")
-        if head.weight is model.get_input_embeddings().weight:
-            raise ValueError(
-                "layers blocks+head: this model's head is tied to its input embedding; use blocks"
-            )
+    head, with_head = _find_head(model), layers == "blocks+head"
+    if with_head and head is None:
+        raise ValueError("layers blocks+head: this model has no output head")
+    if with_head and head.weight is model.get_input_embeddings().weight:
+        raise ValueError(
+            "layers blocks+head: this model's head is tied to its input embedding; use blocks"
+        )
     selected = {}
-    for name, module in model.named_modules():
-        if module is not head or layers == "blocks+head":
-            selected.update(_weights_of(model, f"{name}." if name else "", module))
+    for prefix, module in model.named_modules():
+        if isinstance(module, _NO_MATRICES) or (module is head and not with_head):
+            continue
+        if isinstance(module, nn.Linear | Conv1D):
+            axis = -1 if isinstance(module, nn.Linear) else -2
+            selected[f"{prefix}.weight"] = LinearWeight(module.weight, axis)
+            continue
+        transposed = getattr(module, "is_transposed", None)  # of experts in one parameter
+        for name, parameter in module.named_parameters(prefix, recurse=False):
+            if parameter.ndim < 2 or min(parameter.shape[-2:]) == 1:
+                continue
+            if parameter.ndim == 3 and transposed is not None:
+                selected[name] = LinearWeight(parameter, -2 if transposed else -1)
+            elif found := _multiplied(model, name, parameter):
+                selected[name] = found
     return selected
 
 
@@ -105,131 +110,91 @@ def _find_head(model: nn.Module) -> nn.Module | None:
     return linear[-1] if linear else None
 
 
-def _weights_of(
-    model: nn.Module, prefix: str, module: nn.Module
-) -> Iterator[tuple[str, LinearWeight]]:
-    """Linear weights that the module itself holds; its products tell where it does not say."""
-    from transformers.pytorch_utils import Conv1D
-
-    if isinstance(module, nn.Linear | Conv1D):
-        yield (
-            f"{prefix}weight",
-            LinearWeight(module.weight, -1 if isinstance(module, nn.Linear) else -2),
-        )
-    elif not isinstance(module, _NO_MATRICES):
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.ndim < 2 or min(parameter.shape[-2:]) == 1:
-                continue
-            # Set by transformers where the experts of a layer are one parameter.
-            transposed = getattr(module, "is_transposed", None)
-            if parameter.ndim == 3 and transposed is not None:
-                found = LinearWeight(parameter, -2 if transposed else -1)
-            else:
-                found = _multiplied(model, f"{prefix}{name}", parameter)
-            if found is not None:
-                yield f"{prefix}{name}", found
-
-
 def _multiplied(model: nn.Module, name: str, parameter: Tensor) -> LinearWeight | None:
     """A parameter of no linear layer as the stack of matrices that the model multiplies with.
 
-    ``None`` where it is none: a router, which is one whole matrix, or multiplied otherwise.
-    """
-    axis, size, part = _products(model).get(name) or (None, 0, 0)
-    if axis is None:
-        return None
-    if parameter.ndim == 3 and axis > 0 and size == parameter.shape[axis]:
-        return LinearWeight(parameter, axis - 3)
-    experts = parameter.numel() // max(1, part)
-    if parameter.ndim == 2 and experts > 1 and part * experts == parameter.numel():
-        stacked = LinearWeight(parameter, axis - 2, experts)
-        return stacked if stacked.in_features == size else None
-    return None
-
-
-def _products(model: nn.Module) -> dict[str, tuple[int, int, int] | None]:
-    """What ``_Products`` finds in one run over a few tokens; nothing where it cannot run.
-
-    A weight that no token reached, of experts say, lies as those of the same name and shape in
-    other layers do.
+    ``None`` where products disagree or are none, or where it is a router: one whole matrix.
     """
     if _FOUND not in model.__dict__:
-        products, mode = _Products(model), model.training
-        try:
-            ids = torch.arange(1, 1 + _TOKENS, device=next(model.parameters()).device)[None]
-            with torch.inference_mode(False), torch.no_grad(), products:
-                model.eval()(input_ids=ids, use_cache=False)
-        except Exception as error:  # noqa: BLE001, any model of anybody
-            log(f"which axis of a weight holds its inputs was not found: {error}"[:200])
-            products.found = {}
-        finally:
-            model.train(mode)
-        model.__dict__[_FOUND] = _with_unreached(model, products.found)
-    return model.__dict__[_FOUND]
+        model.__dict__[_FOUND] = _run(model)
+    notes = model.__dict__[_FOUND][kind_of(name), parameter.shape]
+    axis, size, part = next(iter(notes)) if len(notes) == 1 else (None, 0, 1)
+    if axis is None:
+        return None
+    experts, rest = divmod(parameter.numel(), part)
+    if parameter.ndim == 3 and axis > 0:
+        found = LinearWeight(parameter, axis - 3)
+    elif parameter.ndim == 2 and experts > 1 and not rest:
+        found = LinearWeight(parameter, axis - 2, experts)
+    else:
+        return None
+    return found if found.in_features == size else None
 
 
-def _with_unreached(model: nn.Module, found: dict) -> dict:
-    kinds = {}
-    shapes = {name: (kind_of(name), p.shape) for name, p in model.named_parameters()}
-    for name, note in found.items():
-        kinds[shapes[name]] = note if kinds.get(shapes[name], note) == note else None
-    return {name: kinds[kind] for name, kind in shapes.items() if kind in kinds} | found
+def _run(model: nn.Module) -> dict[tuple, set]:
+    """What ``_Products`` notes in one run over a few tokens; nothing where it cannot run."""
+    products, mode = _Products(model), model.training
+    try:
+        ids = torch.arange(1, 1 + _TOKENS, device=next(model.parameters()).device)[None]
+        with torch.inference_mode(False), torch.no_grad(), products:
+            model.eval()(input_ids=ids, use_cache=False)
+    except Exception as error:  # noqa: BLE001, any model of anybody
+        log(f"which axis of a weight holds its inputs was not found: {error}"[:200])
+        products.notes.clear()
+    finally:
+        model.train(mode)
+    return products.notes
 
 
 class _Products(TorchDispatchMode):
     """Over which axis of each parameter the matrix products sum that it enters.
 
-    ``found`` has by name: the axis, how many numbers a product sums, and how many of the
-    parameter one product holds; ``None`` where products disagree. A parameter is known by
-    its memory, through views, and through copies of whole slices of it.
+    ``notes`` has by kind of name and shape, so that a weight which no token reached (of an
+    expert, say) lies as those in other layers do: the axis, how many numbers a product sums,
+    and how many of the parameter one product holds. A parameter is known by its memory,
+    through views, and through copies of whole slices of it.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.found: dict[str, tuple[int, int, int] | None] = {}
-        self._homes: dict[int, list] = {}  # by storage: first, last, name, axis by stride
+        self.notes: dict[tuple, set] = defaultdict(set)
+        self._homes: dict[int, list] = defaultdict(list)  # by storage: span, key, axis by stride
         self._copies: list[Tensor] = []  # kept, so that no storage is used twice
         for name, parameter in model.named_parameters():
             axes = {parameter.stride(a): a for a in range(parameter.ndim) if parameter.shape[a] > 1}
-            self._know(parameter, name, axes)
+            self._know(parameter, (kind_of(name), parameter.shape), axes)
 
-    def _know(self, tensor: Tensor, name: str, axes: dict[int, int]) -> None:
+    def _know(self, tensor: Tensor, key: tuple, axes: dict[int, int]) -> None:
         first = tensor.storage_offset()
-        place = (first, first + tensor.numel(), name, axes)
-        self._homes.setdefault(tensor.untyped_storage()._cdata, []).append(place)
+        place = (range(first, first + tensor.numel()), key, axes)
+        self._homes[tensor.untyped_storage()._cdata].append(place)
 
-    def _home(self, tensor: object) -> tuple[str, dict[int, int]] | None:
+    def _home(self, tensor: object) -> tuple[tuple, dict[int, int]] | None:
         if not isinstance(tensor, Tensor):
             return None
-        at = tensor.storage_offset()
-        places = self._homes.get(tensor.untyped_storage()._cdata, ())
-        return next(((n, axes) for first, last, n, axes in places if first <= at < last), None)
+        places, at = self._homes[tensor.untyped_storage()._cdata], tensor.storage_offset()
+        return next(((key, axes) for span, key, axes in places if at in span), None)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         found = function(*args, **(kwargs or {}))
         name = function.overloadpacket.__name__
         for position, axis in _SUMS.get(name, ()):
-            self._note(args[position], axis)
+            tensor = args[position]
+            if (home := self._home(tensor)) and tensor.numel():
+                key, axes = home
+                part = tensor.shape[-2] * tensor.shape[-1]
+                self.notes[key].add((axes.get(tensor.stride(axis)), tensor.shape[axis], part))
         if name in _COPIES and (home := self._home(args[0])) and isinstance(found, Tensor):
-            moved = found.ndim - args[0].ndim  # axes that an index adds in front
+            key, axes = home
+            source, moved = args[0], found.ndim - args[0].ndim  # axes that an index adds in front
             axes = {
-                found.stride(a + moved): home[1][args[0].stride(a)]
-                for a in range(args[0].ndim)
-                if a + moved >= 0 and args[0].stride(a) in home[1]
+                found.stride(a + moved): axes[source.stride(a)]
+                for a in range(source.ndim)
+                if a + moved >= 0 and source.stride(a) in axes
             }
-            self._know(found, home[0], axes)
+            self._know(found, key, axes)
             self._copies.append(found)
         return found
-
-    def _note(self, tensor: Tensor, axis: int) -> None:
-        home = self._home(tensor)
-        if home is None:
-            return
-        size = tensor.shape[axis]
-        found = home[1].get(tensor.stride(axis))
-        part = tensor.shape[-2] * tensor.shape[-1]
-        note = None if found is None else (found, size, part)
-        self.found[home[0]] = note if self.found.get(home[0], note) == note else None
 
 
 def kind_of(name: str) -> str:
@@ -238,7 +203,7 @@ def kind_of(name: str) -> str:
 
 
 def not_selected(model: nn.Module, selected: Iterable[str]) -> dict[str, int]:
-    """Weights outside ``selected``: how many, by name with ``*`` for numbers.
+    """Weights outside ``selected``: how many, by name with ``*`` for numbers, most first.
 
     Vectors (biases, norms) are one entry, ``vectors``; a shared weight counts once.
     """

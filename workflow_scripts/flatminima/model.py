@@ -9,10 +9,10 @@ import hashlib
 import json
 import math
 import os
-import re
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from flatminima.errors import DamagedFile, Diverged, NotMeasured, UserError, one_line
 from flatminima.files import (
-    DIGESTS_FILE,
     atomic_path,
     check_digest,
     flush,
@@ -35,8 +34,8 @@ from flatminima.files import (
 
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 ADAPTER_FILE = "adapter_config.json"
-WIDENED = ("F64", "F32", "F16", "BF16")  # as safetensors calls what float32 can hold
-TABLES = ("I64", "BOOL")  # of indices, such as the experts of each token in deepseek_v4
+# As safetensors calls what float32 can hold, and tables such as deepseek_v4's experts of a token.
+NOT_QUANTIZED = ("F64", "F32", "F16", "BF16", "I64", "BOOL")
 INDEX_SUFFIX = ".index.json"
 # Masks and tables that old checkpoints carry beside the weights: GPT-NeoX and GPT-Neo;
 # GPT-2, GPT-J and CodeGen; every family with rotary embeddings.
@@ -47,7 +46,6 @@ LEGACY_BUFFERS = (
 )  # fmt: skip
 LOGITS_AT_ONCE = 2**23  # numbers; 32 MiB, which the caches of processors hold for the most part
 LOOKS_AHEAD = 1e-4  # of the largest logit: what rounding may move in a causal model
-_TRIED = 4  # positions on which a head is tried
 
 
 # Numeric mode and device
@@ -70,10 +68,7 @@ def assert_float32(model: nn.Module) -> None:
 
 
 def choose_device(wanted: str) -> str:
-    """The device that ``auto`` stands for here; another name is returned as it is.
-
-    Raises ``ValueError`` where a device is asked for by name and is not there.
-    """
+    """The device that ``auto`` stands for here; ``ValueError`` where a named one is not there."""
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     there = ["cuda"] * cuda + ["mps"] * mps + ["cpu"]
     if wanted not in ("auto", *there):
@@ -89,26 +84,22 @@ def available_bytes(
     if device.startswith("cuda"):
         return torch.cuda.mem_get_info()[0]
     left = psutil.virtual_memory().available
-    name = re.search(r"^0::/?(.*)$", own.read_text(), re.MULTILINE) if own.exists() else None
-    folder = groups / name[1] if name else groups
-    for place in (folder, *folder.parents):
-        try:
+    name = own.read_text().partition("0::/")[2].split("\n")[0] if own.exists() else ""
+    for place in (groups / name, *(groups / name).parents):
+        with suppress(OSError, ValueError):  # no limit here
             limit = int((place / "memory.max").read_text())
             left = min(left, limit - int((place / "memory.current").read_text()))
-        except (OSError, ValueError):  # no limit here
-            continue
     return max(0, left)
 
 
 def check_memory(folder: Path, device: str, numbers: int) -> None:
     """``UserError`` with what is missing where ``numbers`` in float32 are more than there is."""
     for place in dict.fromkeys(("cpu", device)):
-        needed, there = 4 * numbers, available_bytes(place)
+        needed, there = 4 * numbers / 2**30, available_bytes(place) / 2**30
         if needed > there:
             raise UserError(
-                f"{folder}: its weights take {needed / 2**30:.1f} GiB in float32 and "
-                f"{there / 2**30:.1f} GiB of memory are free on {place}; "
-                f"{(needed - there) / 2**30:.1f} GiB are missing"
+                f"{folder}: its weights take {needed:.1f} GiB in float32 and {there:.1f} GiB of "
+                f"memory are free on {place}; {needed - there:.1f} GiB are missing"
             )
 
 
@@ -135,34 +126,24 @@ def check_kind(folder: Path) -> int:
     Raises ``DamagedFile`` for what would be measured as something that it is not: weights
     that are quantized already, or a base model beside the adapter that was trained.
     """
+    already = f"{folder}: its weights are already quantized ({{}}); measure the model they are of"
     with damage_named(folder / CONFIG_FILE):
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-        nested = [part for part in config.values() if isinstance(part, dict)]
-    for part in (config, *nested):
-        if quantization := part.get("quantization_config"):
-            method = quantization.get("quant_method", "quantization_config in config.json")
-            raise DamagedFile(
-                f"{folder}: its weights are already quantized ({method}); measure the model that "
-                "they were made from"
-            )
+        for part in (config, *(value for value in config.values() if isinstance(value, dict))):
+            if quantization := part.get("quantization_config"):
+                raise DamagedFile(already.format(quantization.get("quant_method", CONFIG_FILE)))
     if (folder / ADAPTER_FILE).is_file():
         raise DamagedFile(
             f"{folder}: an adapter lies beside the model ({ADAPTER_FILE}) and is not applied; "
             "measure the two merged (merge_and_unload of peft)"
         )
     numbers = 0
-    for file in sorted(folder.glob("*.safetensors")):
-        with damage_named(file), safe_open(file, framework="pt") as stored:
-            for name in stored.keys():  # noqa: SIM118, no mapping
-                if is_legacy_buffer(name):
-                    continue
-                part = stored.get_slice(name)
-                numbers += math.prod(part.get_shape())
-                if len(part.get_shape()) > 1 and part.get_dtype() not in (*WIDENED, *TABLES):
-                    raise DamagedFile(
-                        f"{folder}: {name} is stored as {part.get_dtype()}, so its weights are "
-                        "already quantized; measure the model that they were made from"
-                    )
+    for name, stored in _headers(sorted(folder.glob("*.safetensors"))):
+        if not is_legacy_buffer(name):
+            shape, dtype = stored.get_shape(), stored.get_dtype()
+            numbers += math.prod(shape)
+            if len(shape) > 1 and dtype not in NOT_QUANTIZED:
+                raise DamagedFile(already.format(f"{name} is stored as {dtype}"))
     return numbers
 
 
@@ -193,31 +174,22 @@ def load_model(folder: str | Path, device: str = "cpu") -> nn.Module:
             ignore_mismatched_sizes=True,  # refused below, with their names
             output_loading_info=True,
         )
-    for name, stored, expected in found["mismatched_keys"]:
-        raise DamagedFile(
-            f"{folder}: {name} has shape {list(stored)}; the model's is {list(expected)}"
-        )
+    for name, stored, own in found["mismatched_keys"]:
+        raise DamagedFile(f"{folder}: {name} has shape {list(stored)}; the model's is {list(own)}")
     for kind in ("missing", "unexpected"):
         names = sorted(n for n in found[f"{kind}_keys"] if not is_legacy_buffer(n))
         if names:
             raise DamagedFile(f"{folder}: {len(names)} {kind} weights, such as {names[0]}")
     for name, parameter in model.named_parameters():
-        count = count_not_finite(parameter)
-        if count:
+        if count := int(parameter.isfinite().logical_not().sum()):
             raise Diverged(f"{folder}: {count} of {parameter.numel()} {name} are not finite")
     return model.to(device).eval()
-
-
-def text_config(model: nn.Module) -> object:
-    """The part of a model's configuration that is about text; the whole where it has no parts."""
-    find = getattr(model.config, "get_text_config", None)
-    return find(decoder=True) if find else model.config
 
 
 def peculiarities(model: nn.Module) -> list[str]:
     """What a reader of its numbers should know about a model, one line each."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    tied = getattr(text_config(model), "tie_word_embeddings", False)
+    tied = getattr(model.config.get_text_config(decoder=True), "tie_word_embeddings", False)
     if not tied or head is None or head.weight is embedding.weight:
         return []
     return [
@@ -230,19 +202,17 @@ def peculiarities(model: nn.Module) -> list[str]:
 def check_causal(model: nn.Module, ids: Tensor) -> None:
     """Raise ``NotMeasured`` where tokens change what is said of those before them.
 
-    ``ids`` is ``[1, length]``; its second half is replaced, and the logits of the first half
-    must stay. A model of masked language, whose perplexity would mean nothing, fails.
+    ``ids`` is ``[1, length]``; the first half, turned round, takes the place of the second, and
+    the logits of the first must stay. A model of masked language, whose perplexity would mean
+    nothing, fails.
     """
     half = ids.shape[1] // 2
-    other = torch.cat([ids[:, :half], ids[:, :half].flip(1), ids[:, 2 * half :]], dim=1)
-    if not half or torch.equal(ids, other):
-        other = torch.cat([ids[:, :-1], (ids[:, -1:] + 1) % max(2, int(ids.max()))], dim=1)
-        half = ids.shape[1] - 1
+    other = torch.cat([ids[:, :half], ids[:, :half].flip(1)], dim=1)
     first, second = (
-        model(input_ids=part, use_cache=False).logits[:, :half].double() for part in (ids, other)
+        model(input_ids=part, use_cache=False).logits[:, :half].double()
+        for part in (ids[:, : 2 * half], other)
     )
-    moved = (first - second).abs().amax()
-    if moved > LOOKS_AHEAD * first.abs().amax():
+    if (first - second).abs().amax() > LOOKS_AHEAD * first.abs().amax():
         name = (model.config.architectures or [type(model).__name__])[0]
         raise NotMeasured(
             f"{name} looks ahead: tokens change what it says of those before "
@@ -250,20 +220,11 @@ def check_causal(model: nn.Module, ids: Tensor) -> None:
         )
 
 
-@torch.inference_mode()
-def count_not_finite(tensor: Tensor) -> int:
-    """How many numbers are infinite or none; a sum is finite only where all its terms are."""
-    if torch.isfinite(tensor.sum()):
-        return 0
-    return int(torch.isfinite(tensor).logical_not().sum())
-
-
 def save_model(model: nn.Module, folder: Path, *, digests: bool = False) -> None:
     """Write ``config.json`` and ``model.safetensors`` in Hugging Face format.
 
     With ``digests`` their sha256 stand beside them, and whoever loads them checks that they
-    are as they were written. A folder appears whole. One that is there already is replaced
-    file by file, so that it holds whole weights at every moment.
+    are as they were written. The folder appears whole, in place of one that is there.
     """
     from transformers.utils import logging
 
@@ -275,32 +236,22 @@ def save_model(model: nn.Module, folder: Path, *, digests: bool = False) -> None
         with refusals_named(folder):
             model.save_pretrained(staging)
         if digests:
-            write_digests(staging, ("config.json", WEIGHTS_FILE))
+            write_digests(staging, (CONFIG_FILE, WEIGHTS_FILE))
         for file in staging.iterdir():
             flush(file)
-        if folder.is_dir():
-            _replace_files(staging, folder)
-        else:
-            os.replace(staging, folder)
+        remove(folder)
+        os.replace(staging, folder)
         flush(folder.parent)
     finally:
         remove(staging)
 
 
-def _replace_files(source: Path, target: Path) -> None:
-    remove(target / DIGESTS_FILE)
-    new = sorted(source.iterdir(), key=lambda file: file.name == DIGESTS_FILE)
-    for file in new:
-        os.replace(file, target / file.name)
-    for file in target.iterdir():
-        if file.name not in {moved.name for moved in new}:
-            remove(file)
-    flush(target)
-
-
 def is_legacy_buffer(name: str) -> bool:
     """Whether a tensor of a checkpoint is a mask or a table rather than a weight."""
     return name.endswith(LEGACY_BUFFERS)
+
+
+# Their files
 
 
 def weight_files(path: str | Path) -> list[Path]:
@@ -309,6 +260,19 @@ def weight_files(path: str | Path) -> list[Path]:
     if not path.name.endswith(INDEX_SUFFIX):
         return [path]
     return [path.with_name(name) for name in sorted(set(read_index(path).values()))]
+
+
+def _headers(files: Iterable[Path]) -> Iterator[tuple[str, Any]]:
+    """Name of each stored tensor and what tells its shape and dtype; nothing is read."""
+    for file in files:
+        with damage_named(file), safe_open(file, framework="pt") as stored:
+            for name in stored.keys():  # noqa: SIM118, no mapping
+                yield name, stored.get_slice(name)
+
+
+def weights_dtypes(path: str | Path) -> str:
+    """The dtypes in a safetensors file or its shards, such as ``F32`` or ``F16+U8``."""
+    return "+".join(sorted({part.get_dtype() for _, part in _headers(weight_files(path))}))
 
 
 def read_weights(path: str | Path) -> Iterator[tuple[str, Tensor]]:
@@ -331,18 +295,9 @@ def read_weights(path: str | Path) -> Iterator[tuple[str, Tensor]]:
 def tensor_digests(path: str | Path) -> dict[str, str]:
     """sha256 of each weight's bytes: finds a single stale tensor in an otherwise new file."""
     return {
-        name: hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+        name: hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy()).hexdigest()
         for name, tensor in read_weights(path)
     }
-
-
-def weights_dtypes(path: str | Path) -> str:
-    """The dtypes in a safetensors file or its shards, such as ``float32`` or ``float16+uint8``."""
-    found = set()
-    for file in weight_files(path):
-        with safe_open(file, framework="pt") as weights:
-            found |= {str(weights.get_slice(name).get_dtype()) for name in weights.keys()}  # noqa: SIM118
-    return "+".join(sorted(found))
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -352,13 +307,9 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read the tensors and the metadata of a safetensors file.
-
-    Raises ``DamagedFile`` where the file is not a whole one.
-    """
-    metadata = read_metadata(path)
+    """Tensors and metadata of a safetensors file; ``DamagedFile`` where it is not a whole one."""
     with damage_named(path):
-        return load_file(path), metadata
+        return load_file(path), read_metadata(path)
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -373,16 +324,15 @@ def read_metadata(path: Path) -> dict[str, str]:
 def build_model(architecture: dict, vocab_size: int, seed: int) -> nn.Module:
     """A GPT-NeoX model with Pythia's architecture and initialisation, in float32.
 
-    ``architecture`` has ``hidden_size``, ``num_layers``, ``num_heads`` and
-    ``max_length``. small_init (std sqrt(2 / 5d)) for embeddings, head, query/key/value
-    and the first MLP matrix; wang_init (std 2 / (L sqrt(d))) for the two matrices
-    that write into the residual stream; biases zero.
+    ``architecture`` has ``hidden_size``, ``num_layers``, ``num_heads`` and ``max_length``.
+    small_init (std sqrt(2 / 5d)) for embeddings, head, query/key/value and the first MLP
+    matrix; wang_init (std 2 / (L sqrt(d))) for the two matrices that write into the residual
+    stream; vectors as transformers has them: norms one and zero, biases zero.
     """
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
     hidden, layers = architecture["hidden_size"], architecture["num_layers"]
-    small_init = math.sqrt(2.0 / (5.0 * hidden))
-    wang_init = 2.0 / (layers * math.sqrt(hidden))
+    small_init, wang_init = math.sqrt(2.0 / (5.0 * hidden)), 2.0 / (layers * math.sqrt(hidden))
     config = GPTNeoXConfig(
         vocab_size=vocab_size,
         hidden_size=hidden,
@@ -400,17 +350,12 @@ def build_model(architecture: dict, vocab_size: int, seed: int) -> nn.Module:
     )
     model = GPTNeoXForCausalLM(config).float()
     generator = torch.Generator().manual_seed(seed)
+    residual = ("attention.dense.weight", "dense_4h_to_h.weight")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim < 2:
-                continue  # layer norms start at one and zero, biases at zero
-            writes_residual = name.endswith(("attention.dense.weight", "dense_4h_to_h.weight"))
-            parameter.normal_(
-                0.0, wang_init if writes_residual else small_init, generator=generator
-            )
-        for module in model.modules():
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                module.bias.zero_()
+            if parameter.ndim > 1:
+                std = wang_init if name.endswith(residual) else small_init
+                parameter.normal_(0.0, std, generator=generator)
     return model
 
 
@@ -441,6 +386,6 @@ def _is_plain(model: nn.Module, head: nn.Linear) -> bool:
     """Whether logits are the head's outputs and nothing else; some families scale or cap them."""
     if model.config.model_type == "gpt_neox":
         return True
-    ids = torch.arange(_TRIED, device=head.weight.device)[None]
+    ids = torch.arange(4, device=head.weight.device)[None]
     logits = model(input_ids=ids, use_cache=False).logits
     return torch.allclose(logits, head(last_states(model, ids)), rtol=1e-5, atol=1e-6)

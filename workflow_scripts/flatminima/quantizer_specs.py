@@ -1,8 +1,8 @@
 """What quantizers are: one class a kind, which is its configuration entry, its check and its name.
 
 Nothing here touches a weight, so that the configuration, tables and figures know quantizers
-without torch; ``flatminima.quantizers`` has the function of each kind. A new kind is a class
-here, named in ``AnyQuantizer``, and a function there.
+without torch; ``flatminima.quantizers`` has the function of each kind. A new code book is a line
+of ``CODE_BOOKS``, another kind a class named in ``AnyQuantizer``, and either a function there.
 """
 
 from collections import Counter
@@ -21,7 +21,12 @@ FP32 = "fp32"  # the model as it is
 LOW_BIT = "low_bit"  # the quantizer whose collapse is audited
 HIGH_BIT = "high_bit"  # the quantizer it is held against
 
-_SCALE_BITS = 16  # of an affine group, as GPTQ, AWQ and GGUF store them
+# Weights that share a scale, and the bits of the scale.
+CODE_BOOKS = {
+    "nf4": (64, 32),  # QLoRA: Dettmers et al., arXiv 2305.14314, appendix E
+    "mxfp4": (32, 8),  # OCP Microscaling Formats 1.0, 5.3.3 and 6.3
+    "nvfp4": (16, 8),  # a float32 scale of the tensor besides
+}
 
 
 def fit_group(size: int, in_features: int) -> int:
@@ -37,10 +42,9 @@ def fit_group(size: int, in_features: int) -> int:
 class _Quantizer(Section):
     """What all kinds have in common.
 
-    A kind has ``label`` (short name in tables and figures, such as ``INT4``), ``description`` (one
-    phrase for captions), ``row_group`` (weights along the inputs that share a scale; ``None`` for
-    no limit but the row) and ``storage_bits``: bits per weight of an ``[out_features,
-    in_features]`` matrix as it would be stored, scales among them.
+    A kind has ``bits``, ``scale_bits`` (of a scale and what is stored beside it), ``row_group``
+    (weights along the inputs that share one; ``None`` for no limit but the row), ``label`` (short
+    name in tables and figures, such as ``INT4``) and ``description`` (a phrase for captions).
     """
 
     model_config = ConfigDict(frozen=True)
@@ -57,6 +61,11 @@ class _Quantizer(Section):
     def count_groups(self, out_features: int, in_features: int) -> int:
         """Number of scales of one ``[out_features, in_features]`` matrix."""
         return out_features * -(-in_features // self.group_length(in_features))
+
+    def storage_bits(self, out_features: int, in_features: int) -> float:
+        """Bits per weight of such a matrix as it would be stored, scales among them."""
+        groups = self.count_groups(out_features, in_features)
+        return self.bits + self.scale_bits * groups / (out_features * in_features)
 
 
 class AffineQuantizer(_Quantizer):
@@ -85,6 +94,11 @@ class AffineQuantizer(_Quantizer):
         return self.group_size
 
     @property
+    def scale_bits(self) -> int:
+        """16, as GPTQ, AWQ and GGUF store a scale, and a zero point in as many as a code."""
+        return 16 + (0 if self.symmetric else self.bits)
+
+    @property
     def label(self) -> str:
         """``INT4`` for 4 bits."""
         return f"INT{self.bits}"
@@ -99,62 +113,39 @@ class AffineQuantizer(_Quantizer):
 
     def count_groups(self, out_features: int, in_features: int) -> int:
         """One for the tensor, or those of each row."""
-        if self.granularity == "tensor":
-            return 1
-        return super().count_groups(out_features, in_features)
-
-    def storage_bits(self, out_features: int, in_features: int) -> float:
-        """Codes, a 16-bit scale a group, and its zero point in as many bits as a code."""
-        group = _SCALE_BITS + (0 if self.symmetric else self.bits)
-        groups = self.count_groups(out_features, in_features)
-        return self.bits + group * groups / (out_features * in_features)
+        return (
+            1 if self.granularity == "tensor" else super().count_groups(out_features, in_features)
+        )
 
 
-class _CodeBook(_Quantizer):
+class CodeBookQuantizer(_Quantizer):
     """Four bits that name an entry of a fixed book, and a scale for each block of a row."""
 
-    block: ClassVar[int]  # weights that share a scale
-    scale_bits: ClassVar[int]
+    kind: Literal["nf4", "mxfp4", "nvfp4"] = Field(
+        description="Quantiles of the normal distribution with float32 scales; E2M1 elements with "
+        "powers of two; E2M1 elements with E4M3 scales in a float32 one."
+    )
+    bits: ClassVar = 4
 
     @property
     def row_group(self) -> int:
-        return self.block
+        """Weights of a block."""
+        return CODE_BOOKS[self.kind][0]
+
+    @property
+    def scale_bits(self) -> int:
+        """Of the scale of a block."""
+        return CODE_BOOKS[self.kind][1]
 
     @property
     def label(self) -> str:
+        """``NF4`` for nf4."""
         return self.kind.upper()
 
     @property
     def description(self) -> str:
-        return f"{self.label}, per block of {self.block}"
-
-    def storage_bits(self, out_features: int, in_features: int) -> float:
-        groups = self.count_groups(out_features, in_features)
-        return 4 + self.scale_bits * groups / (out_features * in_features)
-
-
-class NF4Quantizer(_CodeBook):
-    """NormalFloat of QLoRA (Dettmers et al., arXiv 2305.14314, appendix E)."""
-
-    kind: Literal["nf4"] = Field(description="Quantiles of the normal distribution, float32 scale.")
-    block = 64
-    scale_bits = 32
-
-
-class MXFP4Quantizer(_CodeBook):
-    """E2M1 elements, a power of two as scale (OCP Microscaling Formats 1.0, 5.3.3 and 6.3)."""
-
-    kind: Literal["mxfp4"] = Field(description="E2M1 elements, a power of two as scale.")
-    block = 32
-    scale_bits = 8
-
-
-class NVFP4Quantizer(_CodeBook):
-    """E2M1 elements, an E4M3 scale for each block and a float32 one for the tensor."""
-
-    kind: Literal["nvfp4"] = Field(description="E2M1 elements, E4M3 scales in a float32 one.")
-    block = 16
-    scale_bits = 8
+        """Name and block."""
+        return f"{self.label}, per block of {self.row_group}"
 
 
 def _affine_by_default(definition: object) -> object:
@@ -165,7 +156,7 @@ def _affine_by_default(definition: object) -> object:
 
 # One entry of ``quantizers`` in the configuration.
 AnyQuantizer = Annotated[
-    AffineQuantizer | NF4Quantizer | MXFP4Quantizer | NVFP4Quantizer,
+    AffineQuantizer | CodeBookQuantizer,
     Field(discriminator="kind"),
     BeforeValidator(_affine_by_default),
 ]

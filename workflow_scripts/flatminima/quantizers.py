@@ -22,7 +22,7 @@ The four-bit code books scale a group, take the nearest entry (the lower one at 
 scale back; a group whose scale is zero becomes zero.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -44,9 +44,6 @@ _E4M3_MAX = 448.0
 # 1 - 1/30 and 1 - 1/32.
 _POSITIVE, _NEGATIVE = (ndtri(np.linspace(0.9677083, 0.5, n)[:-1]) for n in (9, 8))
 _NF4 = np.sort([*-_NEGATIVE, 0.0, *_POSITIVE]) / _POSITIVE[0]
-
-
-# Groups
 
 
 def split_groups(weight: Tensor, spec: AnyQuantizer) -> list[Tensor]:
@@ -76,9 +73,8 @@ def join_groups(parts: list[Tensor], weight: Tensor) -> Tensor:
 def affine_scale(groups: Tensor, spec: AffineQuantizer) -> Tensor:
     """Distance of neighbouring levels of each group, kept as an axis of length 1."""
     low, high = groups.aminmax(dim=-1, keepdim=True)
-    if spec.symmetric:
-        return torch.maximum(low.abs(), high.abs()) / _top(spec)
-    return (high - low) / _top(spec)
+    span = torch.maximum(low.abs(), high.abs()) if spec.symmetric else high - low
+    return span / _top(spec)
 
 
 def _top(spec: AffineQuantizer) -> int:
@@ -88,8 +84,7 @@ def _top(spec: AffineQuantizer) -> int:
 
 def affine_codes(groups: Tensor, spec: AffineQuantizer) -> tuple[Tensor, Tensor, Tensor]:
     """Codes of ``[..., group]`` weights, and their zero points and scales."""
-    scale = affine_scale(groups, spec)
-    low = groups.amin(dim=-1, keepdim=True)
+    scale, low = affine_scale(groups, spec), groups.amin(dim=-1, keepdim=True)
     zero = torch.zeros_like(scale) if spec.symmetric else torch.round(-low / scale)
     bottom = -_top(spec) if spec.symmetric else 0
     codes = torch.round(groups / scale).add_(zero).clamp_(bottom, _top(spec))
@@ -98,8 +93,7 @@ def affine_codes(groups: Tensor, spec: AffineQuantizer) -> tuple[Tensor, Tensor,
 
 def _affine(groups: Tensor, spec: AffineQuantizer, largest: Tensor) -> Tensor:
     codes, zero, scale = affine_codes(groups, spec)
-    values = codes.sub_(zero).mul_(scale)
-    return torch.where(scale < SMALLEST_SCALE, groups, values)
+    return torch.where(scale < SMALLEST_SCALE, groups, codes.sub_(zero).mul_(scale))
 
 
 def _code_book(groups: Tensor, scale: Tensor, code: Sequence[float]) -> Tensor:
@@ -132,12 +126,7 @@ def _nvfp4(groups: Tensor, spec: AnyQuantizer, largest: Tensor) -> Tensor:
     return _code_book(groups, scale, _SIGNED_E2M1)
 
 
-KINDS: dict[str, Callable[[Tensor, AnyQuantizer, Tensor], Tensor]] = {
-    "affine": _affine,
-    "nf4": _nf4,
-    "mxfp4": _mxfp4,
-    "nvfp4": _nvfp4,
-}
+KINDS = {"affine": _affine, "nf4": _nf4, "mxfp4": _mxfp4, "nvfp4": _nvfp4}
 
 
 # Weights
@@ -187,21 +176,19 @@ class Quantized(Mapping):
     """
 
     def __init__(self, model: nn.Module, spec: AnyQuantizer, most_held: int = MOST_HELD) -> None:
-        self._layers, self._spec = linear_layers(model, spec.layers), spec
-        count = sum(layer.weight.numel() for layer in self._layers.values())
-        self._kept = {name: self._make(name) for name in self} if count <= most_held else {}
-
-    def _make(self, name: str) -> Tensor:
-        layer = self._layers[name]
-        try:  # along the inputs; each expert is a matrix of its own
-            return layer.restored(
-                torch.stack([fake_quantize(m, self._spec) for m in layer.matrices()])
-            )
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{name}: {error}") from error
+        self._layers, self._spec, self._kept = linear_layers(model, spec.layers), spec, {}
+        if sum(layer.weight.numel() for layer in self._layers.values()) <= most_held:
+            self._kept = dict(self)
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._kept[name] if name in self._kept else self._make(name)
+        if name in self._kept:
+            return self._kept[name]
+        layer = self._layers[name]
+        try:  # along the inputs; each expert is a matrix of its own
+            found = torch.stack([fake_quantize(m, self._spec) for m in layer.matrices()])
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name}: {error}") from error
+        return layer.restored(found)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._layers)
@@ -225,20 +212,20 @@ def coverage(model: nn.Module, spec: AnyQuantizer, read: Collection[str] | None 
     """
     selected = linear_layers(model, spec.layers)
     used = selected if read is None else {n: v for n, v in selected.items() if n in read}
-    shapes = [(layer.weight.numel(), tuple(layer.matrices().shape)) for layer in used.values()]
-    weights = sum(count for count, _ in shapes)
-    bits = sum(count * spec.storage_bits(*shape[1:]) for count, shape in shapes)
+    shapes = [layer.matrices().shape for layer in used.values()]
+    weights = sum(shape.numel() for shape in shapes)
+    bits = sum(shape.numel() * spec.storage_bits(*shape[1:]) for shape in shapes)
     left = not_selected(model, used)
     return {
         "weights": weights,
         "of": count_weights(model),
-        "matrices": sum(shape[0] for _, shape in shapes),
-        "groups": sum(shape[0] * spec.count_groups(*shape[1:]) for _, shape in shapes),
+        "matrices": sum(shape[0] for shape in shapes),
+        "groups": sum(shape[0] * spec.count_groups(*shape[1:]) for shape in shapes),
         "bits_per_weight": bits / weights if weights else 0.0,
         "narrowed": {
             kind_of(name): layer.in_features
             for name, layer in used.items()
-            if spec.row_group is not None and spec.group_length(layer.in_features) < spec.row_group
+            if spec.row_group is not None and layer.in_features < spec.row_group
         },
         "left": left,
         "unread": {k: left[k] for k in dict.fromkeys(map(kind_of, set(selected) - set(used)))},
@@ -247,14 +234,16 @@ def coverage(model: nn.Module, spec: AnyQuantizer, read: Collection[str] | None 
 
 def coverage_line(found: Mapping) -> str:
     """``coverage`` in one line for a log."""
-    left = ", ".join(f"{name} {count:,}" for name, count in found["left"].items())
+    left, narrowed = (
+        ", ".join(f"{name} {count:,}" for name, count in found[key].items())
+        for key in ("left", "narrowed")
+    )
     line = (
         f"{found['weights']:,} of {found['of']:,} weights quantized "
         f"({100 * found['weights'] / found['of']:.1f} %) in {found['matrices']:,} matrices and "
         f"{found['groups']:,} groups; left as they are: {left or 'none'}"
     )
-    if found["narrowed"]:
-        narrowed = ", ".join(f"{name} {inputs}" for name, inputs in found["narrowed"].items())
+    if narrowed:
         line += f"; groups narrowed to the rows of {narrowed}"
     if found["unread"]:
         line += f"; not read when the model ran: {', '.join(sorted(found['unread']))}"

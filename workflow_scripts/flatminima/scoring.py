@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ from flatminima.model import (
     peculiarities,
     prepare_backend,
 )
-from flatminima.quantizer_specs import FP32, read_specs
+from flatminima.quantizer_specs import FP32, AnyQuantizer, read_specs
 from flatminima.quantizers import Quantized, coverage, coverage_line
 from flatminima.text.tokens import check_ids, read_tokens
 
@@ -48,19 +49,15 @@ Forward = Callable[[Tensor], Iterator[Tensor]]
 
 
 class _OnRead(dict):
-    """A module's parameters, some of which are other tensors to whoever reads the attribute."""
+    """A module's parameters, some of which (``put``) are made when somebody reads the attribute."""
 
-    def __init__(self, own: dict, put: Mapping[str, str], weights: Mapping[str, Tensor],
-                 read: set[str]) -> None:  # fmt: skip
+    def __init__(self, own: dict, put: Mapping[str, Callable[[], Tensor]]) -> None:
         super().__init__(own)
-        self._put, self._weights, self._read = put, weights, read
+        self._put = put
 
     def __getitem__(self, attribute: str) -> Tensor | None:
-        if attribute not in self._put:
-            return super().__getitem__(attribute)
-        name = self._put[attribute]
-        self._read.add(name)
-        return self._weights[name]
+        put = self._put.get(attribute)
+        return put() if put else super().__getitem__(attribute)
 
 
 @contextmanager
@@ -71,13 +68,18 @@ def replaced(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[set[st
     names; a mapping that makes weights then never holds more than one. Raises ``KeyError`` for
     a name that is no parameter's.
     """
-    parameters, read, own = dict(model.named_parameters()), set(), {}
-    names = {id(parameters[name]): name for name in weights}
+    parameters, own, read = dict(model.named_parameters()), {}, set()
+
+    def reading(name: str) -> Tensor:
+        read.add(name)
+        return weights[name]
+
+    makers = {id(parameters[name]): partial(reading, name) for name in weights}
     for module in model.modules():
-        put = {a: names[id(p)] for a, p in module._parameters.items() if id(p) in names}
+        put = {a: makers[id(p)] for a, p in module._parameters.items() if id(p) in makers}
         if put:
             own[module] = module._parameters
-            module.__dict__["_parameters"] = _OnRead(module._parameters, put, weights, read)
+            module.__dict__["_parameters"] = _OnRead(module._parameters, put)
     try:
         yield read
     finally:
@@ -153,11 +155,7 @@ def batches(tokens: np.ndarray, batch_size: int, device: str) -> Iterator[Tensor
 
 @torch.inference_mode()
 def score(
-    tokens: np.ndarray,
-    forwards: Mapping[str, Forward],
-    *,
-    batch_size: int,
-    device: str = "cpu",
+    tokens: np.ndarray, forwards: Mapping[str, Forward], *, batch_size: int, device: str = "cpu"
 ) -> dict[str, SequenceScores]:
     """Scores by name of each forward; the first is the reference that the others are held to.
 
@@ -171,8 +169,7 @@ def score(
     for ids in batches(tokens, batch_size, device):
         targets, found = ids[:, 1:].reshape(-1, 1), []
         for parts in zip(*(forward(ids) for forward in forwards.values()), strict=True):
-            first = sum(rows.shape[-1] for rows in found)
-            wanted = targets[first : first + len(parts[0])]
+            wanted, targets = targets[: len(parts[0])], targets[len(parts[0]) :]
             rows = max(1, SCORED_AT_ONCE // parts[0].shape[-1])
             pieces = zip(*(part.split(rows) for part in (*parts, wanted)), strict=True)
             found += [_score_positions(piece[:-1], piece[-1]) for piece in pieces]
@@ -189,20 +186,41 @@ def score(
 
 
 def score_variants(
-    model: nn.Module,
-    tokens: np.ndarray,
-    variants: Mapping[str, Mapping[str, Tensor]],
-    *,
-    batch_size: int,
-    device: str = "cpu",
+    model: nn.Module, tokens: np.ndarray, variants: Mapping[str, Mapping[str, Tensor]], **options
 ) -> dict[str, SequenceScores]:
     """``score`` of the model under ``fp32`` and of variants that differ in some weights.
 
-    ``variants`` maps a name to the weights that it replaces, by parameter name.
+    ``variants`` maps a name to the weights that it replaces, by parameter name; ``options``
+    are those of ``score``.
     """
     changes = {FP32: {}, **variants}
     forwards = {name: ModelForward(model, weights) for name, weights in changes.items()}
-    return score(tokens, forwards, batch_size=batch_size, device=device)
+    return score(tokens, forwards, **options)
+
+
+def score_quantized(
+    model: nn.Module,
+    tokens: np.ndarray,
+    specs: Mapping[str, AnyQuantizer],
+    scorer: Callable[[Mapping[str, Forward]], dict[str, SequenceScores]],
+) -> tuple[dict[str, SequenceScores], dict[str, dict]]:
+    """What ``scorer`` gives of the model as it is and quantized, and what each ``specs`` covers.
+
+    Raises ``NotMeasured`` for a model that looks ahead, and where it read none of the weights
+    that were to be quantized: its gap would be that of no quantizer.
+    """
+    embedding = model.get_input_embeddings().weight
+    # First of all: a GPU that is given an id beyond its table is lost to everything else.
+    check_ids(tokens, len(embedding), whose="the vocabulary")
+    check_causal(model, next(batches(tokens[:1, :TRIED], 1, str(embedding.device))))
+    forwards = {FP32: ModelForward(model)}
+    forwards |= {name: ModelForward(model, Quantized(model, s)) for name, s in specs.items()}
+    scores = scorer(forwards)
+    covered = {name: coverage(model, s, forwards[name].read) for name, s in specs.items()}
+    for name, found in covered.items():
+        if not found["weights"]:
+            raise NotMeasured(f"{name}: no weight that the model reads can be quantized")
+    return scores, covered
 
 
 def _kl_divergence(reference: Tensor, log_probabilities: Tensor, p: Tensor) -> Tensor:
@@ -271,23 +289,22 @@ class Prober:
         """``SequenceScores.table`` of the model of ``step`` and of its quantized variants.
 
         Raises ``NotMeasured`` naming the step where the model cannot be scored, for whatever
-        reason; ``Diverged`` where its numbers are not finite.
+        reason; ``Diverged`` where its numbers are not finite. Of the first model it says, and
+        keeps in ``made_by``, which weights are quantized and which are not.
         """
         try:
-            rows = model.eval().get_input_embeddings().weight.shape[0]
-            check_ids(self.tokens, rows, whose="the vocabulary")
-            ids = torch.from_numpy(self.tokens[:1, :TRIED].astype(np.int64)).to(self.device)
-            check_causal(model, ids)
-            forwards = {FP32: ModelForward(model)}
-            forwards |= {n: ModelForward(model, Quantized(model, s)) for n, s in self.specs.items()}
-            scores = self.score(forwards)
-            self._say_coverage(model, forwards)
+            scores, covered = score_quantized(model.eval(), self.tokens, self.specs, self.score)
             for name, record in scores.items():
                 if not record.mean_nll() < np.log(np.finfo(np.float64).max):
                     raise Diverged(f"{name}: {record.mean_nll():g} nats, no finite perplexity")
         except Exception as error:  # whatever somebody's model raises
             kind = Diverged if isinstance(error, FloatingPointError) else NotMeasured
             raise kind(f"step {step}: {one_line(error)}") from error
+        if "coverage" not in self.made_by:
+            self.made_by |= {"coverage": covered, "peculiarities": peculiarities(model)}
+            lines = [f"{name}: {coverage_line(found)}" for name, found in covered.items()]
+            for line in (*lines, *self.made_by["peculiarities"]):
+                log(line)
         tables = [record.table(step, name, self.roles[name]) for name, record in scores.items()]
         return pd.concat(tables, ignore_index=True)
 
@@ -307,32 +324,11 @@ class Prober:
         """``score`` on the suite's batches."""
         return score(self.tokens, forwards, batch_size=self.batch_size, device=self.device)
 
-    def _say_coverage(self, model: nn.Module, forwards: Mapping[str, ModelForward]) -> None:
-        """Say once, and keep in ``made_by``, which weights are quantized and which are not.
-
-        Raises ``NotMeasured`` where a model read none of the weights that were to be quantized:
-        its gap would be that of no quantizer.
-        """
-        covered = {n: coverage(model, s, forwards[n].read) for n, s in self.specs.items()}
-        for name, found in covered.items():
-            if not found["weights"]:
-                raise NotMeasured(f"{name}: no weight that the model reads can be quantized")
-        if "coverage" not in self.made_by:
-            self.made_by |= {"coverage": covered, "peculiarities": peculiarities(model)}
-            for name, found in covered.items():
-                log(f"{name}: {coverage_line(found)}")
-            for line in self.made_by["peculiarities"]:
-                log(line)
-
 
 def gather_audit(
-    probes: pd.DataFrame,
-    schedule: Callable[[int], float] | None,
-    *,
-    suite: str,
-    lr_max: float | None,
-    tokens_per_step: int | None,
-) -> pd.DataFrame:
+    probes: pd.DataFrame, schedule: Callable[[int], float] | None, *, suite: str,
+    lr_max: float | None, tokens_per_step: int | None,
+) -> pd.DataFrame:  # fmt: skip
     """The columns of ``audit.csv``: probes in step order with tokens seen and learning rate.
 
     ``lr`` is the schedule's value at the step, the convention of the paper's Table 1. What

@@ -12,6 +12,7 @@ import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -28,12 +29,10 @@ from transformers.training_args import TrainingArguments
 from flatminima.errors import one_line
 from flatminima.intervals import gap_pct
 from flatminima.jobs import log
-from flatminima.model import check_causal
 from flatminima.monitor import ConvergenceMonitor, MonitorError, MonitorState
 from flatminima.quantizer_specs import FP32, read_specs
-from flatminima.quantizers import Quantized, coverage, coverage_line
-from flatminima.scoring import TRIED, ModelForward, score
-from flatminima.text.tokens import check_ids
+from flatminima.quantizers import coverage_line
+from flatminima.scoring import score, score_quantized
 
 ACTIONS = ("warn", "save", "probe", "stop")
 # Definitions as under ``quantizers`` in config.yaml, and how much of the evaluation set.
@@ -290,19 +289,11 @@ def probe_gaps(model: nn.Module, data: Sequence | None, settings: Mapping) -> di
     if data is None:
         raise ValueError("the trainer has no evaluation set")
     tokens = read_rows(data, settings["sequences"])
-    # A GPU that is given an id beyond its table is lost to training as well.
-    check_ids(tokens, model.get_input_embeddings().weight.shape[0], whose="the embedding")
-    device = str(next(model.parameters()).device)
+    device, specs = str(next(model.parameters()).device), read_specs(settings["quantizers"])
+    scorer = partial(score, tokens, batch_size=settings["batch_size"], device=device)
     with _measuring(model) as measured:
-        check_causal(measured, torch.from_numpy(tokens[:1, :TRIED]).long().to(device))
-        specs = read_specs(settings["quantizers"])
-        forwards = {FP32: ModelForward(measured)}
-        forwards |= {n: ModelForward(measured, Quantized(measured, s)) for n, s in specs.items()}
-        scores = score(tokens, forwards, batch_size=settings["batch_size"], device=device)
-        for name, spec in specs.items():
-            found = coverage(measured, spec, forwards[name].read)
-            if not found["weights"]:
-                raise ValueError(f"{name}: no weight that the model reads can be quantized")
-            log(f"monitor: {name}: {coverage_line(found)}")
+        scores, covered = score_quantized(measured, tokens, specs, scorer)
+    for name, found in covered.items():
+        log(f"monitor: {name}: {coverage_line(found)}")
     fp32 = scores.pop(FP32).mean_nll()
     return {f"{n}_gap_pct": float(gap_pct(found.mean_nll(), fp32)) for n, found in scores.items()}

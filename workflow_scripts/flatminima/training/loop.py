@@ -21,7 +21,7 @@ from torch import nn
 from flatminima.errors import Diverged
 from flatminima.files import CHECKPOINT_FILES, DIGESTS_FILE
 from flatminima.jobs import progress
-from flatminima.model import count_not_finite, save_model
+from flatminima.model import save_model
 from flatminima.schedules import Schedule
 from flatminima.training.gradients import PLAIN, Compute, batch_gradients, sharpness_aware_gradients
 from flatminima.training.workspace import Workspace, load_state, save_state
@@ -178,7 +178,7 @@ def train_series(
         for update in bar:
             losses.append(update.loss_nats)
             if update.step in staged:
-                if any(map(count_not_finite, model.parameters())):
+                if not all(parameter.isfinite().all() for parameter in model.parameters()):
                     raise Diverged(
                         f"training diverged: the update to step {update.step} has left weights "
                         f"that are not finite; its loss is {update.loss_nats} nats per token, its "
