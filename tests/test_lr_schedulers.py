@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatminima.schedules import fork_schedule, pretraining_schedule
+from flatminima.schedules import fork_schedule, read_schedule
 from flatminima.tools.lr_schedulers import (
     get_cosine_neox_schedule,
     get_cosine_schedule,
@@ -33,9 +33,8 @@ def rates_of(optimizer, scheduler, steps):
 
 
 def pure_run(kind, lr_max, lr_min, warmup, total):
-    return pretraining_schedule(
-        kind, lr_max=lr_max, lr_min=lr_min, warmup_steps=warmup, total_steps=total
-    )
+    numbers = {"lr_max": lr_max, "lr_min": lr_min, "warmup_steps": warmup}
+    return read_schedule({"schedule": kind, **numbers}, total)
 
 
 def same(optimizer, scheduler, expected):

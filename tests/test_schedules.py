@@ -17,8 +17,8 @@ from flatminima.schedules import (
     OscillatoryLockIn,
     ScheduleKind,
     fork_schedule,
-    pretraining_schedule,
     read_kind,
+    read_schedule,
 )
 
 MAX, MIN, WARMUP, TOTAL = 6e-4, 6e-5, 1_430, 143_000
@@ -98,7 +98,8 @@ def test_boundaries_of_a_training_run(schedule):
 
 @pytest.mark.parametrize("kind", RUN_SCHEDULES)
 def test_without_warm_up_the_first_update_is_the_largest(kind):
-    schedule = pretraining_schedule(kind, lr_max=1.0, lr_min=0.1, warmup_steps=0, total_steps=10)
+    numbers = {"lr_max": 1.0, "lr_min": 0.1, "warmup_steps": 0}
+    schedule = read_schedule({"schedule": kind, **numbers}, 10)
     assert schedule(0) == 1.0 > schedule(1)
 
 

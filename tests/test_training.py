@@ -1,6 +1,7 @@
 """Initialisation, data order, gradients, updates and resuming, each against what it must be."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,13 +12,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from flatminima import model as model_module
-from flatminima.errors import Diverged, UserError
+from flatminima.errors import DamagedFile, Diverged
 from flatminima.model import build_model
 from flatminima.schedules import Cosine
 from flatminima.training import gradients
 from flatminima.training.gradients import PLAIN, Compute, next_token_loss
 from flatminima.training.loop import Recipe, batch_rows, build_optimizer, train, train_series
-from flatminima.training.workspace import Workspace, load_state, save_state, state_fingerprint
+from flatminima.training.workspace import Workspace, load_state, save_state
 from tests.conftest import TINY, TINY_VOCABULARY
 from tests.oracles import BigramAdamW
 
@@ -26,19 +27,13 @@ WARMED = Cosine(lr_max=1e-2, lr_min=1e-3, warmup_steps=3, total_steps=20)
 UNWARMED = Cosine(lr_max=1e-2, lr_min=1e-3, warmup_steps=0, total_steps=20)
 
 
-def recipe_with(**changes):
-    return Recipe(**{**vars(RECIPE), **changes})
-
-
-def fresh(seed=0, recipe=RECIPE):
+def fresh(seed=0):
     model = build_model(TINY, TINY_VOCABULARY, seed)
-    return model, build_optimizer(model, recipe)
+    return model, build_optimizer(model, RECIPE)
 
 
-def run(model, optimizer, tokens, *, start, stop, schedule=WARMED, recipe=RECIPE, seed=5):
-    return list(
-        train(model, optimizer, tokens, schedule, recipe, start=start, stop=stop, seed=seed)
-    )
+def run(model, optimizer, tokens, *, start, stop, schedule=WARMED, recipe=RECIPE):
+    return list(train(model, optimizer, tokens, schedule, recipe, start=start, stop=stop, seed=5))
 
 
 def weights(model):
@@ -149,7 +144,7 @@ def apart(a, b):
     return ((a - b).norm() / b.norm()).item()
 
 
-@pytest.mark.parametrize("micro_batch", [1, 3, 8, None])
+@pytest.mark.parametrize("micro_batch", [1, 3, None])
 def test_gradients_in_pieces_are_those_of_the_whole_batch(
     tiny_model, ids, monkeypatch, micro_batch
 ):
@@ -168,13 +163,15 @@ def test_gradients_in_pieces_are_those_of_the_whole_batch(
         assert apart(pieces, whole) < 1e-5
 
 
-def test_bfloat16_changes_the_gradient_by_its_rounding(tiny_model, ids):
+def test_bfloat16_and_eager_attention_change_the_gradient_by_their_rounding(tiny_model, ids):
     """bfloat16 keeps 8 bits: the gradient is off by about 2^-8, never by nothing."""
     loss, exact = gradient(tiny_model, ids)
     rough_loss, rough = gradient(tiny_model, ids, Compute(precision="bf16"))
     assert rough_loss == pytest.approx(loss, rel=1e-3)
     assert 1e-4 < apart(rough, exact) < 3e-2
     assert {p.dtype for p in tiny_model.parameters()} == {torch.float32} == {rough.dtype}
+    gradients.set_attention(tiny_model, "eager")
+    assert apart(gradient(tiny_model, ids)[1], exact) < 1e-5
 
 
 def test_tf32_is_allowed_while_gradients_are_computed_and_no_longer(tiny_model, ids, monkeypatch):
@@ -192,39 +189,17 @@ def test_tf32_is_allowed_while_gradients_are_computed_and_no_longer(tiny_model, 
     assert seen == [False, True, False]
 
 
-def test_eager_attention_gives_the_same_and_one_that_is_not_taken_is_an_error(
-    tiny_model, ids, monkeypatch
-):
-    found = []
-    for attention in ("sdpa", "eager"):
-        gradients.set_attention(tiny_model, attention)
-        found.append(gradient(tiny_model, ids)[1])
-    assert apart(*found) < 1e-5
-    monkeypatch.setattr(tiny_model, "set_attn_implementation", lambda name: None)
-    with pytest.raises(ValueError, match="sdpa"):
-        gradients.set_attention(tiny_model, "sdpa")
-
-
-class Bowl(nn.Module):
-    """A loss in closed form: the mean of c x^2 / 2, whatever the tokens are."""
-
-    def __init__(self, curvature, at):
-        super().__init__()
-        self.curvature = torch.tensor(curvature)
-        self.x = nn.Parameter(torch.tensor(at))
-
-
 def test_the_gradient_is_taken_at_the_worst_point_nearby(monkeypatch):
     """For c x^2 / 2 the point is x + r g / |g| with g = c x, and the gradient there c times it."""
+    curvature, bowl = torch.tensor([1.0, 4.0]), nn.Module()
+    bowl.x = nn.Parameter(torch.tensor([3.0, 1.0]))
     monkeypatch.setattr(
-        gradients, "next_token_loss",
-        lambda m, ids: (m.curvature * m.x**2).sum() / 2 + 0 * ids.sum(),
-    )  # fmt: skip
-    bowl = Bowl([1.0, 4.0], [3.0, 1.0])
+        gradients, "next_token_loss", lambda m, ids: (curvature * m.x**2).sum() / 2 + 0 * ids.sum()
+    )
     loss = gradients.sharpness_aware_gradients(bowl, torch.zeros(2, 2), 0.5)
     assert loss == pytest.approx((9 + 4) / 2)
     worst = torch.tensor([3.0, 1.0]) + 0.5 * torch.tensor([3.0, 4.0]) / 5
-    torch.testing.assert_close(bowl.x.grad, bowl.curvature * worst)
+    torch.testing.assert_close(bowl.x.grad, curvature * worst)
 
 
 def test_sharpness_aware_steps_of_a_model(tiny_model, tiny_tokens, ids):
@@ -237,7 +212,7 @@ def test_sharpness_aware_steps_of_a_model(tiny_model, tiny_tokens, ids):
     assert_equal(weights(tiny_model), before)  # they return to the bit
     sharp, flat = fresh(), fresh()
     run(*flat, tiny_tokens, start=0, stop=4)
-    run(*sharp, tiny_tokens, start=0, stop=4, recipe=recipe_with(sam_radius=0.05))
+    run(*sharp, tiny_tokens, start=0, stop=4, recipe=replace(RECIPE, sam_radius=0.05))
     assert not torch.equal(sharp[0].gpt_neox.embed_in.weight, flat[0].gpt_neox.embed_in.weight)
 
 
@@ -277,7 +252,7 @@ def test_training_agrees_with_a_textbook_adamw(clip_norm):
     generator = np.random.default_rng(2)
     table, bias = generator.normal(0, 0.3, (6, 6)), generator.normal(0, 0.3, 6)
     tokens = generator.integers(0, 6, (10, 8)).astype(np.int32)
-    recipe = recipe_with(clip_norm=clip_norm)
+    recipe = replace(RECIPE, clip_norm=clip_norm)
     model = Bigram(table, bias)
     oracle = BigramAdamW(
         table, bias, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip_norm=clip_norm
@@ -299,14 +274,6 @@ def test_training_agrees_with_a_textbook_adamw(clip_norm):
     assert abs(oracle.weights["table"] - table).max() > 0.01
 
 
-def test_losses_fall_on_a_trivial_text():
-    tokens = np.tile(np.arange(16, dtype=np.int32), (8, 1))
-    schedule = Cosine(lr_max=2e-2, lr_min=2e-3, warmup_steps=2, total_steps=60)
-    losses = [u.loss_nats for u in run(*fresh(), tokens, start=0, stop=60, schedule=schedule)]
-    assert losses[0] == pytest.approx(math.log(64) + 0.2, abs=0.5)
-    assert losses[-1] < 0.1
-
-
 # Divergence
 
 
@@ -317,15 +284,13 @@ def test_a_loss_or_a_gradient_that_is_not_finite_moves_nothing(tiny_tokens):
 
     model, optimizer = fresh()
     with torch.no_grad():
-        model.gpt_neox.final_layer_norm.bias[0] = float("nan")
+        model.gpt_neox.final_layer_norm.bias.fill_(float("nan"))
     before = weights(model)
     with pytest.raises(Diverged, match="at step 7 the loss is nan"):
         run(model, optimizer, tiny_tokens, start=7, stop=20)
-    after = weights(model)
-    for name, w in before.items():
-        assert torch.equal(after[name], w) or name.endswith("final_layer_norm.bias")
+    torch.testing.assert_close(weights(model), before, rtol=0, atol=0, equal_nan=True)
     model = Steep(np.ones((4, 4)), np.zeros(4))
-    tokens, recipe = np.array([[0, 1, 2, 2]], np.int32), recipe_with(batch_size=1)
+    tokens, recipe = np.array([[0, 1, 2, 2]], np.int32), replace(RECIPE, batch_size=1)
     with pytest.raises(Diverged, match="at step 4 .* norm of the gradient (nan|inf)"):
         run(model, build_optimizer(model, recipe), tokens, start=4, stop=6, schedule=UNWARMED,
             recipe=recipe)  # fmt: skip
@@ -335,7 +300,7 @@ def test_a_loss_or_a_gradient_that_is_not_finite_moves_nothing(tiny_tokens):
 @pytest.mark.parametrize("stop", [1, 5], ids=["at the last update", "on the way"])
 def test_a_rate_that_is_too_high_ends_in_one_line_with_its_key(tiny_tokens, tmp_path, stop):
     schedule = Cosine(lr_max=1e308, lr_min=0.0, warmup_steps=0, total_steps=20)
-    with Workspace(tmp_path / "w", "", 100) as workspace, pytest.raises(UserError) as caught:
+    with Workspace(tmp_path / "w", "", 100) as workspace, pytest.raises(Diverged) as caught:
         train_series(
             build_model(TINY, TINY_VOCABULARY, 0), tiny_tokens, schedule, RECIPE, start=0,
             stop=stop, seed=0, checkpoints={stop: str(tmp_path / "last")}, workspace=workspace,
@@ -350,7 +315,7 @@ def test_a_rate_that_is_too_high_ends_in_one_line_with_its_key(tiny_tokens, tmp_
 # Stopping and resuming
 
 
-@pytest.mark.parametrize("kill", [0, 1, 2, 5, 9, 10])
+@pytest.mark.parametrize("kill", [0, 1, 5, 9])
 def test_resumed_runs_end_bit_identical(tiny_tokens, tmp_path, kill):
     """Nine sequences in batches of four: some kills fall within an epoch, some between two."""
     model, optimizer = fresh()
@@ -360,12 +325,12 @@ def test_resumed_runs_end_bit_identical(tiny_tokens, tmp_path, kill):
     first = run(killed, its_optimizer, tiny_tokens, start=0, stop=kill)
     losses = [u.loss_nats for u in first]
     path = tmp_path / "state.safetensors"
-    assert state_fingerprint(path) is None
     save_state(path, killed, its_optimizer, step=kill, fingerprint="abc", losses=losses)
-    assert state_fingerprint(path) == "abc"
 
     resumed, new_optimizer = fresh(seed=99)
-    assert load_state(path, resumed, new_optimizer) == (kill, losses)
+    with pytest.raises(DamagedFile, match="other settings"):
+        load_state(path, resumed, new_optimizer, "abd")
+    assert load_state(path, resumed, new_optimizer, "abc") == (kill, losses)
     # The loaded moments must not live in the file that the next state replaces.
     save_state(path, *fresh(seed=7), step=0, fingerprint="", losses=[])
     second = run(resumed, new_optimizer, tiny_tokens, start=kill, stop=10)

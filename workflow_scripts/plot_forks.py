@@ -13,7 +13,7 @@ from flatminima.schedules import (
     ForkSchedule,
     OscillatoryLockIn,
     fork_schedule,
-    pretraining_schedule,
+    read_schedule,
 )
 from flatminima.style import GREY, SCHEDULES, Look, end_labels, role_labels
 
@@ -132,8 +132,7 @@ def _schedule_of(suite: dict, name: str) -> ForkSchedule | None:
     fork, training = suite["fork"], suite["training"]
     if name not in fork["schedules"]:
         return None
-    keys = {key: training[key] for key in ("lr_max", "lr_min", "warmup_steps")}
-    baseline = pretraining_schedule(training["schedule"], total_steps=suite["last"], **keys)
+    baseline = read_schedule(training, suite["last"])
     start, stop = fork["start"], fork["start"] + fork["steps"]
     return fork_schedule(fork["schedules"][name], baseline=baseline, start=start, stop=stop)
 

@@ -28,15 +28,10 @@ from flatminima.training.gradients import batch_gradients
 from flatminima.training.loop import batch_rows
 
 
-def grid_steps(matrix: Tensor, spec: AffineQuantizer) -> Tensor:
-    """Distance between neighbouring codes in each group of an ``[out, in]`` matrix, flat."""
-    scales = [affine_scale(part, spec).squeeze(-1) for part in split_groups(matrix, spec)]
-    return torch.cat([scale.T.reshape(-1) for scale in scales])
-
-
 def mean_grid_step(model: nn.Module, spec: AffineQuantizer) -> float:
     """Mean distance between neighbouring codes over all groups that ``spec`` quantizes."""
-    steps = [grid_steps(m, spec) for m in matrices_of(model, spec.layers).values()]
+    parts = [p for m in matrices_of(model, spec.layers).values() for p in split_groups(m, spec)]
+    steps = [affine_scale(part, spec).squeeze(-1).T.reshape(-1) for part in parts]
     return torch.cat(steps).to(torch.float64).mean().item()
 
 
@@ -55,19 +50,20 @@ def gradient_statistics(
     quantized weights. ``adam_fresh``: mean magnitude of Adam's first update with fresh
     moments, |g| / (|g| + eps), per unit of the rate.
     """
-    found: dict[str, list[float]] = {"global_norm": [], "mean_abs": [], "adam_fresh": []}
-    device = next(model.parameters()).device
+    rows, device = [], next(model.parameters()).device
     for step in range(start, start + batches):
-        rows = batch_rows(step, sequences=len(tokens), batch_size=batch_size, seed=0)
+        chosen = batch_rows(step, sequences=len(tokens), batch_size=batch_size, seed=0)
         model.zero_grad(set_to_none=True)
-        batch_gradients(model, torch.from_numpy(tokens[rows].astype(np.int64)).to(device))
-        norms = [torch.linalg.vector_norm(p.grad) for p in model.parameters() if p.grad is not None]
+        batch_gradients(model, torch.from_numpy(tokens[chosen].astype(np.int64)).to(device))
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
         sizes = [weight.grad.abs() for weight in linear_weights(model, spec.layers).values()]
-        found["global_norm"].append(torch.linalg.vector_norm(torch.stack(norms)).item())
-        found["mean_abs"].append(_mean(sizes))
-        found["adam_fresh"].append(_mean([size / (size + eps) for size in sizes]))
+        rows.append({
+            "global_norm": nn.utils.get_total_norm(gradients).item(),
+            "mean_abs": _mean(sizes),
+            "adam_fresh": _mean([size / (size + eps) for size in sizes]),
+        })  # fmt: skip
     model.zero_grad(set_to_none=True)
-    return {name: float(np.mean(values)) for name, values in found.items()}
+    return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
 
 def restored_update(

@@ -308,14 +308,8 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a safetensors file; ``DamagedFile`` where it is not a whole one."""
-    with damage_named(path):
-        return load_file(path), read_metadata(path)
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """Read the metadata of a safetensors file and nothing else."""
     with damage_named(path), safe_open(path, framework="pt") as stored:
-        return stored.metadata() or {}
+        return load_file(path), stored.metadata() or {}
 
 
 # A model of one's own

@@ -55,9 +55,8 @@ class RunSchedule(Section):
     def __call__(self, step: int) -> float:
         """Learning rate of the update that takes the weights from ``step`` to ``step + 1``."""
         _check_step(step)
-        if step < self.warmup_steps:
-            return self.lr_max * step / self.warmup_steps
-        return self.lr(step)
+        warming = step < self.warmup_steps
+        return self.lr_max * step / self.warmup_steps if warming else self.lr(step)
 
     def lr(self, step: int) -> float:
         """The rate at ``step`` once the warm-up is over."""
@@ -112,20 +111,16 @@ class CosineNeoxV1(RunSchedule):
 RUN_SCHEDULES = {c.model_fields["kind"].default: c for c in RunSchedule.__subclasses__()}
 
 
-def pretraining_schedule(kind: str, **numbers: float) -> RunSchedule:
-    """Schedule of a whole training run, by the name that ``training.schedule`` gives it.
+def read_schedule(training: Mapping, total_steps: int) -> RunSchedule:
+    """The schedule of a whole run from its section ``training``.
 
-    Raises ``ValueError`` for another name.
+    Raises ``ValueError`` where ``schedule`` there names none.
     """
+    kind = training["schedule"]
     if kind not in RUN_SCHEDULES:
         raise ValueError(f"schedule {kind!r}: known are {', '.join(RUN_SCHEDULES)}")
-    return RUN_SCHEDULES[kind](**numbers)
-
-
-def read_schedule(training: Mapping, total_steps: int) -> RunSchedule:
-    """The schedule of a whole run from its section ``training``."""
     numbers = {key: training[key] for key in ("lr_max", "lr_min", "warmup_steps")}
-    return pretraining_schedule(training["schedule"], **numbers, total_steps=total_steps)
+    return RUN_SCHEDULES[kind](**numbers, total_steps=total_steps)
 
 
 # Schedules of what leaves a run.
@@ -150,16 +145,12 @@ class ForkSchedule:
         """Learning rate of the update that takes the weights from ``step`` to ``step + 1``."""
         _check_step(step, self.start)
         rate = self.kind.lr(step, self)
-        if not self.rewarm_steps:
-            return rate
-        return rate * min(1.0, (step - self.start) / self.rewarm_steps)
+        if self.rewarm_steps:
+            rate *= min(1.0, (step - self.start) / self.rewarm_steps)
+        return rate
 
     def last_update_phase(self, step: int) -> OliPhase | None:
-        """Whether the update that made the weights of ``step`` was a bump or a cool one.
-
-        ``None`` for schedules without such phases. The last update before a probe at
-        ``step`` is the one at ``step - 1``.
-        """
+        """Phase of the update that made the weights of ``step``; ``None`` without such phases."""
         _check_step(step - 1, self.start)
         return self.kind.phase(step - 1 - self.start)
 
@@ -249,9 +240,8 @@ class OscillatoryLockIn(ScheduleKind):
 
     def phase(self, updates: int) -> OliPhase:
         position = updates % self.period
-        if self.first == "bump":
-            return "bump" if position < self.bump_steps else "cool"
-        return "cool" if position < self.cool_steps else "bump"
+        lead = self.bump_steps if self.first == "bump" else self.cool_steps
+        return "bump" if (position < lead) == (self.first == "bump") else "cool"
 
     def lr(self, step: int, fork: ForkSchedule) -> float:
         factor = self.amplitude if self.phase(step - fork.start) == "bump" else 1.0
@@ -259,22 +249,19 @@ class OscillatoryLockIn(ScheduleKind):
 
     def settled(self, steps: int) -> list[int]:
         """The end, and the last ends of both phases: a fork that ends on a bump is not at rest."""
-        first = self.bump_steps if self.first == "bump" else self.cool_steps
-        position = (steps - 1) % self.period
-        begin = steps - 1 - position  # updates before the cycle that the last update is in
-        other = begin if position < first else begin + first
-        return sorted({steps, other} - {0})
+        updates = range(max(0, steps - self.period), steps)
+        return sorted({self.phase(update): update + 1 for update in updates}.values())
 
     def visible_phases(self, probe_every: int) -> list[int]:
         """Positions in the cycle at which probes every ``probe_every`` steps can land.
 
         Position p means that p updates of the current cycle lie behind the probe
         (``period`` itself: the cycle has just ended). Probing at a cadence that shares
-        a factor with the period sees only some of them: 1,000 mod 375 = 250 leaves
-        three (250, 125 and 375), which is what the paper's probes could see.
+        a factor with the period sees only some of them: 1,000 and 375 share 125, which
+        leaves three (125, 250 and 375), which is what the paper's probes could see.
         """
-        period = self.period
-        return sorted({(probe_every * k) % period or period for k in range(1, period + 1)})
+        shared = math.gcd(probe_every, self.period)
+        return list(range(shared, self.period + 1, shared))
 
 
 def _stable_then_linear(step: int, fork: ForkSchedule, decay_start: int) -> float:
@@ -364,11 +351,12 @@ class AverageKind(ConditionKind):
 
     def mistakes(self, grid: Sequence[int], start: int, end: int) -> Mistakes:
         """Key and mistake of everything that does not go with these revisions."""
-        if end not in grid:
-            text = (
-                f"{self.kind} averages the run's checkpoints up to step {end}, the end of the fork"
+        if end not in self.steps(grid, start, end):
+            yield (
+                "kind",
+                f"{self.kind} averages the run's checkpoints up to step {end}, the end of the "
+                "fork, which is not on the grid",
             )
-            yield "kind", f"{text}, which is not on the grid"
 
 
 class EarlyStop(AverageKind):
@@ -394,8 +382,7 @@ class Average(AverageKind):
 
     def mistakes(self, grid: Sequence[int], start: int, end: int) -> Mistakes:
         yield from super().mistakes(grid, start, end)
-        count = sum(step <= end for step in grid)
-        if end in grid and self.window > count:
+        if (count := len(self.steps(grid, start, end))) < self.window:
             text = f"checkpoints up to step {end} are more than there are; valid: 1 to {count}"
             yield "window", f"{self.window} {text}"
 
@@ -471,8 +458,8 @@ class Condition:
     def saved_steps(self) -> list[int]:
         """Steps whose weights are kept and measured, counted back from the end.
 
-        All of the fork, or where ``fork`` has ``probe_last`` that many steps of its end,
-        or where it has ``probe_at`` after exactly these numbers of updates.
+        All of the fork, or with ``probe_last`` that many steps of its end, or with ``probe_at``
+        after exactly these numbers of updates.
         """
         if "probe_at" in self.fork:
             return [self.start + done for done in self.fork["probe_at"]]
@@ -484,10 +471,6 @@ class Condition:
     def schedule(self) -> ForkSchedule:
         """Learning rate by absolute step."""
         rewarmed = self.fork["optimizer_state"] == "rewarmed"
-        return fork_schedule(
-            self.definition,
-            baseline=read_schedule(self.training, self.total_steps),
-            start=self.start,
-            stop=self.stop,
-            rewarm_steps=self.fork["rewarm_steps"] if rewarmed else 0,
-        )
+        run = read_schedule(self.training, self.total_steps)
+        rewarm_steps = self.fork["rewarm_steps"] if rewarmed else 0
+        return ForkSchedule(read_kind(self.definition), run, self.start, self.stop, rewarm_steps)

@@ -22,7 +22,7 @@ from flatminima.hypothesis_tests import correlate
 from flatminima.missing import even_steps
 from flatminima.phases import find_phases
 from flatminima.scaling_law import printed_excess
-from flatminima.schedules import RunSchedule, pretraining_schedule
+from flatminima.schedules import RunSchedule, read_schedule
 
 CONFIDENCE = 0.95
 KINDS = ("cosine", "sgdr", "oli")  # the three arms of the fork experiment
@@ -347,11 +347,7 @@ class Evidence:
         return rows.set_index("step")["lambada_openai_ppl"].sort_index()
 
     def _pythia_schedule(self, kind: str) -> RunSchedule:
-        p = self.pythia
-        return pretraining_schedule(
-            kind, lr_max=p["lr_max"], lr_min=p["lr_min"], warmup_steps=p["warmup_steps"],
-            total_steps=p["last"],
-        )  # fmt: skip
+        return read_schedule({**self.pythia, "schedule": kind}, self.pythia["last"])
 
     def _distance(self, first: int | str, last: int | str) -> float:
         """Distance of two places in the paper's steps."""

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from flatminima.schedules import OliPhase, fork_schedule, pretraining_schedule
+from flatminima.schedules import OliPhase, fork_schedule, read_schedule
 
 
 class Run(TypedDict, total=False):
@@ -107,9 +107,8 @@ def _scheduler(
         lowest = min_lr_rate * highest if min_lr is None else min_lr
         if not 0.0 <= lowest <= highest:
             raise ValueError(f"lowest learning rate {lowest}: from 0 to a group's lr, {highest}")
-        run = pretraining_schedule(
-            baseline, lr_max=highest, lr_min=lowest, warmup_steps=warmup, total_steps=total
-        )
+        numbers = {"lr_max": highest, "lr_min": lowest, "warmup_steps": warmup}
+        run = read_schedule({"schedule": baseline, **numbers}, total)
         fork = kind and fork_schedule(kind, baseline=run, start=start, stop=total)
         return lambda step: (fork if fork and step >= start else run)(step) / highest
 

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from flatminima.model import head_in_pieces
+from flatminima.model import head_in_pieces, last_states
 
 PIECE = 2**24  # logits at a time where they are not made at once; 64 MiB, and as much of gradients
 
@@ -45,25 +45,21 @@ def next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
 
-def _loss_in_pieces(model: nn.Module, head: nn.Linear, ids: Tensor) -> Tensor:
-    """The same where the logits are large: made, scored and differentiated in pieces."""
-    states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
+def _loss(model: nn.Module, ids: Tensor, precision: str) -> Tensor:
+    """The same in bfloat16, or where the logits are large made and differentiated in pieces."""
+    if precision == "bf16":  # the forward pass alone: autocast keeps the loss in float32
+        with torch.autocast(ids.device.type, dtype=torch.bfloat16):
+            return next_token_loss(model, ids)
+    head = head_in_pieces(model, ids)
+    if head is None:
+        return next_token_loss(model, ids)
     options = nn.LinearCrossEntropyOptions(
         batch_chunk_size=max(1, PIECE // head.out_features), chunking_method=None
     )
     return nn.functional.linear_cross_entropy(
-        states.flatten(0, 1), head.weight, ids[:, 1:].flatten(),
+        last_states(model, ids)[:, :-1].flatten(0, 1), head.weight, ids[:, 1:].flatten(),
         linear_bias=head.bias, options=options,
     )  # fmt: skip
-
-
-def _loss(model: nn.Module, ids: Tensor, precision: str) -> Tensor:
-    """In bfloat16 the forward pass alone: autocast keeps the loss itself in float32."""
-    if precision == "bf16":
-        with torch.autocast(ids.device.type, dtype=torch.bfloat16):
-            return next_token_loss(model, ids)
-    head = head_in_pieces(model, ids)
-    return next_token_loss(model, ids) if head is None else _loss_in_pieces(model, head, ids)
 
 
 def batch_gradients(model: nn.Module, ids: Tensor, compute: Compute = PLAIN) -> float:
@@ -97,8 +93,7 @@ def sharpness_aware_gradients(
     """
     value = batch_gradients(model, ids, compute)
     parameters = [p for p in model.parameters() if p.grad is not None]
-    norms = [torch.linalg.vector_norm(p.grad) for p in parameters]
-    norm = torch.linalg.vector_norm(torch.stack(norms))
+    norm = nn.utils.get_total_norm([p.grad for p in parameters])
     before = [p.detach().clone() for p in parameters]
     with torch.no_grad():
         for parameter in parameters:

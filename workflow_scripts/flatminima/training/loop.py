@@ -19,7 +19,6 @@ import torch
 from torch import nn
 
 from flatminima.errors import Diverged
-from flatminima.files import CHECKPOINT_FILES, DIGESTS_FILE
 from flatminima.jobs import progress
 from flatminima.model import save_model
 from flatminima.schedules import Schedule
@@ -166,9 +165,8 @@ def train_series(
     if initial_state is not None:
         load_state(Path(initial_state), model, optimizer)
     step, losses = workspace.resume(model, optimizer, start)
-    staged = {due: workspace.folder / f"step{due}" for due in checkpoints}
-    if step == start and start in staged:
-        save_model(model, staged[start], digests=True)
+    if step == start and start in checkpoints:
+        save_model(model, workspace.staged(start), digests=True)
     updates = train(
         model, optimizer, tokens, schedule, recipe,
         start=step, stop=stop, seed=seed, device=device, compute=compute,
@@ -177,14 +175,14 @@ def train_series(
     try:
         for update in bar:
             losses.append(update.loss_nats)
-            if update.step in staged:
+            if update.step in checkpoints:
                 if not all(parameter.isfinite().all() for parameter in model.parameters()):
                     raise Diverged(
                         f"training diverged: the update to step {update.step} has left weights "
                         f"that are not finite; its loss is {update.loss_nats} nats per token, its "
                         f"learning rate {update.lr:g}"
                     )
-                save_model(model, staged[update.step], digests=True)
+                save_model(model, workspace.staged(update.step), digests=True)
                 bar.set_postfix_str(f"loss {update.loss_nats:.3f} nats", refresh=False)
             workspace.save(model, optimizer, update.step, losses)
     except Diverged as error:
@@ -192,12 +190,6 @@ def train_series(
     if final_state is not None:
         mark = {"step": stop, "fingerprint": workspace.fingerprint}
         save_state(Path(final_state), model, optimizer, losses=[], **mark)
-    workspace.publish(
-        {
-            staged[due] / name: Path(folder) / name
-            for due, folder in checkpoints.items()
-            for name in (*CHECKPOINT_FILES, DIGESTS_FILE)
-        }
-    )
+    workspace.publish(checkpoints)
     table = pd.DataFrame({"step": range(start + 1, stop + 1)})
     return table.assign(lr=(table["step"] - 1).map(schedule), loss_nats_per_token=losses)

@@ -23,12 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from flatminima.errors import DamagedFile
-from flatminima.files import atomic_path
+from flatminima.files import CHECKPOINT_FILES, DIGESTS_FILE, atomic_path
 from flatminima.jobs import log
-from flatminima.model import load_tensors, read_metadata, save_tensors
+from flatminima.model import load_tensors, save_tensors
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_COUNTERS = "state"
+_COUNTERS = "state"  # one key: safetensors writes several in an order that differs by run
+_MOMENTS = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "updates": "step"}
 
 
 def fingerprint(**settings: object) -> str:
@@ -53,11 +54,8 @@ def save_state(
     for name, parameter in model.named_parameters():
         tensors[f"weight.{name}"] = parameter.detach()
         if state := optimizer.state.get(parameter):
-            tensors[f"exp_avg.{name}"] = state["exp_avg"]
-            tensors[f"exp_avg_sq.{name}"] = state["exp_avg_sq"]
-            tensors[f"updates.{name}"] = state["step"]
+            tensors |= {f"{kind}.{name}": state[key] for kind, key in _MOMENTS.items()}
     tensors = {name: tensor.cpu() for name, tensor in tensors.items()}
-    # Under one key: safetensors writes several in an order that differs from run to run.
     counters = {"step": step, "fingerprint": fingerprint}
     counters["sha256"] = _digest(tensors, counters)
     save_tensors(path, tensors, {_COUNTERS: json.dumps(counters)})
@@ -73,61 +71,41 @@ def _digest(tensors: dict[str, Tensor], counters: dict) -> str:
 
 
 def load_state(
-    path: Path, model: nn.Module, optimizer: torch.optim.AdamW
+    path: Path, model: nn.Module, optimizer: torch.optim.AdamW, fingerprint: str | None = None
 ) -> tuple[int, list[float]]:
     """Restore what ``save_state`` wrote; returns the step and the losses until then.
 
-    Raises ``DamagedFile`` where it is not what was written, before any weight moves.
+    Raises ``DamagedFile`` where it is not what was written, or not of ``fingerprint``, before
+    any weight moves.
     """
     tensors, metadata = load_tensors(path)
-    counters = _read_counters(metadata)
-    if not counters or counters["sha256"] != _digest(tensors, counters):
+    try:
+        counters = json.loads(metadata[_COUNTERS])
+        whole = counters["sha256"] == _digest(tensors, counters)
+    except (KeyError, ValueError):
+        whole = False
+    if not whole:
         raise DamagedFile(f"{path}: damaged training state; the sha256 that it holds is another")
+    if fingerprint not in (None, counters["fingerprint"]):
+        raise DamagedFile(f"{path}: it is of other settings, inputs or code")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors[f"weight.{name}"])
             if f"exp_avg.{name}" in tensors:
                 optimizer.state[parameter] = {
-                    "step": tensors[f"updates.{name}"].to(parameter.device),
-                    "exp_avg": tensors[f"exp_avg.{name}"].to(parameter.device),
-                    "exp_avg_sq": tensors[f"exp_avg_sq.{name}"].to(parameter.device),
+                    key: tensors[f"{kind}.{name}"].to(parameter.device)
+                    for kind, key in _MOMENTS.items()
                 }
     return counters["step"], tensors["losses"].tolist()
 
 
-def _read_counters(metadata: dict[str, str]) -> dict:
-    """The counters of a saved state; empty where there are none that make sense."""
-    try:
-        counters = json.loads(metadata.get(_COUNTERS, "{}"))
-    except json.JSONDecodeError:
-        return {}
-    return counters if {"step", "fingerprint", "sha256"} <= set(counters) else {}
-
-
-def state_fingerprint(path: Path) -> str | None:
-    """Fingerprint of a saved state; ``None`` where there is no state, or none that is whole."""
-    try:
-        return _read_counters(read_metadata(path)).get("fingerprint")
-    except (FileNotFoundError, DamagedFile):
-        return None
-
-
 class Workspace:
-    """A job's folder: its last training state, and files it has finished so far."""
+    """A job's folder: its last training state, and the checkpoints it has finished so far."""
 
     def __init__(self, folder: str | Path, fingerprint: str, save_every: int) -> None:
-        self.folder = Path(folder)
-        self.fingerprint = fingerprint
-        self.save_every = save_every
+        self.folder, self.fingerprint, self.save_every = Path(folder), fingerprint, save_every
         self.state = self.folder / "state.safetensors"
-        self._asked_to_stop = 0
-        self._handlers: dict = {}
-        if state_fingerprint(self.state) != fingerprint:
-            self._clear()
-
-    def _clear(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._asked_to_stop, self._handlers = 0, {}
 
     def __enter__(self) -> "Workspace":
         self._handlers = {s: signal.signal(s, self._stop_later) for s in STOP_SIGNALS}
@@ -141,7 +119,6 @@ class Workspace:
     def _restore_handlers(self) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        self._handlers = {}
 
     def __exit__(self, kind: type | None, *_: object) -> None:
         """Delete the folder if the job has ended well."""
@@ -152,14 +129,17 @@ class Workspace:
     def resume(
         self, model: nn.Module, optimizer: torch.optim.AdamW, start: int
     ) -> tuple[int, list[float]]:
-        """Restore the last state and return its step and losses; ``start`` if there is none."""
-        if not self.state.exists():
-            return start, []
+        """Restore the last state and return its step and losses; ``start`` if there is none.
+
+        What is there without a state to go on from is thrown away.
+        """
         try:
-            step, losses = load_state(self.state, model, optimizer)
-        except DamagedFile as error:
-            log(f"{error}; the job begins anew")
-            self._clear()
+            step, losses = load_state(self.state, model, optimizer, self.fingerprint)
+        except (DamagedFile, FileNotFoundError) as error:
+            if isinstance(error, DamagedFile):
+                log(f"{error}; the job begins anew")
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             return start, []
         log(f"going on from step {step}, where an unfinished job was saved")
         return step, losses
@@ -179,15 +159,21 @@ class Workspace:
             log(f"{name}: stopped after step {step}, state saved; the same command goes on here")
             raise SystemExit(128 + self._asked_to_stop)
 
-    def publish(self, files: Mapping[Path, Path]) -> None:
-        """Put finished files (source to target) where the rule declares them.
+    def staged(self, step: int) -> Path:
+        """Where the checkpoint of a step stands until the job is done."""
+        return self.folder / f"step{step}"
+
+    def publish(self, folders: Mapping[int, str | Path]) -> None:
+        """Put the checkpoints of all steps where the rule declares them.
 
         They stay in the workspace as well: a kill in between may leave some of them out,
         and the next run then finds them all. Linked where the file system can.
         """
-        for source, target in files.items():
-            with atomic_path(target) as temporary:
-                try:
-                    os.link(source, temporary)
-                except OSError:
-                    shutil.copyfile(source, temporary)
+        for step, folder in folders.items():
+            for name in (*CHECKPOINT_FILES, DIGESTS_FILE):
+                source = self.staged(step) / name
+                with atomic_path(Path(folder) / name) as temporary:
+                    try:
+                        os.link(source, temporary)
+                    except OSError:
+                        shutil.copyfile(source, temporary)
