@@ -37,95 +37,57 @@ VOCABULARY, HIDDEN, INNER, LENGTH, GROUP = 96, 32, 48, 24, 16
 CLOSE = 1e-5  # nats per token
 MOST = 8_000_000  # parameters of a model that is still called tiny
 SECONDS = 240  # that one family may take
-SAMPLE = (
-    "gpt_neox", "llama", "gpt2", "opt", "bloom", "mixtral", "qwen2_moe", "mamba",
-    "recurrent_gemma", "falcon", "gemma2", "xglm", "jetmoe", "deepseek_v3", "dbrx",
-    "longcat_flash",  # experts that no token reaches in one layer
-    "deepseek_v4",  # a table of integers among its weights
-)  # fmt: skip
 
-# Sizes by the names that configurations give them; a name that a configuration lacks is skipped.
-SMALL = {
-    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embedding_size", "emb_dim",
-                     "word_embed_proj_dim", "lru_width", "attention_hidden_size",
-                     "input_embedding_size", "output_embedding_size", "out_hidden_size",
-                     "num_filters", "encoder_hidden_size", "cross_attention_hidden_size",
-                     "hidden_size_global", "embed_dim", "backbone_hidden_size",
-                     "router_hidden_size", "pronunciation_embed_dim", "shape_embed_dim",
-                     "ple_embed_dim", "output_dim", "hidden_dim", "codebook_dim",
-                     "vector_quantization_hidden_dimension", "adapter_in_dim",
-                     "adapter_out_dim"), HIDDEN),
-    **dict.fromkeys(("intermediate_size", "ffn_hidden_size", "decoder_ffn_dim", "encoder_ffn_dim",
-                     "ffn_dim", "n_inner", "moe_intermediate_size", "expert_ffn_hidden_size",
-                     "shared_expert_intermediate_size", "dense_intermediate_size", "dim_ff", "dff",
-                     "shared_intermediate_size", "feed_forward_size", "d_inner", "mlp_dim",
-                     "moe_shared_expert_intermediate_size", "intermediate_size_mlp",
-                     "shared_experts_intermediate_size"), INNER),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers",
-                     "encoder_layers", "num_encoder_layers", "num_decoder_layers", "depth",
-                     "num_blocks", "num_layers_per_stack", "num_local_layers", "n_input_layers",
-                     "n_recurrent_layers", "n_output_layers"), 2),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads",
-                     "decoder_attention_heads", "encoder_attention_heads", "attention_heads",
-                     "num_encoder_attention_heads", "num_decoder_attention_heads",
-                     "swa_num_attention_heads", "linear_num_value_heads", "linear_num_heads",
-                     "num_key_value_heads", "swa_num_key_value_heads", "linear_num_key_heads",
-                     "num_kv_heads", "num_global_key_value_heads", "index_n_heads", "kv_n_heads",
-                     "num_query_groups", "n_mamba_heads"), 2),
-    **dict.fromkeys(("head_dim", "swa_head_dim", "d_head", "dim_head", "kv_channels",
-                     "attention_head_dim", "linear_key_head_dim", "linear_value_head_dim",
-                     "linear_head_dim", "qk_head_dim", "index_head_dim", "global_head_dim",
-                     "query_pre_attn_scalar", "attention_head_size", "v_head_dim",
-                     "swa_v_head_dim", "q_lora_rank", "kv_lora_rank", "hidden_size_per_layer_input",
-                     "o_lora_rank", "hc_lowrank", "lightning_head_dim"), 16),
-    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim"), 8),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts",
-                     "zero_expert_num"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "num_experts_per_token", "moe_top_k",
-                     "top_k_experts", "moe_k"), 2),
-    **dict.fromkeys(("n_group", "topk_group", "num_expert_group", "n_shared_experts",
-                     "num_shared_experts", "moe_num_shared_experts", "num_nextn_predict_layers",
-                     "first_k_dense_replace", "num_dense_layers"), 1),
-    **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size", "time_step_rank",
-                     "mamba_dt_rank", "d_rel", "laurel_rank", "adapter_rank", "gated_norm_rank",
-                     "loop_gate_rank"), 4),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len",
-                     "model_max_length", "max_source_positions", "max_target_positions"), 64),
-    **dict.fromkeys(("rotary_dim",), 8),
-    **dict.fromkeys(("num_kv_shared_layers",), 0),
-    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id",
-                     "sep_token_id", "cls_token_id"), 0),
-    "vocab_size": VOCABULARY, "vocab_size_per_layer_input": VOCABULARY,
-    "decoder_vocab_size": VOCABULARY, "tie_word_embeddings": False, "is_decoder": True,
-    "sliding_window": 16, "sliding_window_size": 16, "chunk_size": 16, "mamba_chunk_size": 16,
-    "num_nextn_predict": 0, "image_size": 32, "codebook_size": 32, "conv_dim": 32,
-    "rel_extent": 32, "pronunciation_vocab_size": 16, "shape_vocab_size": 16,
-    "encoder_hash_byte_group_vocab": 64, "forced_eos_token_id": None,
-    "image_token_id": 90, "video_token_id": 91, "audio_token_id": 92, "boi_token_id": 93,
-    "eoi_token_id": 94, "boa_token_id": 95, "image_token_index": 90, "boi_token_index": 93,
-    "eoi_token_index": 94, "eoa_token_index": 92, "eoa_token_id": 92, "vision_start_token_id": 93,
-    "vision_end_token_id": 94,
-}  # fmt: skip
+# Sizes by the names that configurations give them; the first that matches counts.
+SIZES = {
+    r"tie_word_embeddings": False,
+    r"is_decoder": True,
+    r"(image|video|audio|bo[ia]|eo[ia]|vision_(start|end))_token_(id|index)": 90,
+    r"forced_eos_token_id": None,
+    r"(bos|eos|pad|sep|cls|decoder_start)_token_id": 0,
+    r"(decoder_)?vocab_size(_per_layer_input)?": VOCABULARY,
+    r"max_(seq_len|(position_embedding|source_position|target_position)s)": 64,
+    r"n_positions|n_ctx|model_max_length|encoder_hash_byte_group_vocab": 64,
+    r"(sliding_window|chunk|pronunciation_vocab|shape_vocab|mamba_chunk)(_size)?": 16,
+    r"image_size|codebook_size|rel_extent": 32,
+    r"num_kv_shared_layers": 0,
+    r"(n|num_expert|topk)_group|(moe_)?n(um)?_shared_experts|moe_num_shared_experts": 1,
+    r"num_nextn_predict_layers|first_k_dense_replace|num_dense_layers": 1,
+    r"num_experts_per_tok(en)?|moe_top_?k|top_k_experts|moe_k": 2,
+    r"(moe_num|num|num_local|n_routed)_experts|zero_expert_num": 4,
+    r"(mamba_d|ssm)?_?state(_size)?|(mamba_dt|time_step)_rank|d_rel": 4,
+    r"(laurel|adapter|gated_norm|loop_gate)_rank": 4,
+    r"qk_(rope|nope)_head_dim|rotary_dim": 8,
+    r"(?!mamba_|indexer_)\w*(head_dim|head_size|dim_head|lora_rank|lowrank)|d_head": 16,
+    r"kv_channels|query_pre_attn_scalar|hidden_size_per_layer_input": 16,
+    r"(?!mamba_|conf_|indexer_)\w*(_heads|n_head|query_groups)": 2,
+    r"(num_(hidden_|(en|de)coder_)?|n_(in|out|recurrent)?(put)?_?|(en|de)coder_)layers?": 2,
+    r"depth|num_blocks|num_layers_per_stack": 2,
+    r"\w*(intermediate_size(_mlp)?|ffn_hidden_size|ffn_dim|feed_forward_size)": INNER,
+    r"dim_ff|dff|n_inner|d_inner|mlp_dim": INNER,
+    r"\w*(hidden_size(_global)?|embed(_proj)?_dim|embedding_size|emb_dim)": HIDDEN,
+    r"d_model|n_embd|lru_width|num_filters|codebook_dim|adapter_(in|out)_dim": HIDDEN,
+    r"vector_quantization_hidden_dimension": HIDDEN,
+}
 # What a family needs besides, or otherwise. A name that is no argument of its class is passed on.
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-BY_LAYER = {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}}
-
-
-class AsIs(dict):
-    """A part of a configuration that is passed on as it stands."""
-
-
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16}
+ZAMBA = {"layers_block_type": ["mamba", "hybrid"], "attention_hidden_size": 2 * HIDDEN,
+         "attention_head_dim": 32}  # fmt: skip
 OVERRIDES: dict[str, dict] = {
-    "dbrx": {"attn_config": AsIs(kv_n_heads=1, clip_qkv=8.0, rope_theta=1e4),
-             "ffn_config": AsIs(ffn_hidden_size=INNER, moe_num_experts=4, moe_top_k=2)},
-    "bamba": {"mamba_n_heads": 4, "mamba_d_head": 16},
-    "cohere_compass_text": BY_LAYER,
-    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0,
-                                         "vocab_size_per_layer_input": 0}},
-    "gemma4_unified": {"vision_config": {"mm_embed_dim": HIDDEN, "output_proj_dims": HIDDEN,
-                                         "mm_posemb_size": 16}},
+    "dbrx": {"attn_config": {"kv_n_heads": 1, "clip_qkv": 8.0}, "ffn_config": {}},
+    "bamba": MAMBA,
+    "cohere_compass_text": {
+        "rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}
+    },
+    "gemma4_assistant": {
+        "text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
+    },
+    "gemma4_unified": {
+        "vision_config": {"mm_embed_dim": HIDDEN, "output_proj_dims": HIDDEN, "mm_posemb_size": 16}
+    },
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "granitemoehybrid": {"mamba_n_heads": 4, "mamba_d_head": 16},
+    "granitemoehybrid": MAMBA,
     "inkling2_loop_text": {"unpadded_vocab_size": VOCABULARY},
     "inkling2_text": {"unpadded_vocab_size": VOCABULARY},
     "jetmoe": {"kv_channels": 8},
@@ -136,10 +98,8 @@ OVERRIDES: dict[str, dict] = {
     "mimo_v2_flash": {"num_attention_heads": 8},  # eight keys where attention is local
     "xlm": {"causal": True},
     "xmod": {"default_language": "en_XX"},
-    "zamba": {"layers_block_type": ["mamba", "hybrid"], "attention_hidden_size": 2 * HIDDEN,
-              "attention_head_dim": 32},
-    "zamba2": {"layers_block_type": ["mamba", "hybrid"], "mamba_headdim": 8, "n_mamba_heads": 8,
-               "attention_hidden_size": 2 * HIDDEN, "attention_head_dim": 32},
+    "zamba": ZAMBA,
+    "zamba2": {**ZAMBA, "mamba_headdim": 8, "n_mamba_heads": 8},
     "zaya": {"num_experts_per_tok": 1},
     "dory": {"num_hidden_layers": 6},
     "dots3_note": {"text_config": {"per_layer_config": {}},
@@ -152,44 +112,36 @@ OVERRIDES: dict[str, dict] = {
 # A tiny model
 
 
-def config_of(family: str):
-    """A small configuration of a family, its parts included."""
-    return _small(CONFIG_MAPPING[family], OVERRIDES.get(family, {}))
-
-
-def _small(kind: type, overrides: dict):
+def small_config(kind: type, overrides: dict):
+    """A small configuration of a class, its parts included."""
     try:
         default = kind()
     except Exception:  # noqa: BLE001, it takes arguments to make one
         default = None
     known = {*getattr(kind, "__dataclass_fields__", ()), *(default.to_dict() if default else ())}
-    values = {name: value for name, value in SMALL.items() if name in known}
-    parts = getattr(kind, "sub_configs", {})
-    for name in parts:
-        own = overrides.get(name, {})
-        part = _part(kind, default, name)
-        if isinstance(own, AsIs):
-            values[name] = dict(own)
-        elif part is not None:
-            values[name] = _small(part, own)
+    values = {
+        name: next(size for pattern, size in SIZES.items() if re.fullmatch(pattern, name))
+        for name in known
+        if any(re.fullmatch(pattern, name) for pattern in SIZES)
+    }
     if "qk_rope_head_dim" in known and "head_dim" in known:
-        values["head_dim"] = SMALL["qk_rope_head_dim"]
-    values |= {name: value for name, value in overrides.items() if name not in parts}
+        values["head_dim"] = values["qk_rope_head_dim"]
+    values |= overrides
+    for name in getattr(kind, "sub_configs", {}):
+        values.pop(name, None)
+        if default is not None:
+            part = type(getattr(default, name, None))
+        else:
+            said = getattr(kind, "sub_configs_defaults", {}).get(name)
+            part = CONFIG_MAPPING[said.model_type] if getattr(said, "model_type", None) else None
+        if part not in (None, type(None)):
+            values[name] = small_config(part, overrides.get(name, {}))
     return kind(**values)
-
-
-def _part(kind: type, default, name: str) -> type | None:
-    """The class of a part: that of the default configuration, or what the class says."""
-    if default is not None:
-        found = getattr(default, name, None)
-        return None if found is None else type(found)
-    said = getattr(kind, "sub_configs_defaults", {}).get(name)
-    return CONFIG_MAPPING[said.model_type] if getattr(said, "model_type", None) else None
 
 
 def build(family: str) -> nn.Module:
     """A tiny model whose weights are drawn so that every product moves its logits."""
-    config = config_of(family)
+    config = small_config(CONFIG_MAPPING[family], OVERRIDES.get(family, {}))
     with contextlib.suppress(NotImplementedError, RuntimeError):
         with torch.device("meta"):
             count = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
@@ -206,12 +158,6 @@ def build(family: str) -> nn.Module:
     return model
 
 
-def tokens_of() -> np.ndarray:
-    """``[4, length]`` ids that no family keeps for something else."""
-    generator = np.random.default_rng(0)
-    return generator.integers(8, 88, (4, LENGTH), dtype=np.int32)
-
-
 # The plain script: which weights, along which axis, and what comes out
 
 EXPERTS_IN = ("gate_up_proj", "gate_proj", "up_proj", "w1", "w3", "v1", "input_linear.weight")
@@ -226,8 +172,7 @@ STACKS = {
 
 def plain_selection(model: nn.Module, family: str) -> dict[str, tuple[int, int]]:
     """Parameter names of matrices, the axis of the inputs in one of them, and how many."""
-    head, found = model.get_output_embeddings(), {}
-    modules = dict(model.named_modules())
+    head, found, modules = model.get_output_embeddings(), {}, dict(model.named_modules())
     for name, parameter in model.named_parameters():
         module = modules[name.rpartition(".")[0]]
         known = [(a, n) for end, a, n in STACKS.get(family, ()) if name.endswith(end)]
@@ -239,10 +184,9 @@ def plain_selection(model: nn.Module, family: str) -> dict[str, tuple[int, int]]
             found[name] = (1, 1)
         elif parameter.ndim == 3 and not isinstance(module, nn.Conv1d):
             wide = list(parameter.shape[1:]).index(HIDDEN) if HIDDEN in parameter.shape[1:] else 0
-            if name.endswith(EXPERTS_IN):
-                found[name] = (wide, len(parameter))
-            elif name.endswith(EXPERTS_OUT):
-                found[name] = (1 - wide, len(parameter))
+            if name.endswith((*EXPERTS_IN, *EXPERTS_OUT)):
+                axis = wide if name.endswith(EXPERTS_IN) else 1 - wide
+                found[name] = (axis, len(parameter))
     return found
 
 
@@ -257,8 +201,7 @@ def plain_losses(folder: Path, family: str, tokens: np.ndarray) -> dict[str, lis
             weight = parameters[name].detach().numpy().copy()
             stack = weight.reshape(count, -1, weight.shape[-1])
             for number, matrix in enumerate(stack):
-                turned = matrix if axis == 1 else matrix.T
-                values, _ = quantize_matrix(turned, *settings)
+                values, _ = quantize_matrix(matrix if axis == 1 else matrix.T, *settings)
                 stack[number] = values if axis == 1 else values.T
             parameters[name].data.copy_(torch.from_numpy(stack.reshape(weight.shape)))
         model.config.get_text_config(decoder=True).use_cache = False
@@ -294,58 +237,61 @@ def audited(folder: Path, tokens: np.ndarray, scratch: Path) -> tuple[dict[str, 
 
 def run_family(family: str) -> dict:
     """Build, audit and check one family: its verdict, the reason, and what was quantized."""
-    found = {"family": family, "kind": FAMILIES[family], "verdict": "not built", "reason": ""}
+    from flatminima.errors import UserError, one_line
+
+    found = {"family": family}
+    # Four sequences of ids that no family keeps for something else.
+    tokens = np.random.default_rng(0).integers(8, 88, (4, LENGTH), dtype=np.int32)
+
+    def verdict(word: str, reason: object = "") -> dict:
+        text = reason if isinstance(reason, str) else one_line(reason, 160)
+        return found | {"verdict": word, "reason": text}
+
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "model"
         try:
-            model = build(family)
-            model.save_pretrained(folder)
-            found["parameters"] = sum(p.numel() for p in model.parameters())
+            build(family).save_pretrained(folder)
         except Exception as error:  # noqa: BLE001, whatever a family's configuration raises
-            return found | {"reason": _line(error)}
-        tokens = tokens_of()
+            return verdict("not built", error)
+        refused = plain = None
         try:
-            losses, coverage = audited(folder, tokens, Path(place))
+            losses, covered = audited(folder, tokens, Path(place))
+        except UserError as error:  # which is what the command prints as one line
+            refused = re.sub(r"^(step 1: |/\S+: )+", "", one_line(error, 200))
+            if "looks ahead" in refused:
+                return verdict("refused", refused)
         except Exception as error:  # noqa: BLE001
-            return found | _refusal(error, folder, family, tokens)
-        found |= {"share": coverage["weights"] / coverage["of"], "left": coverage["left"],
-                  "unread": coverage["unread"], "losses": losses}  # fmt: skip
+            return verdict("traceback", error)
         try:
             plain = plain_losses(folder, family, tokens)
         except Exception as error:  # noqa: BLE001
-            return found | {"verdict": "wrong", "reason": f"the plain script: {_line(error)}"}
-        found["plain"] = plain
-        apart = {name: abs(np.subtract(losses[name], plain[name])).max() for name in plain}
-        if max(apart.values()) > CLOSE:
-            words = ", ".join(f"{name} {value:.1e}" for name, value in apart.items())
-            return found | {"verdict": "wrong", "reason": f"{words} nats apart"}
-        if abs(np.subtract(plain["int4"], plain["fp32"])).max() < 10 * CLOSE:
-            return found | {"verdict": "wrong", "reason": "INT4 changes nothing: nothing is shown"}
-        return found | {"verdict": "measured"}
-
-
-def _refusal(error: Exception, folder: Path, family: str, tokens: np.ndarray) -> dict:
-    """What a model that the audit does not measure is called; one that runs must be measured."""
-    from flatminima.errors import UserError
-
-    if not isinstance(error, UserError):  # which is what the command prints as one line
-        return {"verdict": "traceback", "reason": _line(error)}
-    reason = re.sub(r"^(step 1: |/\S+: )+", "", " ".join(str(error).split()))[:200]
-    if "looks ahead" not in reason:
-        with contextlib.suppress(Exception):
-            plain_losses(folder, family, tokens)
-            return {"verdict": "wrong", "reason": f"refused, but it runs: {reason}"}
-    return {"verdict": "refused", "reason": reason}
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:160]
+            return verdict("refused", refused) if refused else verdict("wrong", error)
+    if refused:
+        return verdict("wrong", f"refused, but it runs: {refused}")
+    found["share"] = covered["weights"] / covered["of"]
+    found |= {key: covered[key] for key in ("left", "unread")}
+    apart = {name: abs(np.subtract(losses[name], plain[name])).max() for name in plain}
+    if max(apart.values()) > CLOSE:
+        words = ", ".join(f"{name} {value:.1e}" for name, value in apart.items())
+        return verdict("wrong", f"{words} nats apart")
+    if abs(np.subtract(plain["int4"], plain["fp32"])).max() < 10 * CLOSE:
+        return verdict("wrong", "INT4 changes nothing: nothing is shown")
+    return verdict("measured")
 
 
 # All of them
 
 
-def _guarded(family: str) -> dict:
+def quiet() -> None:
+    """One thread, and nothing of what transformers has to say."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
+def guarded(family: str) -> dict:
     """``run_family`` in a process of its own, without its words, and not for ever."""
     quiet()
     signal.alarm(SECONDS)  # ends the process; its family is then missing
@@ -357,26 +303,16 @@ def run_all(families: list[str], jobs: int) -> list[dict]:
     """Results in the order of ``families``, some at a time."""
     results = []
     with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
-        started = [(family, pool.apply_async(_guarded, (family,))) for family in families]
+        started = [(family, pool.apply_async(guarded, (family,))) for family in families]
         for family, found in started:
             try:
                 result = found.get(2 * SECONDS)
             except multiprocessing.TimeoutError:
-                result = {"family": family, "kind": FAMILIES[family], "verdict": "traceback",
+                result = {"family": family, "verdict": "traceback",
                           "reason": f"longer than {SECONDS} s, or its process ended"}  # fmt: skip
-            share = f"{100 * result['share']:5.1f} %" if "share" in result else ""
-            print(family, share, result["verdict"], result.get("reason", ""), flush=True)
+            print(family, result["verdict"], result["reason"], flush=True)
             results.append(result)
     return results
-
-
-def quiet() -> None:
-    """One thread, and nothing of what transformers has to say."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
 
 
 VERDICTS = {
@@ -391,49 +327,45 @@ VERDICTS = {
 def page(results: list[dict]) -> str:
     """docs/zoo.md."""
     counts = {v: sum(r["verdict"] == v for r in results) for v in VERDICTS}
-    total = len(results)
-    good = counts["measured"] + counts["refused"]
-    lines = [
-        "# The zoo",
-        "",
-        "Every causal language model family of transformers as a tiny random model, loaded and "
-        "probed as the audit command does it. Its FP32, INT4 and INT8 losses are held to "
-        f"{CLOSE:g} nats per token against a plain script that shares no code with it "
-        "([tests/zoo.py](../tests/zoo.py)). Written by `make zoo`; not edited by hand.",
-        "",
-        f"{datetime.date.today()}, Python {platform.python_version()}, torch {torch.__version__}, "
-        f"transformers {transformers.__version__}: {good} of {total} model types "
-        f"({100 * good / total:.1f} %) measured or refused for a stated reason.",
-        "",
-        "| verdict | model types | meaning |",
-        "|---|---|---|",
-        *(f"| {v} | {counts[v]} | {meaning} |" for v, meaning in VERDICTS.items()),
-        "",
-        "Shares are of these tiny models, whose embeddings weigh little; `left out` names the "
-        "largest weights that stay as they are, with `*` for numbers (`vectors`: biases and norms) "
-        "and in brackets those that are linear layers but were not read when the model ran.",
-        "",
-        "| model type | class | weights quantized | left out | verdict |",
-        "|---|---|---|---|---|",
-    ]
-    for result in results:
-        share = f"{100 * result['share']:.1f} %" if "share" in result else ""
-        reason = f": {result['reason']}" if result.get("reason") else ""
-        verdict = (result["verdict"] + reason).replace("|", "\\|")
-        cells = [result["family"], result["kind"], share, _left(result), verdict]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    total, good = len(results), counts["measured"] + counts["refused"]
+    rows = "\n".join(map(_row, results))
+    meanings = "\n".join(f"| {v} | {counts[v]} | {meaning} |" for v, meaning in VERDICTS.items())
+    return f"""# The zoo
+
+Every causal language model family of transformers as a tiny random model, loaded and probed \
+as the audit command does it. Its FP32, INT4 and INT8 losses are held to {CLOSE:g} nats per \
+token against a plain script that shares no code with it ([tests/zoo.py](../tests/zoo.py)). \
+Written by `make zoo`; not edited by hand.
+
+{datetime.date.today()}, Python {platform.python_version()}, torch {torch.__version__}, \
+transformers {transformers.__version__}: {good} of {total} model types \
+({100 * good / total:.1f} %) measured or refused for a stated reason.
+
+| verdict | model types | meaning |
+|---|---|---|
+{meanings}
+
+Shares are of these tiny models, whose embeddings weigh little; `left out` names the largest \
+weights that stay as they are, with `*` for numbers (`vectors`: biases and norms) and in \
+brackets those that are linear layers but were not read when the model ran.
+
+| model type | class | weights quantized | left out | verdict |
+|---|---|---|---|---|
+{rows}
+"""
 
 
-def _left(result: dict) -> str:
+def _row(result: dict) -> str:
+    share = f"{100 * result['share']:.1f} %" if "share" in result else ""
     unread = result.get("unread", {})
     kinds = [name for name in result.get("left", {}) if name not in unread]
-    words = [f"`{name.removesuffix('.weight')}`" for name in kinds[:4]]
-    if len(kinds) > 4:
-        words.append(f"{len(kinds) - 4} more")
-    if unread:
-        words.append(f"({len(unread)} kinds not read, such as `{min(unread)}`)")
-    return ", ".join(words)
+    left = [f"`{name.removesuffix('.weight')}`" for name in kinds[:4]]
+    left += [f"{len(kinds) - 4} more"] if len(kinds) > 4 else []
+    left += [f"({len(unread)} kinds not read, such as `{min(unread)}`)"] if unread else []
+    reason = f": {result['reason']}" if result["reason"] else ""
+    verdict = (result["verdict"] + reason).replace("|", "\\|")
+    cells = [result["family"], FAMILIES[result["family"]], share, ", ".join(left), verdict]
+    return f"| {' | '.join(cells)} |"
 
 
 def main(arguments: list[str]) -> int:
