@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from flatminima.errors import DamagedFile, Diverged, NotMeasured, UserError, one_line
 from flatminima.files import (
+    DIGESTS_FILE,
     atomic_path,
     check_digest,
     flush,
@@ -224,7 +225,8 @@ def save_model(model: nn.Module, folder: Path, *, digests: bool = False) -> None
     """Write ``config.json`` and ``model.safetensors`` in Hugging Face format.
 
     With ``digests`` their sha256 stand beside them, and whoever loads them checks that they
-    are as they were written. The folder appears whole, in place of one that is there.
+    are as they were written. A folder appears whole. One that is there already is replaced
+    file by file, so that it holds whole weights at every moment.
     """
     from transformers.utils import logging
 
@@ -239,11 +241,25 @@ def save_model(model: nn.Module, folder: Path, *, digests: bool = False) -> None
             write_digests(staging, (CONFIG_FILE, WEIGHTS_FILE))
         for file in staging.iterdir():
             flush(file)
-        remove(folder)
-        os.replace(staging, folder)
+        if folder.is_dir():
+            _replace_files(staging, folder)
+        else:
+            os.replace(staging, folder)
         flush(folder.parent)
     finally:
         remove(staging)
+
+
+def _replace_files(source: Path, target: Path) -> None:
+    """The digests, which the old files would belie, go first and come last."""
+    new = sorted((file.name for file in source.iterdir()), key=DIGESTS_FILE.__eq__)
+    remove(target / DIGESTS_FILE)
+    for name in new:
+        os.replace(source / name, target / name)
+    for file in target.iterdir():
+        if file.name not in new:
+            remove(file)
+    flush(target)
 
 
 def is_legacy_buffer(name: str) -> bool:
