@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from flatminima.schedules import (
-    RUN_SCHEDULES,
     Average,
     Cosine,
     CosineNeoxV1,
@@ -94,13 +93,15 @@ def test_boundaries_of_a_training_run(schedule):
     assert all(a >= b for a, b in pairwise(schedule(step) for step in range(warmup, total + 2)))
     with pytest.raises(ValueError, match="step -1"):
         schedule(-1)
+    unwarmed = schedule.model_copy(update={"warmup_steps": 0})
+    assert unwarmed(0) == schedule.lr_max > unwarmed(1)
 
 
-@pytest.mark.parametrize("kind", RUN_SCHEDULES)
-def test_without_warm_up_the_first_update_is_the_largest(kind):
-    numbers = {"lr_max": 1.0, "lr_min": 0.1, "warmup_steps": 0}
-    schedule = read_schedule({"schedule": kind, **numbers}, 10)
-    assert schedule(0) == 1.0 > schedule(1)
+def test_a_schedule_is_read_from_a_training_section():
+    section = {"lr_max": MAX, "lr_min": MIN, "warmup_steps": WARMUP}
+    assert read_schedule({**section, "schedule": "cosine_neox_v1"}, TOTAL) == PYTHIA
+    with pytest.raises(ValueError, match="'linear'.*cosine"):
+        read_schedule({**section, "schedule": "linear"}, TOTAL)
 
 
 def test_both_cosines_in_the_middle():
@@ -150,14 +151,19 @@ def test_sgdr_restarts_three_times_in_30_000_steps():
 
 
 @pytest.mark.parametrize("first", ["bump", "cool"])
-@pytest.mark.parametrize(("bump", "cool", "steps"), [(75, 300, 30_000), (3, 12, 1_200)])
-def test_oli_has_80_cycles(bump, cool, steps, first):
+@pytest.mark.parametrize(
+    ("bump", "cool", "steps", "cadence"), [(75, 300, 30_000, 1_000), (3, 12, 1_200, 40)]
+)
+def test_oli_has_80_cycles_and_a_third_of_the_probes_end_a_bump_if_cool_comes_first(
+    bump, cool, steps, cadence, first
+):
     kind = oli_kind(bump, cool, first)
     phases = [kind.phase(n) for n in range(steps)]
     assert phases.count("bump") == 80 * bump
     assert sum(a != b for a, b in pairwise(phases)) == 2 * 80 - 1
     assert phases[0] == first
     assert phases[: bump + cool] * 80 == phases
+    assert phases[cadence - 1 :: cadence].count("bump") == (10 if first == "cool" else 0)
 
 
 @pytest.mark.parametrize("first", ["bump", "cool"])
@@ -171,20 +177,13 @@ def test_oli_multiplies_the_baseline_in_bumps_only(first):
         assert schedule(step) == (2.5 if phase == "bump" else 1.0) * FIXED(step)
 
 
-@pytest.mark.parametrize(("bump", "cool", "cadence"), [(75, 300, 1_000), (3, 12, 40)])
-def test_a_third_of_the_probes_end_a_bump_if_cool_comes_first(bump, cool, cadence):
-    for first, count in (("cool", 10), ("bump", 0)):
-        kind = oli_kind(bump, cool, first)
-        phases = [kind.phase(cadence * k - 1) for k in range(1, 31)]
-        assert phases.count("bump") == count
-    assert oli_kind().visible_phases(1_000) == [125, 250, 375], "what the paper's probes see"
-
-
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 200))
-def test_visible_positions_are_multiples_of_the_common_divisor(bump, cool, cadence):
-    divisor = math.gcd(cadence, bump + cool)
-    expected = list(range(divisor, bump + cool + 1, divisor))
-    assert oli_kind(bump, cool).visible_phases(cadence) == expected
+def test_visible_positions_are_those_at_which_probes_land(bump, cool, cadence):
+    """The paper's probes see three."""
+    period = bump + cool
+    landed = {(cadence * k) % period or period for k in range(1, period + 1)}
+    assert oli_kind(bump, cool).visible_phases(cadence) == sorted(landed)
+    assert oli_kind().visible_phases(1_000) == [125, 250, 375]
 
 
 def test_rates_that_start_from_that_of_the_fork_point():

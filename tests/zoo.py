@@ -75,7 +75,7 @@ MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16}
 ZAMBA = {"layers_block_type": ["mamba", "hybrid"], "attention_hidden_size": 2 * HIDDEN,
          "attention_head_dim": 32}  # fmt: skip
 OVERRIDES: dict[str, dict] = {
-    "dbrx": {"attn_config": {"kv_n_heads": 1, "clip_qkv": 8.0}, "ffn_config": {}},
+    "dbrx": {"attn_config": {"kv_n_heads": 1, "clip_qkv": 8.0, "rope_theta": 1e4}},
     "bamba": MAMBA,
     "cohere_compass_text": {
         "rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}
