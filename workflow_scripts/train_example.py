@@ -5,11 +5,7 @@ the two lines of this project are the schedule and the callback. The model sees 
 many times, so that its validation loss converges within a minute and then rises.
 """
 
-import shutil
-import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from transformers import (
@@ -23,13 +19,13 @@ from transformers import (
 from flatminima.files import write_json
 from flatminima.jobs import run as run_job
 from flatminima.model import build_model
-from flatminima.monitor import ConvergenceMonitor
 from flatminima.text.corpus import deduplicate, package_documents, split, write_documents
-from flatminima.text.tokens import END_OF_TEXT, encode_stream, train_tokenizer
+from flatminima.text.tokens import END_OF_TEXT, encode_stream, pack, train_tokenizer
 from flatminima.tools.callback import ConvergenceCallback
 from flatminima.tools.lr_schedulers import get_cosine_neox_schedule
 
 PACKAGE, MIN_CHARACTERS = "numpy", 200
+DIFFERS = ("_runtime", "_per_second", "flos")  # from run to run
 
 
 @dataclass(frozen=True)
@@ -47,68 +43,49 @@ class ExampleSettings:
     lr: float = 0.01
 
 
-def make_data(settings: ExampleSettings, validation: Path) -> tuple[object, list, list]:
-    """Tokenizer, training rows and evaluation rows; the validation text goes to a file."""
+def main(run: str, validation: str, record: str, settings: dict) -> None:
+    """Leave checkpoints in ``run``, held-out text, and the ``record`` of what the monitor saw."""
+    torch.set_num_threads(1)  # results do not depend on --cores
+    example = ExampleSettings(**settings)
     documents = deduplicate(package_documents(PACKAGE, MIN_CHARACTERS))
-    train, held_out = split(documents, validation_fraction=0.2, seed=0)
+    texts, held_out = split(documents, validation_fraction=0.2, seed=0)
     write_documents(validation, held_out)
-    tokenizer = train_tokenizer(train, settings.vocab_size)
+    tokenizer = train_tokenizer(texts, example.vocab_size)
 
-    def rows(part: Sequence, count: int) -> list[dict]:
-        ids = [i for d in encode_stream(tokenizer, part, 0) for i in d]
-        cut = torch.tensor(ids[: count * settings.length]).view(-1, settings.length)
-        return [{"input_ids": row, "labels": row} for row in cut]
+    def rows(texts: list[str], count: int) -> list[dict]:
+        tokens = pack(encode_stream(tokenizer, texts, 0), sequences=count, length=example.length)
+        return [{"input_ids": row, "labels": row} for row in torch.from_numpy(tokens).long()]
 
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT)
-    return (
-        fast,
-        rows(train, settings.train_sequences),
-        rows(held_out, settings.validation_sequences),
-    )
-
-
-def train(settings: ExampleSettings, run: Path, validation: Path, record: Path) -> None:
-    """Train, and leave the checkpoints in ``run`` and what the monitor saw in ``record``."""
-    tokenizer, train_rows, eval_rows = make_data(settings, validation)
-    architecture = {"hidden_size": settings.hidden_size, "num_layers": 2, "num_heads": 4,
-                    "max_length": settings.length}  # fmt: skip
     set_seed(0)
-    model = build_model(architecture, settings.vocab_size, seed=0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=0.0)
-    scheduler = get_cosine_neox_schedule(optimizer, settings.steps // 100 + 1, settings.steps)
+    architecture = {"hidden_size": example.hidden_size, "num_layers": 2, "num_heads": 4,
+                    "max_length": example.length}  # fmt: skip
+    model = build_model(architecture, example.vocab_size, seed=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=example.lr, weight_decay=0.0)
+    scheduler = get_cosine_neox_schedule(optimizer, example.steps // 100 + 1, example.steps)
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
-            output_dir=str(run), max_steps=settings.steps, report_to="none", seed=0,
-            per_device_train_batch_size=settings.batch_size, use_cpu=True, disable_tqdm=True,
-            eval_strategy="steps", eval_steps=settings.every, save_strategy="steps",
-            save_steps=settings.every, save_only_model=True, logging_steps=settings.every,
+            output_dir=run, max_steps=example.steps, report_to="none", seed=0,
+            per_device_train_batch_size=example.batch_size, use_cpu=True, disable_tqdm=True,
+            eval_strategy="steps", eval_steps=example.every, save_strategy="steps",
+            save_steps=example.every, save_only_model=True, logging_steps=example.every,
         ),
-        train_dataset=train_rows,
-        eval_dataset=eval_rows,
-        processing_class=tokenizer,
+        train_dataset=rows(texts, example.train_sequences),
+        eval_dataset=rows(held_out, example.validation_sequences),
+        processing_class=PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, eos_token=END_OF_TEXT
+        ),
         data_collator=default_data_collator,
         optimizers=(optimizer, scheduler),
     )  # fmt: skip
-    monitor = ConvergenceMonitor(window=5, patience=2)
-    callback = ConvergenceCallback(monitor, actions=("save", "probe")).attach(trainer)
+    callback = ConvergenceCallback({"window": 5, "patience": 2}, actions=("save", "probe"))
+    callback.attach(trainer)
     trainer.train()
-    differs = ("_runtime", "_per_second", "flos")  # from run to run
     history = [
-        {key: value for key, value in entry.items() if not key.endswith(differs)}
+        {key: value for key, value in entry.items() if not key.endswith(DIFFERS)}
         for entry in trainer.state.log_history
     ]
     write_json(record, {"history": history, "events": callback.events})
-
-
-def main(run: str, validation: str, record: str, settings: dict) -> None:
-    """Leave the run's checkpoints in the folder ``run``, whole or not at all."""
-    torch.set_num_threads(1)  # results do not depend on --cores
-    with tempfile.TemporaryDirectory(dir=Path(run).parent) as folder:
-        made = Path(folder) / "run"
-        train(ExampleSettings(**settings), made, Path(validation), Path(record))
-        shutil.rmtree(run, ignore_errors=True)
-        shutil.move(made, run)
 
 
 if __name__ == "__main__":

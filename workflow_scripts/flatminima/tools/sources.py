@@ -207,11 +207,11 @@ def fixed_batches(
                         "the tokenizer's own at the start")  # fmt: skip
     documents = encode_stream(tokenizer, texts, end, sequences * taken)
     try:
-        ids = list(islice(chain.from_iterable(documents), sequences * taken))
+        ids = np.fromiter(islice(chain.from_iterable(documents), sequences * taken), np.int32)
     except TextError as error:
         raise UserError(f"--data {error}") from error
     whole = len(ids) // taken
-    cut = np.asarray(ids[: whole * taken], dtype=np.int32).reshape(whole, taken)
+    cut = ids[: whole * taken].reshape(whole, taken)
     words = "nothing between documents"
     if end is not None:
         words = f"{tokenizer.id_to_token(end)} (id {end}) between documents"
