@@ -27,7 +27,6 @@ from flatminima.hypothesis_tests import (
     t_tests,
 )
 from flatminima.intervals import (
-    CONFIDENCE,
     FEWEST_PROBES,
     SEGMENTS,
     STRETCHES,
@@ -37,6 +36,7 @@ from flatminima.intervals import (
     resampled_means,
     segment_means,
     stationary_bootstrap,
+    t_interval,
     two_sided_p,
 )
 from flatminima.missing import even_steps, holes, missing_words
@@ -243,10 +243,10 @@ def bit_width_rows(audit: pd.DataFrame, spacing: int) -> Iterator[Row]:
         x, y = np.log(sums)
         if not is_constant(x):
             fit = stats.linregress(x, y)
-            low_end, high_end = stats.t.interval(CONFIDENCE, BLOCKS - 2, fit.slope, fit.stderr)
+            low_end, high_end = t_interval(fit.slope, fit.stderr, BLOCKS - 2)
             slope = {"value": fit.slope, "dof": BLOCKS - 2}
             slope |= {"interval_low": low_end, "interval_high": high_end}
-        mean = stats.t.interval(CONFIDENCE, BLOCKS - 1, np.mean(x - y), stats.sem(x - y))
+        mean = t_interval(np.mean(x - y), stats.sem(x - y), BLOCKS - 1)
         ends = dict(zip(("interval_low", "interval_high"), np.exp(mean), strict=True))
         of_ratio, count = join_notes("interval: of the geometric mean over stretches", note), BLOCKS
     yield Row("log-log regression", **where, measure=f"ln {measure}", statistic="slope", **slope,

@@ -109,6 +109,12 @@ def percentile_interval(draws: np.ndarray) -> np.ndarray:
     return np.quantile(draws, [tail, 1.0 - tail], axis=-1)
 
 
+def t_interval(mean: float, error: float, dof: float) -> tuple[float, float]:
+    """Student's 95 % interval of a mean with this standard error."""
+    half = float(stats.t.ppf((1.0 + CONFIDENCE) / 2.0, dof) * error)
+    return mean - half, mean + half
+
+
 def two_sided_p(draws: np.ndarray) -> float:
     """Twice the smaller share of resampled differences on one side of zero.
 

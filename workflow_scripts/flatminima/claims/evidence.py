@@ -13,18 +13,19 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partialmethod
 
 import numpy as np
 import pandas as pd
 from scipy import signal, stats
 
-from flatminima.hypothesis_tests import correlate
+from flatminima import hypothesis_tests
+from flatminima.intervals import CONFIDENCE, t_interval
 from flatminima.missing import even_steps
-from flatminima.phases import find_phases
+from flatminima.phases import Phases, find_phases
 from flatminima.scaling_law import printed_excess
 from flatminima.schedules import RunSchedule, read_schedule
 
-CONFIDENCE = 0.95
 KINDS = ("cosine", "sgdr", "oli")  # the three arms of the fork experiment
 
 
@@ -59,17 +60,17 @@ class Interval:
 
     __add__ = __radd__ = _of_ends(operator.add)
     __mul__ = __rmul__ = _of_ends(operator.mul)
-    __sub__ = _of_ends(operator.sub)
+    __sub__, _divided = _of_ends(operator.sub), _of_ends(operator.truediv)
 
     def __neg__(self) -> "Interval":
-        return Interval(-self.value, -self.high, -self.low)
+        return self * -1
 
     def __truediv__(self, other: object) -> "Interval":
         o = interval(other)
         if o.low <= 0.0 <= o.high:
             ratio = self.value / o.value if o.value else math.nan
             return Interval(ratio, -math.inf, math.inf)
-        return Interval(self.value / o.value, *(self * Interval(1, 1 / o.high, 1 / o.low)).range)
+        return self._divided(o)
 
     def __rsub__(self, other: object) -> "Interval":
         return interval(other) - self
@@ -103,7 +104,7 @@ class Interval:
     @property
     def alone(self) -> "Interval":
         """The value without its range."""
-        return Interval(self.value, self.value, self.value)
+        return interval(self.value)
 
     def map(self, function: Callable[[float], float]) -> "Interval":
         """The interval through a function that increases."""
@@ -119,6 +120,14 @@ class Interval:
 def interval(number: object) -> Interval:
     """A plain number as an exact interval; an interval as it is."""
     return number if isinstance(number, Interval) else Interval(*[float(number)] * 3)
+
+
+def read_interval(row: Mapping, value: str, low: str, high: str) -> Interval:
+    """Three entries of a table's row or of a JSON file; the value alone where it has no ends."""
+    number = float(row[value])
+    return Interval(
+        number, *(number if pd.isna(row[end]) else float(row[end]) for end in (low, high))
+    )
 
 
 def printed(text: str) -> Interval:
@@ -187,7 +196,7 @@ def interval_of_r(r: object, n: float) -> Interval:
 
 def smallest_p(n: int) -> float:
     """Smallest two-sided p of the exact rank test with ``n`` runs a side."""
-    return float(stats.mannwhitneyu(range(n), range(n, 2 * n), method="exact").pvalue)
+    return hypothesis_tests.smallest_p(n, n)
 
 
 def welch(a: tuple[float, float, int], b: tuple[float, float, int]) -> tuple[Interval, float]:
@@ -195,22 +204,18 @@ def welch(a: tuple[float, float, int], b: tuple[float, float, int]) -> tuple[Int
     parts = [sd**2 / n for _, sd, n in (a, b)]
     df = sum(parts) ** 2 / sum(v**2 / (s[2] - 1) for v, s in zip(parts, (a, b), strict=True))
     difference, error = a[0] - b[0], math.sqrt(sum(parts))
-    half = stats.t.ppf(0.5 + CONFIDENCE / 2, df) * error
-    return Interval(difference, difference - half, difference + half), p_of_t(
-        difference / error, df
-    )
+    found = Interval(difference, *t_interval(difference, error, df))
+    return found, p_of_t(difference / error, df)
 
 
 def student(mean: float, sd: float, n: int) -> Interval:
-    """Student's 95 % interval of a mean."""
-    half = stats.t.ppf(0.5 + CONFIDENCE / 2, n - 1) * sd / math.sqrt(n)
-    return Interval(mean, mean - half, mean + half)
+    """Student's 95 % interval of a mean; no range for a single run."""
+    return Interval(mean, *t_interval(mean, sd / math.sqrt(n), n - 1)) if n > 1 else interval(mean)
 
 
 def interval_of_mean(values: pd.Series) -> Interval:
-    """Mean of one value a run with Student's 95 % interval; no range for a single run."""
-    mean, n = float(values.mean()), len(values)
-    return interval(mean) if n < 2 else student(mean, float(values.std(ddof=1)), n)
+    """The same of one value a run."""
+    return student(float(values.mean()), float(values.std(ddof=1)), len(values))
 
 
 # ---- the common accessors --------------------------------------------------------------------
@@ -222,59 +227,63 @@ class Evidence:
     A ``place`` is a step of the paper (a suite of another length takes its own step that lies
     as far along), or ``best`` (the best FP32 perplexity), or ``end``. Gaps are percent,
     losses nats per token, learning rates percent of the maximum. Both kinds below have
-    ``at(role, column, place)`` and ``curve(role, column)`` of the audit, the latter by their own
-    evenly spaced steps; the steps ``best()``, ``onset()`` by the rule of ``flatminima.phases``
-    and ``lag()``; ``excess()`` over the scaling law; and of forks of a kind
-    ``final(kind, probes, column)`` and ``difference(kind, probes, measure)`` from cosine, means
-    over runs with their 95 % interval.
+    ``curve(role, column)`` of the audit by their own evenly spaced steps; the steps ``best()``,
+    ``onset()`` by the rule of ``flatminima.phases`` and ``lag()``; ``excess()`` over the scaling
+    law; and of forks of a kind ``final(kind, probes, column)`` and ``difference(kind, probes,
+    measure)`` from cosine, means over runs with their 95 % interval.
     """
 
-    name = label = ""
     is_paper_model = True
 
-    def __init__(self, pythia: Mapping) -> None:
-        self.pythia, self.used = pythia, set()
+    def __init__(self, pythia: Mapping, lambada: pd.DataFrame | None) -> None:
+        self.pythia, self.lambada, self.used = pythia, lambada, set()
 
-    def ppl(self, place: int | str) -> Interval:
-        """FP32 perplexity."""
-        return self.at("fp32", "ppl", place)
+    def at(self, role: str, column: str, place: int | str) -> Interval:
+        """One value of the audit."""
+        return self._own(role, column, self._step(place))
 
-    def gap(self, place: int | str) -> Interval:
-        """INT4 gap."""
-        return self.at("low_bit", "gap_pct", place)
+    def _loss(self, role: str, place: int | str) -> Interval:
+        return (self.at(role, "gap_pct", place) / 100).map(math.log1p)
 
-    def gap8(self, place: int | str) -> Interval:
-        """INT8 gap."""
-        return self.at("high_bit", "gap_pct", place)
+    def _growth(self, role: str, start: int | str = "best") -> Interval:
+        return self._loss(role, "end") / self._loss(role, start)
 
-    def loss(self, place: int | str) -> Interval:
-        """Loss that INT4 adds."""
-        return (self.gap(place) / 100).map(math.log1p)
+    def _span(self, role: str, column: str, first: int, last: int) -> Interval:
+        whole = self.pythia["last"] / self._step("end")
+        curve = self.curve(role, column).items()
+        inside = [float(v) for step, v in curve if first <= step * whole <= last]
+        if not inside:
+            raise NotMeasured(f"checkpoints between steps {first:,} and {last:,}")
+        return Interval(inside[-1], min(inside), max(inside))
 
-    def loss8(self, place: int | str) -> Interval:
-        """Loss that INT8 adds."""
-        return (self.gap8(place) / 100).map(math.log1p)
+    # FP32 perplexity, and gaps of INT4 and INT8, at a place.
+    ppl = partialmethod(at, "fp32", "ppl")
+    gap = partialmethod(at, "low_bit", "gap_pct")
+    gap8 = partialmethod(at, "high_bit", "gap_pct")
+    # Loss that INT4 and INT8 add, and times by which it is larger at the end than at a place.
+    loss, loss8 = partialmethod(_loss, "low_bit"), partialmethod(_loss, "high_bit")
+    growth, growth8 = partialmethod(_growth, "low_bit"), partialmethod(_growth, "high_bit")
+    # Smallest and largest between two steps of the paper; the value is the last.
+    gap_span = partialmethod(_span, "low_bit", "gap_pct")
+    ppl_span = partialmethod(_span, "fp32", "ppl")
 
     def ppl4(self, place: int | str) -> Interval:
         """Absolute INT4 perplexity."""
         return self.ppl(place) * (1 + self.gap(place) / 100)
 
-    def growth(self, start: int | str = "best") -> Interval:
-        """Times by which the INT4 loss is larger at the end than at ``start``."""
-        return self.loss("end") / self.loss(start)
-
-    def growth8(self, start: int | str = "best") -> Interval:
-        """The same for INT8."""
-        return self.loss8("end") / self.loss8(start)
-
     def rate(self, first: int | str, last: int | str) -> Interval:
         """Growth of the INT4 loss between two places, in nats per 10,000 of the paper's steps."""
-        return (self.loss(last) - self.loss(first)) * (10_000 / self._distance(first, last))
+        return (self.loss(last) - self.loss(first)) * self._per_10_000(first, last)
 
     def log_rate(self, first: int | str, last: int | str) -> Interval:
         """Growth of the logarithm of the INT4 loss per 10,000 of the paper's steps."""
-        ratio = self.loss(last) / self.loss(first)
-        return log(ratio) * (10_000 / self._distance(first, last))
+        return log(self.loss(last) / self.loss(first)) * self._per_10_000(first, last)
+
+    def _per_10_000(self, first: int | str, last: int | str) -> float:
+        own = self._step(last) - self._step(first)
+        if own <= 0:
+            raise NotMeasured(f"checkpoints between {first} and {last}")
+        return 10_000 / (own * self.pythia["last"] / self._step("end"))
 
     def acceleration(self) -> Interval:
         """Times by which the INT4 loss grows faster after the best step than from 10,000 to it."""
@@ -287,21 +296,6 @@ class Evidence:
     def largest8(self) -> Interval:
         """Largest INT8 gap of all checkpoints."""
         return max(self.curve("high_bit", "gap_pct").values(), key=float)
-
-    def gap_span(self, first: int, last: int) -> Interval:
-        """Smallest and largest INT4 gap between two steps of the paper; the value is the last."""
-        return self._span(self.curve("low_bit", "gap_pct"), first, last)
-
-    def ppl_span(self, first: int, last: int) -> Interval:
-        """The same of FP32 perplexity."""
-        return self._span(self.curve("fp32", "ppl"), first, last)
-
-    def _span(self, curve: Mapping[int, Interval], first: int, last: int) -> Interval:
-        whole = self.pythia["last"] / self._step("end")
-        inside = [v for step, v in curve.items() if first <= step * whole <= last]
-        if not inside:
-            raise NotMeasured(f"checkpoints between steps {first:,} and {last:,}")
-        return Interval(float(inside[-1]), min(map(float, inside)), max(map(float, inside)))
 
     def onset_in_words(self) -> str:
         """Where the onset is, or that there is none."""
@@ -340,33 +334,26 @@ class Evidence:
         rates = np.array([schedule(s) for s in range(self.pythia["last"] + 1)])
         return int(np.argmin(np.diff(rates)))
 
+    def _pythia_schedule(self, kind: str) -> RunSchedule:
+        return read_schedule({**self.pythia, "schedule": kind}, self.pythia["last"])
+
     def published(self, model: str) -> pd.Series:
         """LAMBADA perplexity by step that the authors of Pythia published."""
         self.used.add("lambada")
         rows = self.lambada[self.lambada["model"] == model]
         return rows.set_index("step")["lambada_openai_ppl"].sort_index()
 
-    def _pythia_schedule(self, kind: str) -> RunSchedule:
-        return read_schedule({**self.pythia, "schedule": kind}, self.pythia["last"])
-
-    def _distance(self, first: int | str, last: int | str) -> float:
-        """Distance of two places in the paper's steps."""
-        own = self._step(last) - self._step(first)
-        if own <= 0:
-            raise NotMeasured(f"checkpoints between {first} and {last}")
-        return own * self.pythia["last"] / self._step("end")
-
 
 class Printed(Evidence):
-    """The paper's Tables 1 and 2; ranges are what rounding hides, or follow from the runs."""
+    """The paper's Tables 1 and 2; ranges are what rounding hides, or follow from the runs.
 
-    name, label = "paper", "the paper's printed tables"
+    Tables are read as text: the digits say how far a number was rounded.
+    """
 
     def __init__(self, pythia: Mapping, table1: pd.DataFrame, table2: pd.DataFrame,
                  lambada: pd.DataFrame | None = None) -> None:  # fmt: skip
-        super().__init__(pythia)
-        # Tables are read as text: the digits say how far a number was rounded.
-        self._table1, self._table2, self.lambada = table1, table2, lambada
+        super().__init__(pythia, lambada)
+        self._table1, self._table2 = table1, table2
 
     def cells(self, column: str, phase: int | None = None) -> list[str]:
         """A column of Table 1 as printed, of one phase or of all rows."""
@@ -374,49 +361,45 @@ class Printed(Evidence):
         t = self._table1
         return list(t[column] if phase is None else t.loc[t["phase"] == str(phase), column])
 
-    def _steps(self) -> list[int]:
-        return [int(step) for step in self.cells("step")]
+    def _by_step(self, column: str) -> dict[int, str]:
+        return dict(zip(map(int, self.cells("step")), self.cells(column), strict=True))
 
     def rows_that_fit(self, kind: str) -> list[int]:
         """Rows of Table 1 whose learning rate a formula gives, to the printed digit."""
-        rows = zip(self._steps(), self.cells("lr_pct"), strict=True)
-        return [step for step, lr in rows if meets(self.lr(step, kind), printed(lr))]
+        rates = self._by_step("lr_pct").items()
+        return [step for step, lr in rates if meets(self.lr(step, kind), printed(lr))]
 
     def excess(self) -> Interval:
-        """The loss at the end over the power law that fits it up to the best FP32 step."""
-        numbers = {name: [float(cell) for cell in self.cells(name)]
-                   for name in ("step", "fp32_ppl", "int4_gap_pct")}  # fmt: skip
-        found = printed_excess(pd.DataFrame(numbers), self.pythia["tokens_per_step"])
-        return Interval(found["excess"], found["excess_low"], found["excess_high"])
+        names = ("step", "fp32_ppl", "int4_gap_pct")
+        numbers = pd.DataFrame({name: map(float, self.cells(name)) for name in names})
+        found = printed_excess(numbers, self.pythia["tokens_per_step"])
+        return read_interval(found, "excess", "excess_low", "excess_high")
 
     def _step(self, place: int | str) -> int:
-        steps = self._steps()
+        steps = list(self._by_step("step"))
         if place in ("best", "end"):
             return steps[-1] if place == "end" else int(self.best())
         if place not in steps:
             raise NotMeasured(f"step {place:,} in Table 1")
         return int(place)
 
-    def at(self, role: str, column: str, place: int | str) -> Interval:
-        return self.curve(role, column)[self._step(place)]
+    def _own(self, role: str, column: str, step: int) -> Interval:
+        return self.curve(role, column)[step]
 
     def curve(self, role: str, column: str) -> dict[int, Interval]:
         name = {"fp32": "fp32_ppl", "low_bit": "int4_gap_pct", "high_bit": "int8_gap_pct"}[role]
-        cells = zip(self._steps(), self.cells(name), strict=True)
-        return {step: printed(cell) for step, cell in cells}
+        return {step: printed(cell) for step, cell in self._by_step(name).items()}
 
     def best(self) -> Interval:
         ppl = self.curve("fp32", "ppl")
         return self._between_neighbours(min(ppl, key=lambda s: float(ppl[s])))
 
-    def phases(self) -> object:
+    def phases(self) -> Phases:
         """The rule for convergence and onset, applied to the ten printed rows."""
         ppl = self.curve("fp32", "ppl")
-        steps = np.array(list(ppl))
+        delta = [float(self.loss(step)) for step in ppl]
         return find_phases(
-            steps,
-            np.log([float(v) for v in ppl.values()]),
-            np.array([float(self.loss(int(s))) for s in steps]),
+            np.array(list(ppl)), np.log([float(v) for v in ppl.values()]), np.array(delta)
         )
 
     def onset(self) -> Interval:
@@ -429,19 +412,19 @@ class Printed(Evidence):
         return self.onset() - self.best()
 
     def _between_neighbours(self, step: int) -> Interval:
-        steps = self._steps()
+        steps = list(self._by_step("step"))
         k = steps.index(step)
         return Interval(step, steps[max(k - 1, 0)], steps[min(k + 1, len(steps) - 1)])
-
-    def arm(self, kind: str, probes: str = "all") -> tuple[float, float, int]:
-        """Mean, deviation and number of runs of a row of Table 2."""
-        row = self._arm(kind, probes)
-        return float(row["mean_gap_pct"]), float(row["sd_gap_pct"]), self.pythia["fork"]["seeds"]
 
     def _arm(self, kind: str, probes: str) -> pd.Series:
         self.used.add("table2")
         t = self._table2
         return t[(t["schedule"] == kind) & (t["probes"] == probes)].iloc[0]
+
+    def arm(self, kind: str, probes: str = "all") -> tuple[float, float, int]:
+        """Mean, deviation and number of runs of a row of Table 2."""
+        row = self._arm(kind, probes)
+        return float(row["mean_gap_pct"]), float(row["sd_gap_pct"]), self.pythia["fork"]["seeds"]
 
     def final(self, kind: str, probes: str = "all", column: str = "gap_pct") -> Interval:
         if column != "gap_pct":
@@ -463,6 +446,12 @@ class Printed(Evidence):
         return welch(self.arm(kind, probes), self.arm("cosine"))[1]
 
 
+def _last_probes(table: pd.DataFrame, role: str) -> pd.DataFrame:
+    """The last probe of each run of a table of forks, of one role."""
+    rows = table[table["role"] == role]
+    return rows[rows["step"] == rows.groupby(["schedule", "seed"])["step"].transform("max")]
+
+
 class Measured(Evidence):
     """The measurements of one suite; ranges are the 95 % intervals of its files.
 
@@ -473,11 +462,10 @@ class Measured(Evidence):
     """
 
     def __init__(self, pythia: Mapping, paper: Printed, settings: Mapping, files: Mapping) -> None:
-        super().__init__(pythia)
+        super().__init__(pythia, paper.lambada)
         self.paper, self.settings, self._files = paper, settings, files
-        self.lambada = paper.lambada
-        self.name, self.label = settings["name"], settings["label"]
         self.is_paper_model = settings["is_paper_model"]
+        self._scale = pythia["last"] / settings["last"]  # of the paper's steps to the suite's
 
     def file(self, name: str) -> object:
         """A measurement by its name; ``NotMeasured`` where the suite has none."""
@@ -494,21 +482,16 @@ class Measured(Evidence):
         return spacing * max(1, nearest) if place else 0
 
     def excess(self) -> Interval:
-        """The same from scaling_law.json."""
         found = self.file("scaling_law")
         if "reason" in found:
             raise NotMeasured(found["reason"])
-        return Interval(found["excess"], found["excess_low"], found["excess_high"])
+        return read_interval(found, "excess", "excess_low", "excess_high")
 
     def _rows(self, role: str) -> pd.DataFrame:
         audit = self.file("audit")
         return audit[audit["role"] == role].set_index("step").sort_index()
 
-    def at(self, role: str, column: str, place: int | str) -> Interval:
-        return self._own(role, column, self._step(place))
-
     def _own(self, role: str, column: str, step: int) -> Interval:
-        """One value of the audit by the suite's own step."""
         rows = self._rows(role)
         if step not in rows.index:
             table = self._files.get("suite_table")
@@ -524,29 +507,22 @@ class Measured(Evidence):
 
     @staticmethod
     def _cell(row: pd.Series, column: str) -> Interval:
-        ends = ("gap_low_pct", "gap_high_pct") if column == "gap_pct" else (column, column)
-        return Interval(*(float(row[name]) for name in (column, *ends)))
+        if column != "gap_pct":
+            return interval(row[column])
+        return read_interval(row, "gap_pct", "gap_low_pct", "gap_high_pct")
 
     def best(self) -> Interval:
-        return self._place(self.file("phases")["convergence"], "step")
+        return read_interval(self.file("phases")["convergence"], "step", "step_low", "step_high")
 
     def onset(self) -> Interval:
         onset = self.file("phases")["onset"]
         if onset["step"] is None:
             raise NotFound(f"no onset found: {onset['reason']}")
-        return self._place(onset, "step")
+        return read_interval(onset, "step", "step_low", "step_high")
 
     def lag(self) -> Interval:
         self.onset()
-        found = self.file("phases")
-        scale = self.pythia["last"] / self.settings["last"]
-        return scale * self._place({**found, "lag": found["lag_steps"]}, "lag")
-
-    @staticmethod
-    def _place(found: Mapping, name: str) -> Interval:
-        """A step with its ends; without them where no resample had one."""
-        ends = [found[name], found[f"{name}_low"], found[f"{name}_high"]]
-        return Interval(*(float(ends[0] if end is None else end) for end in ends))
+        return self._scale * read_interval(self.file("phases"), "lag_steps", "lag_low", "lag_high")
 
     def worst_error(self, column: str, steps: tuple[int, ...] | None = None) -> float:
         """Largest distance from a column of Table 1, in percent of the printed value."""
@@ -555,10 +531,8 @@ class Measured(Evidence):
             "int8_gap_pct": ("high_bit", "gap_pct"),
         }[column]  # fmt: skip
         cells = self.paper.curve(role, measured)
-        return max(
-            100 * abs(float(self.at(role, measured, step)) / float(cells[step]) - 1)
-            for step in steps or cells
-        )
+        ratios = [float(self.at(role, measured, s)) / float(cells[s]) for s in steps or cells]
+        return max(100 * abs(ratio - 1) for ratio in ratios)
 
     # Forks.
 
@@ -582,8 +556,7 @@ class Measured(Evidence):
 
     def by_run(self, kind: str, probes: str = "all", column: str = "gap_pct") -> pd.Series:
         """Value of each run's last probe; ``ppl`` is FP32's, ``ppl4`` the low-bit model's."""
-        role = "fp32" if column == "ppl" else "low_bit"
-        rows = self.probes(kind, probes, role)
+        rows = self.probes(kind, probes, "fp32" if column == "ppl" else "low_bit")
         return rows.groupby("seed")["ppl" if column == "ppl4" else column].last()
 
     def final(self, kind: str, probes: str = "all", column: str = "gap_pct") -> Interval:
@@ -598,27 +571,28 @@ class Measured(Evidence):
         )
         if rows.empty:
             raise NotMeasured(f"Welch t, {comparison}, {measure}_gap_pct in statistics.csv")
-        row = rows.iloc[0]
-        return Interval(row["difference"], row["interval_low"], row["interval_high"])
+        return Interval(*rows.iloc[0][["difference", "interval_low", "interval_high"]])
 
     def wins(self, kind: str, probes: str = "all") -> int:
         """Pairs of runs in which a kind of fork ends with the smaller gap."""
-        pair = self.by_run(kind, probes).to_numpy()[:, None], self.by_run("cosine").to_numpy()
-        return int((pair[0] < pair[1]).sum())
+        own, cosine = self.by_run(kind, probes), self.by_run("cosine")
+        return int((own.to_numpy()[:, None] < cosine.to_numpy()).sum())
+
+    def _cool_and_cosine(self, role: str, column: str) -> list[pd.Series]:
+        """Averages by run over OLI's cool probes, and over cosine's at the same steps."""
+        cool, cosine = self.probes("oli", "cool", role), self.probes("cosine", "all", role)
+        cosine = cosine[cosine["step"].isin(cool["step"])]
+        return [rows.groupby("seed")[column].mean() for rows in (cool, cosine)]
 
     def smallest_improvement(self) -> float:
         """Smallest over runs of how far OLI's cool average lies below cosine's, in points."""
-        return float(self._cool_minus_cosine("low_bit", "gap_pct").mul(-1).min())
+        cool, cosine = self._cool_and_cosine("low_bit", "gap_pct")
+        return float((cosine - cool).min())
 
     def unrecovered(self) -> Interval:
         """FP32 perplexity of cool probes over cosine's at the same steps, percent above it."""
-        return interval_of_mean(100 * self._cool_minus_cosine("fp32", "ppl", ratio=True))
-
-    def _cool_minus_cosine(self, role: str, column: str, *, ratio: bool = False) -> pd.Series:
-        cool, cosine = self.probes("oli", "cool", role), self.probes("cosine", "all", role)
-        cosine = cosine[cosine["step"].isin(cool["step"])]
-        a, b = (rows.groupby("seed")[column].mean() for rows in (cool, cosine))
-        return (a / b - 1 if ratio else a - b).dropna()
+        cool, cosine = self._cool_and_cosine("fp32", "ppl")
+        return interval_of_mean(100 * (cool / cosine - 1).dropna())
 
     def end_rates(self) -> str:
         """Learning rate of each kind of fork at its last probe, in percent of the maximum."""
@@ -643,13 +617,12 @@ class Measured(Evidence):
         The first value, the peak, the last value, and the place of the peak (five times its
         relative distance). One definition has to fit all four.
         """
-        wanted, errors = [float(x) for x in (first, peak, last)], []
+        wanted, errors = np.array([float(x) for x in (first, peak, last)]), []
         for name in ("mean_over_tensors", "pooled", "largest"):
             curve = self.kurtosis(name)
-            found = [curve.iloc[0], curve.max(), curve.iloc[-1]]
-            off = [abs(a / b - 1) for a, b in zip(found, wanted, strict=True)]
-            step = curve.idxmax() * self.pythia["last"] / self.settings["last"]
-            errors.append(100 * max(*off, 5 * abs(step / float(place) - 1)))
+            off = np.abs(np.array([curve.iloc[0], curve.max(), curve.iloc[-1]]) / wanted - 1)
+            of_place = abs(curve.idxmax() * self._scale / float(place) - 1)
+            errors.append(100 * max(*off, 5 * of_place))
         return min(errors)
 
     def kurtosis_correlation(self, *, detrended: bool = False) -> Interval:
@@ -663,9 +636,9 @@ class Measured(Evidence):
         both = pd.concat([self.kurtosis(), gap], axis=1, join="inner").loc[start:]
         if len(both) < 5 or (both.nunique() < 2).any():
             raise NotMeasured("five different checkpoints after the best FP32 step")
-        x, y = (both[c].to_numpy(float) for c in both)
-        found = correlate(*map(signal.detrend, (x, y))) if detrended else correlate(x, y)
-        return Interval(found["value"], found["interval_low"], found["interval_high"])
+        series = both.to_numpy(float).T
+        found = hypothesis_tests.correlate(*(signal.detrend(series) if detrended else series))
+        return read_interval(found, "value", "interval_low", "interval_high")
 
     # Beyond the paper.
 
@@ -674,9 +647,7 @@ class Measured(Evidence):
         rows = self.file("mechanism").set_index("finding")
         if name not in rows.index:
             raise NotMeasured(f"{name} in mechanism/findings.csv")
-        row = rows.loc[name]
-        ends = [row["value"] if pd.isna(row[end]) else row[end] for end in ("low", "high")]
-        return Interval(float(row["value"]), *map(float, ends))
+        return read_interval(rows.loc[name], "value", "low", "high")
 
     def pilot(self, column: str | None = None) -> Interval:
         """FP32 perplexity of the pilot over that of its fork point, or an effect on its log.
@@ -685,20 +656,17 @@ class Measured(Evidence):
         against rewarmed moments, both at the largest update; differences of means per run,
         as ratios of the perplexity.
         """
-        table = self.file("pilot")
-        ends = table[(table["role"] == "fp32")]
-        ends = ends[ends["step"] == ends.groupby(["schedule", "seed"])["step"].transform("max")]
+        ends = _last_probes(self.file("pilot"), "fp32")
         tokens = ends["length"] * ends["batch_size"]
         if column is None:
             small = ends[tokens == tokens.min()]
             before = self._own("fp32", "ppl", int(small["fork_step"].iloc[0]))
             return interval_of_mean(small["ppl"] / float(before))
         ends = ends[(tokens == tokens.max()) & ends["optimizer_state"].isin(["fresh", "rewarmed"])]
-        levels = sorted(ends[column].unique())
-        if len(levels) != 2:
-            raise NotMeasured(f"two kinds of {column} in pilot.csv")
         means = np.log(ends["ppl"]).groupby([ends["seed"], ends[column]]).mean().unstack()
-        return interval_of_mean(means[levels[0]] - means[levels[1]]).map(math.exp)
+        if means.shape[1] != 2:
+            raise NotMeasured(f"two kinds of {column} in pilot.csv")
+        return interval_of_mean(means.iloc[:, 0] - means.iloc[:, 1]).map(math.exp)
 
     def calibrated(self, reading: str | None = None) -> float:
         """Amplitude that a calibration rule gives at the fork point."""
@@ -707,21 +675,15 @@ class Measured(Evidence):
 
     def amplitude_share(self) -> float:
         """Percent of the variance between amplitudes and cadences that amplitude carries."""
-        table = self.file("amplitudes")
-        ends = table[table["role"] == "low_bit"]
-        ends = ends[ends["step"] == ends.groupby(["schedule", "seed"])["step"].transform("max")]
-        cells = ends.pivot_table(index="amplitude", columns="period", values="gap_pct")
-        if min(cells.shape) < 2 or cells.isna().to_numpy().any():
+        ends = _last_probes(self.file("amplitudes"), "low_bit")
+        cells = ends.pivot_table(index="amplitude", columns="period", values="gap_pct").to_numpy()
+        if min(cells.shape) < 2 or np.isnan(cells).any():
             raise NotMeasured("every amplitude at two cadences in amplitudes.csv")
-        values = cells.to_numpy()
-        rows = values.mean(axis=1) - values.mean()
-        between = values.shape[1] * (rows**2).sum()
-        return float(100 * between / ((values - values.mean()) ** 2).sum())
+        return float(100 * cells.mean(axis=1).var() / cells.var())
 
     def average_gain(self) -> float:
         """Smallest INT4 perplexity of averages of checkpoints over that of the last one of them."""
-        rows = self.file("rivals")
-        rows = rows[(rows["role"] == "low_bit")]
+        rows = self.file("rivals").query("role == 'low_bit'")
         averages, alone = rows[rows["group"] == "average"], rows[rows["schedule"] == "cosine"]
         if averages.empty or alone.empty:
             raise NotMeasured("averages in rivals.csv")

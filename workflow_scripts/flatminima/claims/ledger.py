@@ -9,8 +9,9 @@ so with its reason.
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -153,15 +154,8 @@ class Ledger:
     @cached_property
     def successors(self) -> dict[str, str]:
         """Every id that was ever used, and the row that holds it now."""
-        found = {row.id: row.id for row in self.rows}
-        for row in self.rows:
-            for old in row.merges:
-                if old in found:
-                    raise ConfigError(
-                        f"claims.yaml: {old} is in two rows, {found[old]} and {row.id}"
-                    )
-                found[old] = row.id
-        return found
+        pairs = [(row.id, row.id) for row in self.rows]
+        return dict(pairs + [(old, row.id) for row in self.rows for old in row.merges])
 
 
 def flat(text: str) -> str:
@@ -184,61 +178,55 @@ def read_ledger(path: str | Path, excerpts: str | Path) -> Ledger:
     """Read ``claims.yaml``; raises ``ConfigError`` with one line for a row that is not valid.
 
     Every quotation must stand in the excerpts under its section, and every number of a row
-    in one of its quotations.
+    in one of its quotations; an id, of now or of before, leads to one row.
     """
     text = Path(path).read_text(encoding="utf-8")
     data, passages = yaml.safe_load(text), read_excerpts(excerpts)
     starts = (re.match(r"- id: (\w+)", line) for line in text.splitlines())
     lines = {found[1]: n for n, found in enumerate(starts, 1) if found}
     rows = tuple(_row(entry, passages, lines, data["themes"]) for entry in data["rows"])
-    ids = [row.id for row in rows]
-    if repeated := {name for name in ids if ids.count(name) > 1}:
-        raise ConfigError(f"{path}: {', '.join(sorted(repeated))} occurs twice; ids are unique")
+    ids = Counter(name for row in rows for name in (row.id, *row.merges))
+    if repeated := [name for name, count in ids.items() if count > 1]:
+        raise ConfigError(f"{path}: {', '.join(repeated)} occurs twice; ids are unique")
     head = {key: data[key] for key in ("themes", "pythia", "provenance")}
     return Ledger(rows, changes=tuple(data["changes"]), **head)
 
 
 def _row(entry: dict, passages: list[Quotation], lines: Mapping, themes: Mapping) -> Row:
-    name = entry["id"]
+    where = f"claims.yaml, {entry['id']}"
+
+    def known(word: str, words: Iterable[str], place: str = "") -> None:
+        if word not in words:
+            raise ConfigError(f"{where}{place}: {suggest(word, words)}")
+
     for key in entry:
-        _known(key, Row.__dataclass_fields__, name)
-    _known(entry["theme"], themes, name)
-    quotes = [_quotation(quote, passages, name) for quote in entry.get("quotes", ())]
-    numbers = {key: str(value) for key, value in entry.get("numbers", {}).items()}
-    for key, value in numbers.items():
-        shown = re.split(r"[±=]", value)[0].strip()
+        known(key, Row.__dataclass_fields__)
+    known(entry["theme"], themes)
+    quotes, numbers = [], {}
+    for quote in entry.get("quotes", ()):
+        section, _, text = quote.partition(": ")
+        found = [p for p in passages if p.section == section and flat(text) in p.text]
+        if not found:
+            raise ConfigError(f"{where}: not in the excerpts under {section}: {text!r}")
+        quotes.append(replace(found[0], text=flat(text)))
+    for key, value in entry.get("numbers", {}).items():
+        shown = re.split(r"[±=]", str(value))[0].strip()
         pattern = rf"(?<![\d.,]){re.escape(shown)}(?![\d]|[.,]\d)"
         if not any(re.search(pattern, quote.text) for quote in quotes):
-            raise ConfigError(f"claims.yaml, {name}: no quotation prints {key} = {shown}")
+            raise ConfigError(f"{where}: no quotation prints {key} = {shown}")
+        numbers[key] = printed(str(value))
     for question in QUESTIONS:
         given = entry.get(question, {})
-        answer = given.get("judgement", given.get("otherwise"))
-        if answer is not None:
-            _known(answer, ANSWERS[question], f"{name}, {question}")
+        if answer := given.get("judgement", given.get("otherwise")):
+            known(answer, ANSWERS[question], f", {question}")
         if "judgement" in given and not given.get("because"):
-            raise ConfigError(f"claims.yaml, {name}, {question}: a judgement needs a reason")
-    made = {
-        "quotes": tuple(quotes), "merges": tuple(entry.get("merges", ())), "line": lines[name],
-        "numbers": {key: printed(value) for key, value in numbers.items()},
-    }  # fmt: skip
-    return Row(**{**entry, **made})
-
-
-def _known(word: str, words: Iterable[str], where: str) -> None:
-    if word not in words:
-        raise ConfigError(f"claims.yaml, {where}: {suggest(word, words)}")
-
-
-def _quotation(quote: str, passages: list[Quotation], name: str) -> Quotation:
-    section, _, text = quote.partition(": ")
-    for passage in passages:
-        if passage.section == section and flat(text) in passage.text:
-            return Quotation(section, flat(text), passage.line)
-    raise ConfigError(f"claims.yaml, {name}: not in the excerpts under {section}: {text!r}")
+            raise ConfigError(f"{where}, {question}: a judgement needs a reason")
+    made = {"quotes": tuple(quotes), "numbers": numbers, "line": lines[entry["id"]]}
+    return Row(**{**entry, "merges": tuple(entry.get("merges", ())), **made})
 
 
 class Scope:
-    """What an expression of a row may use: numbers of the row, accessors and functions."""
+    """A row's expressions on one kind of evidence: over its numbers, accessors and functions."""
 
     def __init__(self, row: Row, evidence: Evidence) -> None:
         names = {n: getattr(evidence, n) for n in dir(evidence) if not n.startswith("_")}
@@ -264,6 +252,22 @@ class Scope:
 
         return flat(_FIELD.sub(fill, template))
 
+    def bound(self) -> tuple[float, float]:
+        """What would count as replication; without an end on one side, infinity."""
+        low, high = map(self.value, self.row.measured["bound"])
+        return -math.inf if low is None else float(low), math.inf if high is None else float(high)
+
+    def drawn(self, side: str) -> Interval | None:
+        """The statistic of a row in the opening figure, where it can be computed."""
+        forest = self.row.forest
+        if not forest:
+            return None
+        expression = forest.get(side) or forest.get("value") or self.row.measured["value"]
+        try:
+            return None if expression == "none" else interval(self.value(expression))
+        except (NotFound, NotMeasured):
+            return None
+
 
 def judge(ledger: Ledger, paper: Printed, suite: Measured | None = None) -> list[Judged]:
     """Every row of the ledger on the printed numbers and, where there is one, on a suite."""
@@ -273,20 +277,28 @@ def judge(ledger: Ledger, paper: Printed, suite: Measured | None = None) -> list
 def judge_row(row: Row, paper: Printed, suite: Measured | None = None) -> Judged:
     """Ask the four questions of one row, and compute what is shown beside them."""
     own, scope = Scope(row, suite) if suite else None, Scope(row, paper)
+    another = own and not suite.is_paper_model
     for evidence in filter(None, (paper, suite)):
         evidence.used.clear()
-    arithmetic, found = scope.text(row.arithmetic), scope.text(row.found)
-    answers = {q: _answer(q, getattr(row, q), scope) for q in ("self", "sources", "design")}
-    answers["measured"] = _measured(row, scope, own if suite and suite.is_paper_model else None)
-    effect = _drawn(row, scope, "paper")
-    value = _drawn(row, own, "suite") if own else None
-    analogue = "" if suite is None or suite.is_paper_model else _analogue(row, scope, own)
-    read = [*sorted(suite.used if suite else ()), *sorted(paper.used)]
+    answers = {q: _answer(q, getattr(row, q), scope) for q in QUESTIONS if q != "measured"}
+    answers["measured"] = _measured(scope, None if another else own)
+    bound = None
+    if "bound" in row.forest:
+        bound = tuple(float(scope.value(end)) for end in row.forest["bound"])
+    elif "value" not in row.forest and "bound" in row.measured:  # in the unit of the axis
+        bound = scope.bound()
     return Judged(
-        row, {q: answers[q] for q in QUESTIONS}, arithmetic, found,
-        _criterion(row, scope), analogue, _drawn_bound(row, scope),
-        effect, value, tuple(read),
-    )  # fmt: skip
+        row,
+        answers={question: answers[question] for question in QUESTIONS},
+        arithmetic=scope.text(row.arithmetic),
+        found=scope.text(row.found),
+        criterion=_criterion(scope),
+        analogue=_analogue(scope, own) if another else "",
+        bound=bound,
+        effect=scope.drawn("paper"),
+        own=own.drawn("suite") if own else None,
+        files=(*sorted(suite.used if suite else ()), *sorted(paper.used)),
+    )
 
 
 def _answer(question: str, asked: Mapping, scope: Scope) -> Answer:
@@ -301,11 +313,6 @@ def _answer(question: str, asked: Mapping, scope: Scope) -> Answer:
     return Answer(text, asked["holds"], because)
 
 
-def _bound(row: Row, scope: Scope) -> tuple[float, float]:
-    low, high = (scope.value(end) for end in row.measured["bound"])
-    return -math.inf if low is None else float(low), math.inf if high is None else float(high)
-
-
 def within(value: object, low: float, high: float) -> str:
     """Where an interval lies: inside a bound, outside it, or across one of its ends."""
     found = interval(value)
@@ -314,77 +321,56 @@ def within(value: object, low: float, high: float) -> str:
     return NOT_REPLICATED if found.high < low or found.low > high else INCONCLUSIVE
 
 
-def _measured(row: Row, scope: Scope, own: Scope | None) -> Answer:
-    asked = row.measured
+def _measured(scope: Scope, own: Scope | None) -> Answer:
+    """The answer of a suite of the paper's model, or the command that would give one."""
+    asked = scope.row.measured
     if not asked:
         return Answer()
     if "never" in asked:
         return Answer(NOT_MEASURED, "judgement", asked["never"])
+    page = "claims.html" if set(BEYOND).isdisjoint(asked["needs"]) else "claims_extended.html"
+    command = f"`snakemake --cores all results/pythia-160m/{page}`"
     if own is None:
-        return Answer(NOT_MEASURED, asked["value"], _command(asked["needs"]))
+        return Answer(NOT_MEASURED, asked["value"], command)
     rule = f"{asked['value']} in {asked['bound']}"
     try:
         value = own.value(asked["value"])
     except NotMeasured as lacking:
-        return Answer(NOT_MEASURED, rule, f"{lacking} is missing; {_command(asked['needs'])}")
+        return Answer(NOT_MEASURED, rule, f"{lacking} is missing; {command}")
     except NotFound as absent:
         return Answer(NOT_REPLICATED, rule, str(absent))
     shown = f"{interval(value):{asked.get('format', '.2f')}} {asked['unit']}".strip()
-    return Answer(within(value, *_bound(row, scope)), rule, shown)
+    return Answer(within(value, *scope.bound()), rule, shown)
 
 
-def _command(needs: list[str]) -> str:
-    """The command that measures what a row needs on Pythia-160m."""
-    beyond = not set(BEYOND).isdisjoint(needs)
-    files = ["claims_extended.html"] if beyond else ["claims.html"]
-    return "`snakemake --cores all " + " ".join(f"results/pythia-160m/{f}" for f in files) + "`"
-
-
-def _criterion(row: Row, scope: Scope) -> str:
-    asked = row.measured
+def _criterion(scope: Scope) -> str:
+    asked = scope.row.measured
     if "bound" not in asked:
         return flat(asked.get("criterion", asked.get("never", "")))
-    low, high = _bound(row, scope)
-    ends = [f"{x:{asked.get('format', '.2f')}}" for x in (low, high)]
-    span = f"within {ends[0]} to {ends[1]}"
-    if math.isinf(low) or math.isinf(high):
-        span = f"not above {ends[1]}" if math.isinf(low) else f"not below {ends[0]}"
+    ends = scope.bound()
+    low, high = (f"{x:{asked.get('format', '.2f')}}" for x in ends)
+    span = f"within {low} to {high}"
+    if math.inf in map(abs, ends):
+        span = f"not below {low}" if math.isinf(ends[1]) else f"not above {high}"
     why = f" ({scope.text(asked['criterion'])})" if "criterion" in asked else ""
     return f"{asked['what']}: 95 % interval {span} {asked['unit']}".rstrip() + why
 
 
-def _analogue(row: Row, scope: Scope, own: Scope) -> str:
+def _analogue(scope: Scope, own: Scope) -> str:
     """The suite's own value in one line; empty where it says nothing.
 
     Where the bound means the same for any run (``alike``) it is applied as well.
     """
+    row = scope.row
     if not row.analogue:
         return ""
     try:
         text = own.text(row.analogue)
         if not row.measured.get("alike"):
             return text
-        answer = within(own.value(row.measured["value"]), *_bound(row, scope))
+        answer = within(own.value(row.measured["value"]), *scope.bound())
     except NotFound as absent:
         text, answer = str(absent), NOT_REPLICATED
     except NotMeasured:
         return ""
     return f"{text}; by the same bound {ALIKE[answer]}"
-
-
-def _drawn(row: Row, scope: Scope, side: str) -> Interval | None:
-    """The statistic of a row in the opening figure, where it can be computed."""
-    if not row.forest:
-        return None
-    expression = row.forest.get(side) or row.forest.get("value") or row.measured["value"]
-    try:
-        return None if expression == "none" else interval(scope.value(expression))
-    except (NotFound, NotMeasured):
-        return None
-
-
-def _drawn_bound(row: Row, scope: Scope) -> tuple[float, float] | None:
-    """The bound on the axis of the figure; none where it is drawn in another unit."""
-    if "bound" in row.forest:
-        return tuple(float(scope.value(end)) for end in row.forest["bound"])
-    return None if "value" in row.forest or "bound" not in row.measured else _bound(row, scope)

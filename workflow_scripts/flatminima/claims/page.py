@@ -64,11 +64,8 @@ def links(j: Judged, paths: Mapping[str, str], folder: Path) -> list[tuple[str, 
     found = [(f"{q.section}, excerpts.yaml", "excerpts", f"#L{q.line}") for q in j.row.quotes]
     found += [(Path(paths[name]).name, name, "") for name in j.files if name in paths]
     found += [("its row in claims.yaml", "claims", f"#L{j.row.line}")]
-    shown = {
-        (text, Path(os.path.relpath(paths[name], folder)).as_posix() + line): None
-        for text, name, line in found
-    }
-    return list(shown)
+    relative = [(text, os.path.relpath(paths[name], folder) + line) for text, name, line in found]
+    return list(dict.fromkeys(relative))
 
 
 def record(j: Judged, paths: Mapping[str, str], folder: Path) -> dict[str, str]:
@@ -93,27 +90,22 @@ def record(j: Judged, paths: Mapping[str, str], folder: Path) -> dict[str, str]:
 def axis(j: Judged) -> dict:
     """Places, in percent of the width, of both effects and of the bound on a row's own axis."""
     forest = j.row.forest
-    (low, high), log = forest["axis"], forest.get("log", False)
+    (low, high), scale = forest["axis"], math.log if forest.get("log") else float
 
     def place(x: float) -> float:
-        if log:
-            x = low if x <= 0 else x
-            share = math.log(x / low) / math.log(high / low)
-        else:
-            share = (x - low) / (high - low)
-        return round(100 * min(max(share, 0.0), 1.0), 2)
+        at = scale(min(max(x, low), high))
+        return round(100 * (at - scale(low)) / (scale(high) - scale(low)), 2)
 
     def mark(effect: Interval | None) -> dict | None:
         if effect is None or math.isnan(float(effect)):
             return None
-        ends = [place(end) for end in (effect.value, effect.low, effect.high)]
-        return {"at": ends[0], "low": ends[1], "high": ends[2],
+        return {"at": place(effect.value), "low": place(effect.low), "high": place(effect.high),
                 "text": f"{effect:{forest.get('format', '.2f')}}"}  # fmt: skip
 
-    neutral = 1.0 if log else 0.0
-    bound = [place(end) for end in j.bound] if j.bound else None
+    neutral = 1.0 if forest.get("log") else 0.0
     return {"label": forest["label"], "paper": mark(j.effect), "own": mark(j.own), "id": j.row.id,
-            "bound": bound, "low": f"{low:g}", "high": f"{high:g}",
+            "bound": [place(end) for end in j.bound] if j.bound else None,
+            "low": f"{low:g}", "high": f"{high:g}",
             "zero": place(neutral) if low < neutral < high else None}  # fmt: skip
 
 
@@ -154,26 +146,20 @@ def write(ledger: Ledger, judged: Sequence[Judged], suite: Mapping | None,
     """
     path = Path(output)
     records = [record(j, paths, path.parent) for j in judged]
+    if path.suffix == ".csv":
+        text = pd.DataFrame(records).to_csv(index=False, lineterminator="\n")
+    elif path.suffix == ".json":
+        if path.stem not in ledger.successors:
+            raise UserError(f"no claim '{path.stem}'; ids are {', '.join(ledger.successors)}")
+        successor = ledger.successors[path.stem]
+        moved = {"asked_for": path.stem, "successor": successor}
+        [found] = [r for r in records if r["id"] == successor]
+        found = found if successor == path.stem else moved | found
+        text = json.dumps(found, ensure_ascii=False, indent=2) + "\n"
+    else:
+        jinja = Environment(undefined=StrictUndefined, autoescape=path.suffix == ".html")
+        page = Path(paths[f"page_{path.suffix[1:]}"]).read_text(encoding="utf-8")
+        shown = context(ledger, judged, suite, paths, path.parent)
+        text = jinja.from_string(page).render(shown) + "\n"
     with atomic_path(path) as partial:
-        if path.suffix == ".csv":
-            pd.DataFrame(records).to_csv(partial, index=False, lineterminator="\n")
-        elif path.suffix == ".json":
-            partial.write_text(_one(ledger, records, path.stem), encoding="utf-8")
-        elif path.suffix in (".md", ".html"):
-            jinja = Environment(undefined=StrictUndefined, autoescape=path.suffix == ".html")
-            page = Path(paths[f"page_{path.suffix[1:]}"]).read_text(encoding="utf-8")
-            text = jinja.from_string(page).render(
-                **context(ledger, judged, suite, paths, path.parent)
-            )
-            partial.write_text(text + "\n", encoding="utf-8")
-        else:
-            raise UserError(f"{output}: the ledger is written as .csv, .md, .html or .json")
-
-
-def _one(ledger: Ledger, records: Sequence[Mapping], name: str) -> str:
-    if name not in ledger.successors:
-        raise UserError(f"no claim '{name}'; ids are {', '.join(ledger.successors)}")
-    successor = ledger.successors[name]
-    [found] = [r for r in records if r["id"] == successor]
-    asked = {} if successor == name else {"asked_for": name, "successor": successor}
-    return json.dumps({**asked, **found}, ensure_ascii=False, indent=2) + "\n"
+        partial.write_text(text, encoding="utf-8")

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from flatminima.intervals import CONFIDENCE, FEWEST_PROBES, stationary_bootstrap
+from flatminima.intervals import FEWEST_PROBES, stationary_bootstrap, t_interval
 
 COLUMNS = ["finding", "value", "low", "high", "n", "unit", "about"]
 RESAMPLES = 2_000
@@ -60,12 +60,10 @@ def exact(value: float, n: int, unit: str) -> Value:
 def mean_of(values: np.ndarray, unit: str) -> Value:
     """Mean with Student's t interval; units that are independent."""
     values = np.asarray(values, dtype=float)
-    mean, error = values.mean(), stats.sem(values) if len(values) > 1 else np.nan
-    if not error > 0:
-        return exact(mean, len(values), unit)
-    return Value(
-        mean, *stats.t.interval(CONFIDENCE, len(values) - 1, mean, error), len(values), unit
-    )
+    mean, count = values.mean(), len(values)
+    if count < 2:
+        return exact(mean, count, unit)
+    return Value(mean, *t_interval(mean, stats.sem(values), count - 1), count, unit)
 
 
 def mean_of_series(values: np.ndarray, unit: str, value: float | None = None) -> Value:

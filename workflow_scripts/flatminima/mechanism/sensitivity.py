@@ -23,7 +23,7 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 from torch.func import functional_call
 
-from flatminima.intervals import CONFIDENCE
+from flatminima.intervals import t_interval
 from flatminima.mechanism.visits import Visit, mean_interval
 from flatminima.quantizer_specs import AffineQuantizer
 from flatminima.quantizers import fake_quantize, grid_steps
@@ -223,8 +223,7 @@ def trace(surface: LossSurface, *, draws: int, seed: int) -> Estimate:
         signs = surface.unflatten(rng.choice(np.float32([-1.0, 1.0]), surface.size))
         values.append(sum(inner(signs, surface.product(signs)).values()))
     mean, error = float(np.mean(values)), float(stats.sem(values))
-    low, high = stats.t.interval(CONFIDENCE, draws - 1, mean, error) if error else (mean, mean)
-    return mean, float(low), float(high), draws
+    return mean, *t_interval(mean, error, draws - 1), draws
 
 
 def curvature_row(surface: LossSurface, *, step: int, draws: int, resamples: int) -> dict:
