@@ -12,8 +12,8 @@ def main(*, weights: list, steps: list, tokens_per_step: int | None, table: str,
     revisions = list(zip(steps, weights, strict=True))
     for step, path in progress(revisions, "describing"):
         prints.append(fingerprint_checkpoint(step, path))
-        rows.append(describe_checkpoint(step, path, {}, prints[-1], tokens_per_step))
-    write_rows([revision_table(rows)], table)
+        rows.append(describe_checkpoint(step, path, {}, prints[-1]))
+    write_rows([revision_table(rows, tokens_per_step)], table)
     write_rows(prints, fingerprints)
     log(f"{len(rows)} revisions, {sum(row['bytes'] for row in rows) / 1e6:,.1f} MB")
 

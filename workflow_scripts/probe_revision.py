@@ -7,9 +7,9 @@ from flatminima.files import write_json, write_rows
 from flatminima.hub import WEIGHTS_FILE, RevisionMissing, download_checkpoint
 from flatminima.jobs import log, progress, run
 from flatminima.kurtosis import kurtosis_of_checkpoint
+from flatminima.missing import MISSING
 from flatminima.revisions import (
     describe_checkpoint,
-    describe_missing,
     fingerprint_checkpoint,
     revision_table,
 )
@@ -34,15 +34,16 @@ def main(*, repo: str, branches: dict, validation: str, probe: dict, layers: str
                 origin = download_checkpoint(repo, branch, folder)
             except RevisionMissing as error:
                 log(f"step {step} is missing: {error.reason}")
-                rows.append(describe_missing(step, branch, error.reason, tokens_per_step))
+                rows.append({"step": step, "status": MISSING, "reason": error.reason,
+                             "revision": branch})  # fmt: skip
                 continue
             prints.append(fingerprint_checkpoint(step, weights))
-            rows.append(describe_checkpoint(step, weights, origin, prints[-1], tokens_per_step))
+            rows.append(describe_checkpoint(step, weights, origin, prints[-1]))
             kurtosis.append(kurtosis_of_checkpoint(step, weights, layers))
             scores += prober.checkpoint(folder, step)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    write_rows([revision_table(rows)], outputs["revisions"])
+    write_rows([revision_table(rows, tokens_per_step)], outputs["revisions"])
     write_rows(prints, outputs["fingerprints"])
     write_rows(kurtosis, outputs["kurtosis"])
     write_rows(scores, outputs["sequences"])

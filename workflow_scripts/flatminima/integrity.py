@@ -22,7 +22,7 @@ that lie close to each other is named in none, and is sure whatever the number
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -212,53 +212,24 @@ def out_of_place(chain: Sequence[int], apart: np.ndarray, norms: np.ndarray) -> 
 
     ``apart`` are L2 distances ``[chain, chain]``, ``norms`` L2 norms ``[chain]``.
     """
-    steps = np.array(chain)
-    order, pairs = swapped_pairs(steps, apart)
-    for one, other in pairs:
-        reason = "each lies between the other's neighbours"
-        yield Found("swapped_steps", (chain[one], chain[other]), reason)
-    end = len(order) - 1
-    for block, jump, within in misplaced_blocks(order, steps, apart, norms):
-        wrong = tuple(sorted(chain[order[at]] for at in block))
-        to_end = max(apart[order[at], order[end]] for at in block)
+    if len(chain) < FEWEST:
+        return
+    steps, order, pairs = np.array(chain), np.arange(len(chain)), 0
+    while pairs < _MOST_SWAPS and (pair := _best_swap(steps, apart[np.ix_(order, order)])):
+        yield Found(
+            "swapped_steps", tuple(steps[pair].tolist()), "each lies between the other's neighbours"
+        )
+        order[pair], pairs = order[pair[::-1]], pairs + 1
+    apart, norms, end = apart[np.ix_(order, order)], norms[order], len(order) - 1
+    for block, jump, within in _misplaced_blocks(steps, apart, norms):
         kind, reason = "foreign_series", "far from the steps around"
-        if end not in block and to_end < _NEAR_THE_END * jump:
+        if end not in block and apart[block, end].max() < _NEAR_THE_END * jump:
             last = chain[order[end]]
             kind, reason = "final_weights_early", f"much nearer to step {last} than to those around"
         sure = within or len(chain) >= SURE
         if not sure:
             reason += f"; {len(chain)} revisions are too few to be sure"
-        yield Found(kind, wrong, reason, sure)
-
-
-def _around(order: list[int], apart: np.ndarray, *places: int) -> float:
-    """Sum of the distances between neighbours that involve ``places`` of a path."""
-    edges = {edge for at in places for edge in (at - 1, at) if 0 <= edge < len(order) - 1}
-    return sum(apart[order[edge], order[edge + 1]] for edge in edges)
-
-
-def _exchanged(order: list[int], one: int, other: int) -> list[int]:
-    changed = list(order)
-    changed[one], changed[other] = order[other], order[one]
-    return changed
-
-
-def _shrinks_to(order: list[int], apart: np.ndarray, one: int, other: int) -> float:
-    """What is left of the distances around two revisions that change places, as a fraction.
-
-    Of the two the larger one counts, so that both must come to lie better.
-    """
-    changed = _exchanged(order, one, other)
-    groups = [(one, other)] if other == one + 1 else [(one,), (other,)]
-    left = []
-    for places in groups:
-        before = _around(order, apart, *places)
-        left.append(_around(changed, apart, *places) / before if before > 0.0 else np.inf)
-    return max(left)
-
-
-def _edges(order: list[int], apart: np.ndarray) -> np.ndarray:
-    return np.array([apart[one, other] for one, other in pairwise(order)])
+        yield Found(kind, tuple(sorted(steps[order[block]].tolist())), reason, sure)
 
 
 def _jumps(steps: np.ndarray, edges: np.ndarray) -> np.ndarray:
@@ -268,80 +239,66 @@ def _jumps(steps: np.ndarray, edges: np.ndarray) -> np.ndarray:
     must stand out as it is and per training step, so that uneven spacing is no jump. Left
     out is the first one where step 0 is followed by a longer pause than is usual after it.
     """
-    pace = edges / np.diff(steps)
-    found = []
-    for at in range(len(edges)):
-        window = slice(max(0, at - _WINDOW), at + _WINDOW + 1)
-        first = at == 0 and steps[1] - steps[0] >= np.median(np.diff(steps)[window])
-        stands_out = all(values[at] > _JUMP * np.median(values[window]) for values in (edges, pace))
-        if stands_out and not first:
-            found.append(at)
-    return np.array(found, dtype=int)
+
+    def usual(values: np.ndarray) -> np.ndarray:
+        around = pd.Series(values).rolling(2 * _WINDOW + 1, center=True, min_periods=1)
+        return around.median().to_numpy()
+
+    pauses = np.diff(steps)
+    pace = edges / pauses
+    jumps = (edges > _JUMP * usual(edges)) & (pace > _JUMP * usual(pace))
+    jumps[0] &= pauses[0] < usual(pauses)[0]
+    return np.flatnonzero(jumps)
 
 
-def swapped_pairs(steps: np.ndarray, apart: np.ndarray) -> tuple[list[int], list[tuple[int, int]]]:
-    """Order of the revisions with swaps undone, and the places of the pairs that were swapped.
+def _best_swap(steps: np.ndarray, apart: np.ndarray) -> list[int]:
+    """Places of the two revisions whose exchange shortens the path most; nothing where none does.
 
-    ``steps`` is ``[revisions]``, ``apart`` the distances ``[revisions, revisions]``, both in
-    the order of the revisions' names.
+    What counts is what is left of the distances around each of the two, as a fraction, and of
+    both the larger one: both must come to lie better, and neither may jump then.
     """
-    order, pairs = list(range(len(apart))), []
-    while len(order) >= FEWEST and len(pairs) < _MOST_SWAPS:
-        pair = _best_swap(order, steps, apart)
-        if pair is None:
-            break
-        order = _exchanged(order, *pair)
-        pairs.append(pair)
-    return order, pairs
+    padded = np.pad(apart, ((1, 1), (0, 0)))
+    around = padded[:-2] + padded[2:]  # [place, revision]: were the revision at this place
+    now, one = np.diagonal(around), np.arange(len(apart) - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):  # equal weights
+        left = around / now[:, np.newaxis]
+        left = np.maximum(left, left.T)
+        # Neighbours share a distance, which stays as it is.
+        shared = np.diagonal(apart, offset=1)
+        both = around[one, one + 1] + around[one + 1, one] + shared
+        left[one, one + 1] = both / (now[:-1] + now[1:] - shared)
+    candidates = np.argwhere(np.triu(left <= _SWAP_SHRINKS_TO, k=1)).tolist()
+    for pair in sorted(candidates, key=lambda pair: left[*pair]):
+        order = np.arange(len(apart))
+        order[pair] = pair[::-1]
+        cuts = _jumps(steps, apart[order[:-1], order[1:]])
+        if not {*cuts} & {place + side for place in pair for side in (-1, 0)}:
+            return pair
+    return []
 
 
-def _best_swap(order: list[int], steps: np.ndarray, apart: np.ndarray) -> tuple[int, int] | None:
-    """Places of the two revisions whose exchange shortens the path most; neither may jump then."""
-    candidates = sorted(
-        (left, one, other)
-        for one, other in combinations(range(len(order)), 2)
-        if (left := _shrinks_to(order, apart, one, other)) <= _SWAP_SHRINKS_TO
-    )
-    for _, one, other in candidates:
-        cuts = set(_jumps(steps, _edges(_exchanged(order, one, other), apart)))
-        if not cuts & {one - 1, one, other - 1, other}:
-            return one, other
-    return None
-
-
-def misplaced_blocks(
-    order: list[int], steps: np.ndarray, apart: np.ndarray, norms: np.ndarray
+def _misplaced_blocks(
+    steps: np.ndarray, apart: np.ndarray, norms: np.ndarray
 ) -> Iterator[tuple[range, float, bool]]:
-    """Places in ``order`` that lie far from both sides, in blocks, with the shortest jump.
+    """Places that lie far from both sides, in blocks, with the shortest jump.
 
-    The third is whether the run goes on beyond the block. ``order`` gives the revision at
-    each place, ``steps`` the step of each place, ``norms`` the L2 norm of each revision.
-    Jumps cut the path into pieces. The largest piece is the run itself; a piece beyond others
-    belongs to it where the two are less unlike than the sides of the jumps between them.
-    Unlike are two revisions by their squared distance as a fraction of the sum of their
-    squared norms: 1 for weights that have nothing in common.
+    The third is whether the run goes on beyond the block. Jumps cut the path into pieces. The
+    largest piece is the run itself; a piece beyond others belongs to it where the two are less
+    unlike than the sides of the jumps between them. Unlike are two revisions by their squared
+    distance as a fraction of the sum of their squared norms: 1 for weights that have nothing
+    in common.
     """
-    if len(order) < FEWEST:
-        return
-    edges = _edges(order, apart)
     unlike = np.square(apart) / np.add.outer(np.square(norms), np.square(norms))
-    cuts = _jumps(steps, edges)
-    bounds = [0, *(int(cut) + 1 for cut in cuts), len(order)]
-    pieces = [range(a, b) for a, b in pairwise(bounds)]
+    cuts = _jumps(steps, np.diagonal(apart, offset=1)) + 1
+    pieces = [range(start, stop) for start, stop in pairwise([0, *cuts, len(apart)])]
     base = max(range(len(pieces)), key=lambda at: len(pieces[at]))
-    for direction in (1, -1):
-        inner, aside = pieces[base], []
-        at = base + direction
-        while 0 <= at < len(pieces):
-            piece = pieces[at]
-            near, far = (inner[-1], piece[0]) if direction == 1 else (inner[0], piece[-1])
-            cut = cuts[at - 1 if direction == 1 else at]
-            crossed = [*(jump for _, jump in aside), cut]
-            strange = min(unlike[order[jump], order[jump + 1]] for jump in crossed)
-            if aside and unlike[order[near], order[far]] < _BRIDGE * strange:
-                yield from ((block, min(edges[jump], edges[cut]), True) for block, jump in aside)
-                inner, aside = piece, []
-            else:
-                aside.append((piece, cut))
-            at += direction
-        yield from ((block, edges[jump], False) for block, jump in aside)
+    for walk in (pieces[base:], [piece[::-1] for piece in pieces[base::-1]]):
+        run, aside = walk[0], []
+        for before, piece in pairwise(walk):
+            aside.append((piece, (before[-1], piece[0])))
+            *passed, (_, jump) = aside
+            strange = min(unlike[crossed] for _, crossed in aside)
+            if passed and unlike[run[-1], piece[0]] < _BRIDGE * strange:
+                yield from ((block, min(apart[j], apart[jump]), True) for block, j in passed)
+                run, aside = piece, []
+        yield from ((block, apart[jump], False) for block, jump in aside)

@@ -21,7 +21,7 @@ import glob
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +31,7 @@ import pandas as pd
 from flatminima.errors import DamagedFile
 from flatminima.files import check_whole, file_sha256, read_index, weights_digest
 from flatminima.integrity import WHOLE, Found, distances
-from flatminima.missing import MISSING, PRESENT
+from flatminima.missing import PRESENT
 
 STEP_GROUP = r"(?P<step>\d+)"
 DEFAULT_PATTERN = f"step{STEP_GROUP}"  # Pythia and PolyPythias
@@ -70,20 +70,15 @@ def table_of_branches(pattern: str, branches: Mapping[str, str]) -> pd.DataFrame
 
     Raises ``ValueError`` where no branch fits the pattern or two hold the same step.
     """
-    rows = [
-        (step, branch, commit)
-        for branch, commit in branches.items()
-        if (step := step_of(pattern, branch)) is not None
-    ]
-    if not rows:
+    rows = [(step_of(pattern, name), name, commit) for name, commit in branches.items()]
+    table = pd.DataFrame([row for row in rows if row[0] is not None], columns=COLUMNS)
+    if table.empty:
         shown = ", ".join(sorted(branches)[:3]) or "none"
         raise ValueError(f"none of {len(branches)} branches fits {pattern!r}; there are {shown}")
-    table = pd.DataFrame(sorted(rows), columns=COLUMNS)
-    twice = table[table.duplicated("step", keep=False)]
-    if len(twice):
-        names = " and ".join(twice[twice["step"] == twice["step"].iloc[0]]["branch"])
-        raise ValueError(f"branches {names} are both step {twice['step'].iloc[0]}")
-    return table
+    for step, names in table.groupby("step")["branch"]:
+        if len(names) > 1:
+            raise ValueError(f"branches {' and '.join(sorted(names))} are both step {step}")
+    return table.sort_values("step", ignore_index=True)
 
 
 def read_table(path: Path) -> dict[int, str] | None:
@@ -129,16 +124,6 @@ def check_pattern(pattern: str) -> None:
         raise ValueError(f"{pattern!r} must have {PLACE} once and no *")
 
 
-def _candidates(pattern: str) -> Iterator[tuple[int, Path]]:
-    """Step and folder of everything that the pattern fits."""
-    check_pattern(pattern)
-    before, after = pattern.split(PLACE)
-    fits = re.compile(re.escape(before) + r"(\d+)" + re.escape(after))
-    for path in glob.iglob(f"{glob.escape(before)}*{glob.escape(after)}"):
-        if (match := fits.fullmatch(path)) and Path(path).is_dir():
-            yield int(match[1]), Path(path)
-
-
 def read_checkpoint(folder: Path) -> LocalCheckpoint:
     """What a folder holds; raises ``Incomplete`` where that is no whole checkpoint."""
     if not (folder / "config.json").is_file():
@@ -168,8 +153,13 @@ def find_checkpoints(pattern: str) -> LocalRun:
 
     Raises ``ValueError`` for two folders of the same step.
     """
+    check_pattern(pattern)
+    before, after = pattern.split(PLACE)
+    fits = re.compile(re.escape(before) + r"(\d+)" + re.escape(after))
+    paths = glob.iglob(f"{glob.escape(before)}*{glob.escape(after)}")
+    matches = [match for path in paths if (match := fits.fullmatch(path)) and Path(path).is_dir()]
     found = LocalRun()
-    for step, folder in sorted(_candidates(pattern)):
+    for step, folder in sorted((int(match[1]), Path(match[0])) for match in matches):
         try:
             checkpoint = read_checkpoint(folder)
         except Incomplete as reason:
@@ -268,53 +258,41 @@ def fingerprint_checkpoint(step: int, path: str | Path) -> pd.DataFrame:
 
 
 def describe_checkpoint(
-    step: int,
-    weights: str | Path,
-    origin: Mapping,
-    fingerprint: pd.DataFrame,
-    tokens_per_step: int | None,
+    step: int, weights: str | Path, origin: Mapping, fingerprint: pd.DataFrame
 ) -> dict:
-    """One row of ``suite.csv``.
+    """What ``suite.csv`` says of a checkpoint by itself.
 
     ``origin`` names what a hub served (revision, commit, files by their sha256) and is empty
     for a checkpoint made here; ``fingerprint`` is ``fingerprint_checkpoint``'s.
     """
     from flatminima.model import weight_files, weights_dtypes
 
-    whole = fingerprint["tensor"] == WHOLE
+    tensors = fingerprint[fingerprint["tensor"] != WHOLE]
     files, hashes = weight_files(weights), origin.get("files", {})
     return {
-        **_named(step, origin.get("revision", f"step{step}"), tokens_per_step),
-        "commit": origin.get("commit", ""),
+        "step": step,
+        "status": PRESENT,
+        "revision": origin.get("revision", f"step{step}"),
+        "commit": origin.get("commit"),
         "files": " ".join(f"{name}:{hashes[name]}" for name in sorted(hashes)),
         "sha256": _files_digest(files, files == [Path(weights)]),
-        "weights_sha256": weights_digest(
-            fingerprint.loc[~whole].set_index("tensor")["sha256"].to_dict()
-        ),
+        "weights_sha256": weights_digest(tensors.set_index("tensor")["sha256"].to_dict()),
         "bytes": sum(file.stat().st_size for file in files),
         "dtype": weights_dtypes(weights),
-        "n_tensors": int((~whole).sum()),
-        "n_weights": int(fingerprint.loc[whole, "n_weights"].item()),
+        "n_tensors": len(tensors),
+        "n_weights": tensors["n_weights"].sum(),
     }
 
 
-def describe_missing(step: int, revision: str, reason: str, tokens_per_step: int | None) -> dict:
-    """The row of a revision that could not be had; what is not known of it is empty."""
-    named = _named(step, revision, tokens_per_step)
-    return named | {"status": MISSING, "reason": reason}
+def revision_table(rows: Sequence[Mapping], tokens_per_step: int | None) -> pd.DataFrame:
+    """Rows of ``describe_checkpoint`` as a table; counts stay whole numbers beside gaps.
 
-
-def _named(step: int, revision: str, tokens_per_step: int | None) -> dict:
-    tokens = None if tokens_per_step is None else step * tokens_per_step
-    return dict.fromkeys(_COLUMNS) | {
-        "step": step, "status": PRESENT, "reason": "", "revision": revision, "commit": "",
-        "tokens_seen": tokens, "files": "",
-    }  # fmt: skip
-
-
-def revision_table(rows: Sequence[Mapping]) -> pd.DataFrame:
-    """Rows of a range as a table whose counts stay whole numbers beside gaps."""
-    return pd.DataFrame(rows).astype(dict.fromkeys(_COUNTS, "Int64"))
+    Of a missing revision a row has step, status, reason and revision.
+    """
+    table = pd.DataFrame(rows, columns=_COLUMNS).astype(dict.fromkeys(_COUNTS, "Int64"))
+    if tokens_per_step is not None:
+        table["tokens_seen"] = table["step"] * tokens_per_step
+    return table
 
 
 # The whole suite
@@ -331,17 +309,15 @@ def suite_table(
     table = revisions.sort_values("step", ignore_index=True).astype(dict.fromkeys(_COUNTS, "Int64"))
     table.insert(0, "suite", suite)
     first = table.groupby("weights_sha256")["step"].transform("min")
+    kinds = {step: [one.kind for one in found if step in one.steps] for step in table["step"]}
     return table.assign(
         duplicate_of=first.where(first < table["step"]).astype("Int64"),
-        distance_to_previous=table["step"].map(distances_to_previous(table, fingerprints)),
-        findings=[
-            " ".join(dict.fromkeys(one.kind for one in found if step in one.steps))
-            for step in table["step"]
-        ],
+        distance_to_previous=table["step"].map(_distances_to_previous(table, fingerprints)),
+        findings=[" ".join(dict.fromkeys(kinds[step])) for step in table["step"]],
     )
 
 
-def distances_to_previous(table: pd.DataFrame, fingerprints: pd.DataFrame) -> pd.Series:
+def _distances_to_previous(table: pd.DataFrame, fingerprints: pd.DataFrame) -> dict[int, float]:
     """Estimated L2 distance to the previous revision that is there, relative to its norm, by step.
 
     Over all weights, with the standard error of a sketch (1 %), to four digits; exactly 0
@@ -349,7 +325,7 @@ def distances_to_previous(table: pd.DataFrame, fingerprints: pd.DataFrame) -> pd
     """
     steps = table.loc[table["status"] == PRESENT, "step"].tolist()
     whole = fingerprints[fingerprints["tensor"] == WHOLE].set_index("step")
-    norms = np.sqrt(whole.loc[steps, "sum_of_squares"].to_numpy())
+    norms = np.sqrt(whole.loc[steps, "sum_of_squares"].to_numpy())[:-1]
     between = np.diagonal(distances(fingerprints, steps), offset=1)
-    relative = between / np.where(norms[:-1] > 0.0, norms[:-1], np.nan)
-    return pd.Series([float(f"{value:.4g}") for value in relative], index=steps[1:])
+    relative = between / np.where(norms > 0.0, norms, np.nan)
+    return {step: float(f"{value:.4g}") for step, value in zip(steps[1:], relative, strict=True)}
