@@ -51,8 +51,8 @@ use rule tabulate_audit as tabulate_forks with:
 
 
 # What figures are drawn from, by their category in the report: results of the suite, and what
-# the paper printed. The script of fig1_audit is plot_audit.py, whose `main` gets each file under
-# its name without the ending; its caption is rules/report/fig1_audit.rst.
+# the paper printed. The script of fig1_audit is plot_audit.py, whose `draw` gets what is in each
+# file under its name without the ending; its caption is rules/report/fig1_audit.rst.
 PRINTED = "resources/paper/table1.csv"
 FIGURES = {
     "Audit": {
@@ -60,6 +60,7 @@ FIGURES = {
         "fig5_bit_widths": ["audit.csv", PRINTED],
         "fig14_scaling_law": ["audit.csv", "kurtosis.csv", "scaling_law.json", PRINTED],
     },
+    "Forks": {"fig3_forks": ["forks.csv", "audit.csv"]},
     "Kurtosis": {"fig2_kurtosis": ["kurtosis.csv", "audit.csv", "phases.json"]},
     "Beyond the paper": {
         "fig6_factorial": ["mechanism/factorial.csv", "mechanism/factors.csv"],
@@ -76,8 +77,12 @@ FIGURES = {
         "fig15_tokens": ["mechanism/replication_runs.csv", PRINTED],
     },
 }
-# What a script is told beside the facts of its suite.
-TOLD = {"fig12_activations": {"bits": setting("mechanism.activations.bits")}}
+# What a script gets besides, in place of the facts of its suite or beside them.
+TOLD = {
+    "fig3_forks": {"suite": planned(plan.fork_facts)},
+    "fig12_activations": {"bits": setting("mechanism.activations.bits")},
+}
+OPTIONAL = {"fig3_forks": {"cooled": planned(plan_forks.cooled_table)}}
 
 for category, stem in [(group, stem) for group, stems in FIGURES.items() for stem in stems]:
     number, _, drawn = stem.removeprefix("fig").partition("_")
@@ -91,6 +96,7 @@ for category, stem in [(group, stem) for group, stems in FIGURES.items() for ste
                 Path(file).stem: file if file == PRINTED else f"results/{{suite}}/{file}"
                 for file in FIGURES[category][stem]
             },
+            **OPTIONAL.get(stem, {}),
         output:
             figure(f"results/{{suite}}/figures/{stem}", category, number),
         log:
@@ -101,38 +107,13 @@ for category, stem in [(group, stem) for group, stems in FIGURES.items() for ste
         conda:
             "../envs/analysis.yaml"
         params:
-            **TOLD.get(stem, {}),
-            suite=planned(plan.facts),
+            **{"suite": planned(plan.facts), **TOLD.get(stem, {})},
             draws=f"plot_{drawn}",  # the path of a script is read when its job runs
             code=code_hash(f"workflow_scripts/plot_{drawn}.py"),
         message:
             f"Figure {number} of {{wildcards.suite}}"
         script:
             "../workflow_scripts/{params.draws}.py"
-
-
-rule plot_forks:
-    """Figure 3: the forks' gaps and absolute perplexities."""
-    input:
-        forks="results/{suite}/forks.csv",
-        cooled=planned(plan_forks.cooled_table),
-        audit="results/{suite}/audit.csv",
-    output:
-        figure("results/{suite}/figures/fig3_forks", "Forks", "3"),
-    log:
-        "logs/{suite}/plot_forks.log",
-    benchmark:
-        "benchmarks/{suite}/plot_forks.tsv"
-    localrule: True
-    conda:
-        "../envs/analysis.yaml"
-    params:
-        suite=planned(plan.fork_facts),
-        code=code_hash("workflow_scripts/plot_forks.py"),
-    message:
-        "Figure 3 of {wildcards.suite}"
-    script:
-        "../workflow_scripts/plot_forks.py"
 
 
 rule plot_lambada:

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from flatminima import style
 from flatminima.comparisons import BLOCKS, bit_width_rows
 from flatminima.hypothesis_tests import Row, join_notes
-from flatminima.jobs import run
 from flatminima.missing import holes, missing_words
 from flatminima.style import GREY, LOSS, PAPER_MODEL
 
@@ -19,52 +18,25 @@ PAPER_NAMES = {"low_bit": "INT4", "high_bit": "INT8"}
 HALF_DIGIT_PCT = 0.005  # half of the last printed digit of the INT8 gaps in Table 1
 
 
-def main(audit: str, table1: str, outputs: list, suite: dict) -> None:
-    """Write ``outputs`` (pdf, svg, png); ``suite`` has label, is_paper_model and spacing."""
-    style.save(draw(pd.read_csv(audit), pd.read_csv(table1), suite=suite), outputs)
-
-
 @style.style()
-def draw(audit: pd.DataFrame, paper: pd.DataFrame, *, suite: dict) -> Figure:
+def draw(audit: pd.DataFrame, table1: pd.DataFrame, suite: dict) -> Figure:
     """Loss added by the high-bit quantizer against that of the low-bit one, per checkpoint.
 
     ``audit`` is audit.csv of ``suite`` (keys label, is_paper_model and spacing), of which
-    the evenly spaced steps are drawn; ``paper`` is the printed Table 1 (columns step,
-    int4_gap_pct, int8_gap_pct), always in a panel of its own. Slope and ratio are those of
-    statistics.csv. The dashed line is what the distance of the levels alone would give: an
-    error that grows with its square. Section 4.4.
+    the evenly spaced steps are drawn; ``table1`` is the paper's, always in a panel of its own.
+    Slope and ratio are those of statistics.csv. The dashed line is what the distance of the
+    levels alone would give: an error that grows with its square. Section 4.4.
     """
+    lost = missing_words(holes(audit["step"], suite["spacing"]))
+    title = f"{suite['label']}: loss added by rounding, beside the paper's"
+    figure = style.page(join_notes(title, lost), 4.2)
+    ours, papers = figure.subplots(1, 2)
     own = style.with_ends(style.even(audit, suite["spacing"]))
     warning = "" if suite["is_paper_model"] else "; not comparable"
-    sides = [
-        ("this suite", own, style.role_labels(audit, suite), suite["spacing"], "95 % intervals"),
-        (f"paper's Table 1 ({PAPER_MODEL}{warning})", _printed(paper), PAPER_NAMES,
-         PAPER_SPACING, "rounding"),
-    ]  # fmt: skip
-    figure = Figure(figsize=(style.PAGE_IN, 4.2))
-    panels = figure.subplots(
-        1, 2, gridspec_kw={"left": 0.11, "right": 0.985, "bottom": 0.105, "top": 0.69,
-                           "wspace": 0.32},
-    )  # fmt: skip
-    for axes, (title, table, names, spacing, bars) in zip(panels, sides, strict=True):
-        left_out = _draw_deltas(axes, table)
-        expected = _draw_expected(axes, names)
-        low, high = (names[role] for role in PAPER_NAMES)
-        axes.set_xlabel(f"loss added by {low} (nats/token, log scale)")
-        axes.set_ylabel(f"loss added by {high} (nats/token, log scale)")
-        axes.set_title(title, loc="left", pad=52)
-        rows = {row.test: row for row in bit_width_rows(table, spacing)}
-        lines = [
-            f"sums of {BLOCKS} stretches: low/high {_number(rows['ratio'], 0)}",
-            f"slope {_number(rows['log-log regression'], 2)}",
-            f"left out, no loss added: {left_out} of {table['step'].nunique()} checkpoints",
-            f"bars: {bars}{expected}",
-        ]
-        axes.annotate("\n".join(lines), (0, 1), (0, 6), xycoords="axes fraction",
-                      textcoords="offset points", color=GREY)  # fmt: skip
-    title = join_notes(f"{suite['label']}: loss added by rounding, beside the paper's",
-                       missing_words(holes(audit["step"], suite["spacing"])))  # fmt: skip
-    style.put_title(figure, title, x=0.11, y=0.98)
+    _draw_side(ours, "this suite", own, style.role_labels(audit, suite), suite["spacing"],
+               "95 % intervals")  # fmt: skip
+    _draw_side(papers, f"paper's Table 1 ({PAPER_MODEL}{warning})", _printed(table1), PAPER_NAMES,
+               PAPER_SPACING, "rounding")  # fmt: skip
     return figure
 
 
@@ -79,22 +51,33 @@ def _printed(paper: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def _draw_deltas(axes: Axes, table: pd.DataFrame) -> int:
-    """Draw the checkpoints whose losses both grew; returns how many did not."""
+def _draw_side(
+    axes: Axes, title: str, table: pd.DataFrame, names: dict, spacing: int, bars: str
+) -> None:
     low, high = (
         table[table["role"] == role].set_index("step").sort_index() for role in PAPER_NAMES
     )
-    positive = (low[LOSS[0]] > 0) & (high[LOSS[0]] > 0)
-    x, y = low.loc[positive, LOSS[0]], high[positive]
+    grown = (low[LOSS[0]] > 0) & (high[LOSS[0]] > 0)
+    x, y = low.loc[grown, LOSS[0]], high[grown]
     axes.plot(x, y[LOSS[0]], ls="", marker="o", color="black", mew=0, zorder=3)
-    if not positive.any():
+    if not grown.any():
         axes.set(xlim=(0.001, 1), ylim=(0.001, 1))
     for axis in (axes.xaxis, axes.yaxis):
         style.log_axis(axis)
-    # Bars that reach zero must not stretch the axis.
+    # Bars that reach zero, and the line, must not stretch the axes.
     axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
     axes.vlines(x, y["low"].clip(lower=1e-12), y["high"], color=GREY, lw=0.4, alpha=0.6, zorder=2)
-    return int((~positive).sum())
+    rows = {row.test: row for row in bit_width_rows(table, spacing)}
+    lines = [
+        title,
+        f"sums of {BLOCKS} stretches: low/high {_number(rows['ratio'], 0)}",
+        f"slope {_number(rows['log-log regression'], 2)}",
+        f"left out, no loss added: {(~grown).sum()} of {len(grown)} checkpoints",
+        f"bars: {bars}{_draw_expected(axes, names)}",
+    ]
+    axes.set_title("\n".join(lines))
+    axes.set_xlabel(f"loss added by {names['low_bit']} (nats/token, log scale)")
+    axes.set_ylabel(f"loss added by {names['high_bit']} (nats/token, log scale)")
 
 
 def _draw_expected(axes: Axes, names: dict[str, str]) -> str:
@@ -106,8 +89,7 @@ def _draw_expected(axes: Axes, names: dict[str, str]) -> str:
     if not all(bits):
         return ""
     low, high = (2 ** int(found[1]) - 1 for found in bits)
-    ratio = (high / low) ** 2
-    ends = np.array(axes.get_xlim())
+    ratio, ends = (high / low) ** 2, np.array(axes.get_xlim())
     axes.plot(ends, ends / ratio, color=style.BLUE, lw=0.9, ls=style.DASHED, zorder=1)
     return f"; dashed: ({high}/{low})² = {ratio:.0f}"
 
@@ -120,4 +102,4 @@ def _number(row: Row, digits: int) -> str:
 
 
 if __name__ == "__main__":
-    run(main, snakemake)
+    style.run(draw, snakemake)

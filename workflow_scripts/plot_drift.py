@@ -1,30 +1,20 @@
 """Draw figure 11: weights on the grid: misalignment, codes that flip, how far weights walk."""
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flatminima import style
-from flatminima.files import read_json
-from flatminima.jobs import run
 from flatminima.mechanism.findings import mean_of
 from flatminima.style import DASHED, DOTTED, GREEN, GREY, LOOKS, RED
 
 MIDPOINTS = 3.0  # the index where every weight sits half-way between grid points
-
-
-def main(
-    drift: str, displacement: str, phase_flips: str, phases: str, suite: dict, outputs: list
-) -> None:
-    """Write the figure (pdf, svg, png)."""
-    tables = map(pd.read_csv, (drift, displacement, phase_flips))
-    style.save(draw(*tables, read_json(phases), suite=suite), outputs)
+_ENDS = ["value", "low", "high"]
 
 
 @style.style()
 def draw(
-    drift: pd.DataFrame, displacement: pd.DataFrame, phase_flips: pd.DataFrame, phases: dict, *,
+    drift: pd.DataFrame, displacement: pd.DataFrame, phase_flips: pd.DataFrame, phases: dict,
     suite: dict,
 ) -> Figure:  # fmt: skip
     """Misalignment index with its distribution, code flips, flips by phase, distances.
@@ -33,37 +23,31 @@ def draw(
     and spacing). Whiskers and the inner band are 95 % intervals.
     """
     spacing, even = suite["spacing"], drift[drift["step"] % suite["spacing"] == 0]
-    figure, (index, flips, by_phase, walk) = style.row_of_panels(
+    figure, panels = style.row_of_panels(
         f"{suite['label']}: weights and the points of the low-bit grid",
         ["misalignment index", "codes that flip", "flips by phase", "a random walk?"],
-        wspace=0.6, left=0.07, height=3.2, top=0.85, bottom=0.19,
-    )  # fmt: skip
+        height=3.4,
+    )
+    index, flips, by_phase, walk = panels
     _draw_index(index, even)
     _draw_flips(flips, even[even["previous_step"] == even["step"] - spacing])
     for axes in (index, flips):
-        style.step_ticks(axes, int(drift["step"].max()))
-        axes.locator_params(axis="x", nbins=3)
-    style.legend(flips, phases)
+        style.step_axis(axes, drift["step"].max())
+    style.mark_best(flips, phases)
     _draw_phases(by_phase, phase_flips)
     _draw_walk(walk, displacement, phases["convergence"]["step"], spacing)
+    style.legends(panels)
     return figure
 
 
 def _draw_index(axes: Axes, drift: pd.DataFrame) -> None:
-    for low, high, alpha in (("p05", "p95", 0.15), ("p25", "p75", 0.3)):
-        axes.fill_between(drift["step"], drift[f"index_{low}"], drift[f"index_{high}"],
-                          color=GREY, alpha=alpha, lw=0)  # fmt: skip
+    for low, high, share, alpha in (("p05", "p95", 90, 0.15), ("p25", "p75", 50, 0.3)):
+        axes.fill_between(drift["step"], drift[f"index_{low}"], drift[f"index_{high}"], lw=0,
+                          color=GREY, alpha=alpha, label=f"middle {share} % of groups")  # fmt: skip
     style.band(axes, drift["step"], drift, ["index", "index_low", "index_high"], color="black")
-    axes.axhline(1, color=RED, lw=0.7, ls=DASHED)
-    axes.axhline(MIDPOINTS, color=GREY, lw=0.7, ls=DOTTED)
-    axes.set_ylim(0, 3.15)
-    for text, height, color in (
-        ("all weights at\nmidpoints", 2.94, GREY),
-        ("1: random positions", 1.45, RED),
-        ("middle 50 and\n90 % of groups", 0.65, GREY),
-    ):
-        axes.annotate(text, (0.03, height), color=color, va="top",
-                      xycoords=axes.get_yaxis_transform())  # fmt: skip
+    axes.axhline(1, color=RED, lw=0.7, ls=DASHED, label="random positions")
+    axes.axhline(MIDPOINTS, color=GREY, lw=0.7, ls=DOTTED, label="all at midpoints")
+    axes.set_ylim(0, 1.05 * MIDPOINTS)
     axes.set_ylabel("mean squared error / (step²/12)")
 
 
@@ -79,44 +63,36 @@ def _draw_flips(axes: Axes, drift: pd.DataFrame) -> None:
 
 
 def _draw_phases(axes: Axes, flips: pd.DataFrame) -> None:
-    baseline, ticks = flips["schedule"] == "baseline", []
-    arms = ((-0.12, ~baseline, LOOKS["oli"].color, "o", "OLI"),
-            (0.12, baseline, GREY, "s", "baseline"))  # fmt: skip
-    for place, phase in enumerate(("bump", "cool")):
-        inside = flips["phase"] == phase
-        for shift, arm, color, mark, name in arms:
-            if not (inside & arm).any():
-                continue
-            mean = mean_of(100 * flips.loc[inside & arm, "flipped_own"], "phases")
-            axes.errorbar([place + shift], [mean.value],
-                          [[mean.value - mean.low], [mean.high - mean.value]], ls="", marker=mark,
-                          ms=4, color=color, capsize=2, elinewidth=0.8,
-                          label=None if place else name)  # fmt: skip
-        updates = int(flips.loc[inside, "updates"].median()) if inside.any() else 0
-        ticks.append(f"{phase}\n({updates})")
-    axes.set_xticks([0, 1], ticks)
+    flips = flips.assign(arm=flips["schedule"].where(flips["schedule"] == "baseline", "OLI"))
+    looks = {"OLI": (-0.12, LOOKS["oli"].color, "o"), "baseline": (0.12, GREY, "s")}
+    for arm, (shift, color, mark) in looks.items():
+        own = flips[flips["arm"] == arm]
+        means = own.groupby("phase")["flipped_own"].apply(lambda f: mean_of(100 * f, "phases"))
+        table = pd.DataFrame([vars(mean) for mean in means], index=means.index)
+        if len(table):
+            places = table.index.map({"bump": 0, "cool": 1}) + shift
+            style.band(axes, places, table, _ENDS, color=color, marker=mark, ls="", label=arm)
+    updates = flips.groupby("phase")["updates"].median().reindex(["bump", "cool"], fill_value=0)
+    axes.set_xticks([0, 1], [f"{phase}\n({count:.0f})" for phase, count in updates.items()])
     axes.set(xlim=(-0.5, 1.5), ylim=(0, None), xlabel="phase (updates)")
     axes.set_ylabel("% of codes, over one phase")
-    style.legend(axes)
 
 
 def _draw_walk(axes: Axes, table: pd.DataFrame, best: int, spacing: int) -> None:
     late = table[table["step"] - spacing * table["lag"] >= best]
-    found = {lag: mean_of(rows["distance"], "") for lag, rows in late.groupby("lag")}
+    found = {lag: vars(mean_of(rows["distance"], "")) for lag, rows in late.groupby("lag")}
     if not found:
         return
-    lags = np.array(list(found), dtype=float)
-    value, low, high = np.array([(v.value, v.low, v.high) for v in found.values()]).T
-    axes.errorbar(lags, value, [value - low, high - value], marker="o", color="black", capsize=1.5,
-                  elinewidth=0.7)  # fmt: skip
+    means = pd.DataFrame.from_dict(found, orient="index")
+    style.band(axes, means.index, means, _ENDS, color="black")
     for power, label, dashes in ((0.5, "random walk", DASHED), (1.0, "straight", DOTTED)):
-        axes.plot(lags, value[0] * lags**power, color=GREY, lw=0.8, ls=dashes, label=label)
+        line = means["value"].iloc[0] * means.index.to_numpy(float) ** power
+        axes.plot(means.index, line, color=GREY, lw=0.8, ls=dashes, label=label)
     for axis in (axes.xaxis, axes.yaxis):
         style.log_axis(axis)
     axes.set_xlabel(f"moves of {spacing} steps")
     axes.set_ylabel("distance, after the best step")
-    style.legend(axes)
 
 
 if __name__ == "__main__":
-    run(main, snakemake)
+    style.run(draw, snakemake)

@@ -4,114 +4,105 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from flatminima import style
-from flatminima.jobs import run
 from flatminima.mechanism.factors import PAPER_LAYERS
 from flatminima.style import BLUE, GREY, LOSS, RED
 
 _TERMS = {"bits": ("black", "o"), "granularity": (BLUE, "s"), "symmetry": (RED, "^"),
           "interactions": (GREY, "v")}  # fmt: skip
 _FORMATS = {"nf4": "D", "mxfp4": "P", "nvfp4": "X"}
-
-
-def main(factorial: str, factors: str, suite: dict, outputs: list) -> None:
-    """Write the figure (pdf, svg, png)."""
-    style.save(draw(pd.read_csv(factorial), pd.read_csv(factors), suite=suite), outputs)
+_SYMMETRIC = (0, (2, 1))
 
 
 @style.style()
-def draw(factorial: pd.DataFrame, factors: pd.DataFrame, *, suite: dict) -> Figure:
+def draw(factorial: pd.DataFrame, factors: pd.DataFrame, suite: dict) -> Figure:
     """Losses by bits at the last step, shares of variance by step, prediction against all cells.
 
     The tables are factorial.csv and factors.csv of ``suite`` (key label). Whiskers are 95 %
     intervals over the validation sequences.
     """
     cells = style.with_ends(factorial[factorial["role"] == "variant"])
-    last = int(cells["step"].max())
-    figure, (losses, shares, line) = style.row_of_panels(
+    last, found = cells["step"].max(), factors[factors["response"] == "added_loss"]
+    figure, panels = style.row_of_panels(
         f"{suite['label']}: which property of the grid costs what",
         [f"loss by bits, step {last:,}", "share of the variance", "one sensitivity × step²"],
-        height=3.5, top=0.86, bottom=0.145, left=0.095, wspace=0.45,
-    )  # fmt: skip
-    _draw_losses(losses, cells[cells["step"] == last])
-    _draw_shares(shares, factors)
-    _draw_line(line, cells, factors)
+        height=3.8,
+    )
+    _draw_losses(panels[0], cells[cells["step"] == last])
+    _draw_shares(panels[1], found[found["analysis"] == "variance"])
+    prediction = found[(found["analysis"] == "prediction") & (found["term"] == "all layer sets")]
+    _draw_line(panels[2], cells, prediction.pivot(index="step", columns="measure", values="value"))
+    style.legends(panels, [2])
     return figure
 
 
 def _draw_losses(axes: Axes, cells: pd.DataFrame) -> None:
     plain = cells[(cells["layers"] == PAPER_LAYERS) & (cells["format"] == "int")]
     names = list(plain["granularity"].unique())
-    positive = plain[plain["low"] > 0]
+    positive = plain[plain["low"] > 0].sort_values("bits")
     for color, name in zip(style.shades(len(names)), names, strict=True):
-        for symmetric, dashes in ((False, "-"), (True, (0, (2, 1)))):
-            rows = positive[(positive["granularity"] == name)
-                            & (positive["symmetric"].astype(str) == str(symmetric))]  # fmt: skip
-            label = f"group of {name[1:]}" if name.startswith("g") else f"per {name}"
-            rows = rows.sort_values("bits")
-            style.band(axes, rows["bits"], rows, LOSS, color=color, ls=dashes, ms=2.5,
-                       label=None if symmetric else label)  # fmt: skip
-    style.log_axis(axes.yaxis)
-    axes.add_artist(axes.legend(loc="upper right", handlelength=1.2))
-    formats = []
+        label = f"group of {name[1:]}" if name.startswith("g") else f"per {name}"
+        for symmetric, rows in positive[positive["granularity"] == name].groupby("symmetric"):
+            look = {"ls": _SYMMETRIC} if symmetric else {"label": label}
+            style.band(axes, rows["bits"], rows, LOSS, color=color, ms=2.5, **look)
     for name, mark in _FORMATS.items():
         rows = cells[cells["format"] == name]
-        formats += axes.plot(rows["bits"] + 0.25, rows[LOSS[0]], ls="", marker=mark, color=RED,
-                             ms=5, mew=0, label=name.upper())  # fmt: skip
-    formats.append(Line2D([], [], color=GREY, ls=(0, (2, 1)), label="symmetric"))
-    axes.legend(handles=formats, loc="lower left", handlelength=1.2)
+        axes.plot(rows["bits"] + 0.25, rows[LOSS[0]], ls="", marker=mark, color=RED, ms=5, mew=0,
+                  label=name.upper())  # fmt: skip
+    axes.plot([], [], color=GREY, ls=_SYMMETRIC, label="symmetric")
+    style.log_axis(axes.yaxis)
     axes.set_xticks(sorted(plain["bits"].astype(int).unique()))
     axes.set_xlabel("bits per weight")
     axes.set_ylabel("added loss (nats/token, log scale)")
 
 
-def _draw_shares(axes: Axes, factors: pd.DataFrame) -> None:
-    rows = factors[(factors["analysis"] == "variance") & (factors["response"] == "added_loss")]
+def _draw_shares(axes: Axes, rows: pd.DataFrame) -> None:
     rows = rows.assign(term=rows["term"].where(rows["term"].isin(list(_TERMS)), "interactions"))
     steps = sorted(rows["step"].unique())
-    for shift, (term, (color, mark)) in zip((-0.15, -0.05, 0.05, 0.15), _TERMS.items(),
-                                            strict=True):  # fmt: skip
+    for shift, (term, (color, mark)) in enumerate(_TERMS.items()):
         parts = rows[rows["term"] == term].groupby("step")[["value", "low", "high"]].sum()
-        style.band(axes, np.arange(len(steps)) + shift, 100 * parts.reindex(steps),
-                   ["value", "low", "high"], color=color, marker=mark, ms=3.5, ls="",
-                   label=term)  # fmt: skip
-    axes.set_xticks(range(len(steps)), [f"{step:,}" for step in steps], rotation=30)
+        style.band(axes, np.arange(len(steps)) + 0.1 * shift - 0.15, 100 * parts.reindex(steps),
+                   parts.columns, color=color, marker=mark, ms=3.5, ls="", label=term)  # fmt: skip
+    axes.set_xticks(range(len(steps)), [f"{step:,}" for step in steps], rotation=90)
     axes.set_ylim(-2, 100)
     axes.set_xlabel("training step")
     axes.set_ylabel("% of the variance of log added loss")
-    style.legend(axes, ncols=2, handlelength=0.8)
 
 
-def _draw_line(axes: Axes, cells: pd.DataFrame, factors: pd.DataFrame) -> None:
-    found = factors[(factors["analysis"] == "prediction") & (factors["response"] == "added_loss")
-                    & (factors["term"] == "all layer sets")]  # fmt: skip
-    by_step = found.pivot(index="step", columns="measure", values="value")
-    steps = sorted(cells["step"].unique())
+def _draw_line(axes: Axes, cells: pd.DataFrame, found: pd.DataFrame) -> None:
+    """``found`` has sensitivity, r2 and factor of each step."""
     usable = cells[(cells["format"] == "int") & (cells["low"] > 0)]
+    steps = sorted(cells["step"].unique())
     for color, step in zip(style.shades(len(steps)), steps, strict=True):
         rows = usable[usable["step"] == step]
-        if step not in by_step.index or rows.empty:
-            continue
-        loss, low, high = (rows[column] for column in LOSS)
-        axes.errorbar(by_step.loc[step, "sensitivity"] * rows["step_variance"], loss,
-                      [loss - low, high - loss], ls="", marker="o", ms=1.6, mew=0, elinewidth=0.3,
-                      color=color, alpha=0.8, label=f"step {step:,}")  # fmt: skip
+        if step in found.index and len(rows):
+            loss, bars = style.with_bars(rows, LOSS)
+            axes.errorbar(
+                found.loc[step, "sensitivity"] * rows["step_variance"],
+                loss,
+                bars,
+                ls="",
+                marker="o",
+                ms=1.6,
+                mew=0,
+                elinewidth=0.3,
+                color=color,
+                alpha=0.8,
+            )
     for axis in (axes.xaxis, axes.yaxis):
         style.log_axis(axis)
     ends = np.array(axes.get_xlim())
     axes.plot(ends, ends, color=GREY, lw=0.7, zorder=0)
-    r2, factor = (by_step[name] for name in ("r2", "factor"))
+    low, high = found[["r2", "factor"]].min(), found[["r2", "factor"]].max()
     axes.annotate(
-        f"R² {r2.min():.2f} to {r2.max():.2f},\noff by a factor of\n{factor.min():.1f} to "
-        f"{factor.max():.1f} (1 sd)",
+        f"R² {low['r2']:.2f} to {high['r2']:.2f},\noff by a factor of\n{low['factor']:.1f} to "
+        f"{high['factor']:.1f} (1 sd)",
         (0.99, 0.03), xycoords="axes fraction", ha="right", color=GREY,
     )  # fmt: skip
-    axes.set_xlabel("predicted (nats/token)")
+    axes.set_xlabel("predicted (nats/token);\nlight: late steps")
     axes.set_ylabel("measured (nats/token)")
-    axes.legend(loc="upper left", handlelength=0.8, markerscale=2.5)
 
 
 if __name__ == "__main__":
-    run(main, snakemake)
+    style.run(draw, snakemake)

@@ -1,13 +1,10 @@
 """Draw figure 9: noise, sensitivity, and their product against the measured loss."""
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flatminima import style
-from flatminima.files import read_json
-from flatminima.jobs import run
 from flatminima.mechanism.findings import near
 from flatminima.style import BLUE, DASHED, DOTTED, GREEN, GREY, RED
 
@@ -19,18 +16,12 @@ CONTROLS = {"noise": (BLUE, DASHED, "normal, same norm"),
             "dither": ("black", DOTTED, "uniform in its own cell")}  # fmt: skip
 
 
-def main(sensitivity: str, audit: str, phases: str, suite: dict, outputs: list) -> None:
-    """Write the figure (pdf, svg, png); ``audit`` tells what the low-bit quantizer is called."""
-    tables = pd.read_csv(sensitivity), pd.read_csv(audit)
-    style.save(draw(*tables, read_json(phases), suite=suite), outputs)
-
-
 @style.style()
-def draw(sensitivity: pd.DataFrame, audit: pd.DataFrame, phases: dict, *, suite: dict) -> Figure:
+def draw(sensitivity: pd.DataFrame, audit: pd.DataFrame, phases: dict, suite: dict) -> Figure:
     """Prediction against measurement, the two factors' growth, and the control noises.
 
-    ``sensitivity`` is sensitivity.csv of ``suite`` (key label). Bands are 95 % intervals
-    over batches.
+    ``sensitivity`` is sensitivity.csv of ``suite`` (key label), ``audit`` tells what the
+    low-bit quantizer is called. Bands are 95 % intervals over batches.
     """
     name = style.role_labels(audit, suite)["low_bit"]
     whole = sensitivity[sensitivity["tensor"] == "all"].sort_values("step")
@@ -38,7 +29,7 @@ def draw(sensitivity: pd.DataFrame, audit: pd.DataFrame, phases: dict, *, suite:
     figure, panels = style.row_of_panels(
         f"{suite['label']}: noise × sensitivity against the loss that {name} adds",
         ["second order = measured?", "which factor grows?", "does the position matter?"],
-        height=3.1,
+        height=3.2,
     )
     cost, parts, control = panels
     for columns, color, dashes, label in (
@@ -46,14 +37,14 @@ def draw(sensitivity: pd.DataFrame, audit: pd.DataFrame, phases: dict, *, suite:
         (_PREDICTED, "black", DASHED, "g·Δ + ½ Δ·H·Δ"),
         (_SECOND, GREEN, DOTTED, "½ Δ·H·Δ alone"),
     ):
-        style.band(cost, rounding["step"], rounding, columns, color=color, ls=dashes,
-                   lw=1.1 if columns is _MEASURED else 0.8, label=label)  # fmt: skip
+        style.band(cost, rounding["step"], rounding, columns, color=color, ls=dashes, label=label)
     cost.set_ylabel(f"loss added by {name} (nats/token)")
     _draw_growth(parts, rounding, phases)
     _draw_controls(control, whole, rounding, name)
     for axes in panels:
-        style.step_ticks(axes, int(whole["step"].max()))
-        style.legend(axes, phases, best=axes is cost)
+        style.step_axis(axes, whole["step"].max())
+        style.mark_best(axes, phases)
+    style.legends(panels)
     return figure
 
 
@@ -63,14 +54,13 @@ def _draw_growth(axes: Axes, rows: pd.DataFrame, phases: dict) -> None:
     noise = rows["noise_norm2"] / base["noise_norm2"]
     size = rows["weight_norm2"] / base["weight_norm2"]
     scaled = rows[_SECOND].div(noise, axis=0) / base[_SECOND[0]]
-    style.band(axes, rows["step"], scaled, _SECOND, color=GREEN,
-               label="sensitivity ½ Δ·H·Δ / |Δ|²")  # fmt: skip
+    style.band(axes, rows["step"], scaled, _SECOND, color=GREEN, label="½ Δ·H·Δ / |Δ|²")
     axes.plot(rows["step"], noise, color="black", label="noise |Δ|²")
     axes.plot(rows["step"], noise / size, color=GREY, lw=0.9, ls=DASHED,
               label="relative noise |Δ|²/|w|²")  # fmt: skip
     axes.axhline(1, color=GREY, lw=0.4, zorder=0)
     axes.set_ylabel("relative to the best FP32 step")
-    axes.set_ylim(0, 1.05 * max(1.5, float(np.nanmax(scaled[_SECOND[2]]))))
+    axes.set_ylim(bottom=0)
 
 
 def _draw_controls(axes: Axes, whole: pd.DataFrame, rounding: pd.DataFrame, name: str) -> None:
@@ -78,11 +68,11 @@ def _draw_controls(axes: Axes, whole: pd.DataFrame, rounding: pd.DataFrame, name
     for kind, (color, dashes, label) in CONTROLS.items():
         rows = whole[whole["perturbation"].str.startswith(kind)]
         if len(rows):
-            mean = rows.groupby("step")[_SECOND].mean().reset_index()
+            mean = rows.groupby("step", as_index=False)[_SECOND].mean()
             style.band(axes, mean["step"], mean, _SECOND, color=color, lw=0.9, ls=dashes,
                        label=label)  # fmt: skip
     axes.set_ylabel("½ Δ·H·Δ (nats/token)")
 
 
 if __name__ == "__main__":
-    run(main, snakemake)
+    style.run(draw, snakemake)

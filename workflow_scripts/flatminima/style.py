@@ -1,13 +1,14 @@
-"""How everything is drawn and called: sizes, palette, scales, phase bands, labels, saving.
+"""How everything is drawn and called: sizes, palette, scales, legends, saving.
 
 Figures are ``matplotlib.figure.Figure`` objects without pyplot's global state, as wide as the
-page on which they are printed, with 8 point text.
+page on which they are printed, with 8 point text. Matplotlib's constrained layout finds room
+for titles and legends, which stand outside the axes and so hide nothing.
 """
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, zip_longest
 from pathlib import Path
 
 import matplotlib as mpl
@@ -18,10 +19,8 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.text import Text
-from matplotlib.transforms import Bbox
 
+from flatminima.jobs import arguments, logged
 from flatminima.missing import even_steps
 
 PAGE_IN = 7.0
@@ -58,21 +57,21 @@ _OTHER_LOOKS = [Look("#56b4e9", (0, (5, 1, 1, 1)), "D"), Look("#ca9161", (0, (5,
 _STYLE = (
     sns.axes_style("ticks")
     | sns.plotting_context("paper")
+    | dict.fromkeys(("font.size", "axes.labelsize", "axes.titlesize", "xtick.labelsize"), 8)
+    | dict.fromkeys(("ytick.labelsize", "legend.fontsize", "figure.titlesize"), 8)
+    | dict.fromkeys(("axes.linewidth", "xtick.major.width", "ytick.major.width"), 0.6)
+    | dict.fromkeys(("xtick.minor.width", "ytick.minor.width"), 0.4)
+    | dict.fromkeys(("xtick.major.size", "ytick.major.size"), 2.5)
+    | dict.fromkeys(("xtick.minor.size", "ytick.minor.size"), 1.5)
     | {
         "font.family": "DejaVu Sans",
-        **dict.fromkeys(("font.size", "axes.labelsize", "axes.titlesize", "xtick.labelsize"), 8),
-        **dict.fromkeys(("ytick.labelsize", "legend.fontsize", "figure.titlesize"), 8),
         "figure.titleweight": "normal",
-        "axes.linewidth": 0.6,
+        "axes.titlelocation": "left",
         "axes.spines.top": False,
         "axes.spines.right": False,
+        "axes.formatter.useoffset": False,
         "lines.linewidth": 1.1,
         "lines.markersize": 3,
-        **dict.fromkeys(("xtick.major.width", "ytick.major.width"), 0.6),
-        **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 2.5),
-        **dict.fromkeys(("xtick.minor.width", "ytick.minor.width"), 0.4),
-        **dict.fromkeys(("xtick.minor.size", "ytick.minor.size"), 1.5),
-        "axes.formatter.useoffset": False,
         "legend.frameon": False,
         "legend.handlelength": 1.6,
         "legend.labelspacing": 0.25,
@@ -100,6 +99,12 @@ def save(figure: Figure, paths: Iterable[str | Path]) -> None:
     for path in map(Path, paths):
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=300, metadata=undated.get(path.suffix))
+
+
+def run(draw: Callable[..., Figure], snakemake: object) -> None:
+    """Run the script of a figure: ``draw`` gets what its rule declares, as in ``jobs.run``."""
+    with logged(snakemake.log[0]):
+        save(draw(**arguments(draw, snakemake)), snakemake.output)
 
 
 # What is drawn, and its names in print.
@@ -146,78 +151,80 @@ def shades(count: int) -> list:
     return list(mpl.colormaps["viridis"](np.linspace(0.0, 0.85, count)))
 
 
-# The page: its title and its panels.
+# The page: its title, its panels and their legends.
 
 
-def put_title(figure: Figure, text: str, *, x: float, y: float) -> None:
-    """Title from ``x`` to the right edge (fractions of the page), on two lines where it must."""
-    title = figure.suptitle(text, x=x, ha="left", y=y)
-    room = figure.bbox.width * (0.99 - x) / title.get_window_extent().width
-    if room < 1:
-        title.set_text(textwrap.fill(text, int(0.97 * room * len(text))))
+def page(title: str, height: float) -> Figure:
+    """A page of this height (inches) with a title that may take two lines."""
+    figure = Figure(figsize=(PAGE_IN, height), layout="constrained")
+    figure.suptitle(textwrap.fill(title, 105), x=0.01, ha="left")
+    return figure
 
 
 def row_of_panels(
-    title: str, names: Sequence[str], *, height: float = 2.9, **layout: object
+    title: str, names: Sequence[str], *, height: float = 3.0, **layout: object
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with one row of panels, lettered and named."""
-    figure = Figure(figsize=(PAGE_IN, height))
-    grid = {"left": 0.08, "right": 0.985, "bottom": 0.16, "top": 0.83, "wspace": 0.42} | layout
-    panels = list(np.ravel(figure.subplots(1, len(names), gridspec_kw=grid)))
+    """A figure with one row of panels, lettered and named; ``layout`` is of ``subplots``."""
+    figure = page(title, height)
+    panels = list(np.ravel(figure.subplots(1, len(names), **layout)))
     for letter, axes, name in zip("abcdef", panels, names, strict=False):
-        axes.set_title(f"{letter}  {name}", loc="left")
-    put_title(figure, title, x=grid["left"], y=0.985)
+        axes.set_title(f"{letter}  {name}")
     return figure, panels
+
+
+def legends(panels: Sequence[Axes], columns: Sequence[int] = (), *, whole: bool = False) -> None:
+    """What is drawn in each panel, in ``columns`` or one, between its name and its axes.
+
+    ``whole`` lists what is drawn on the whole page.
+    """
+    rows = []
+    for axes, count in zip_longest(panels, columns, fillvalue=1):
+        drawn = [a.get_legend_handles_labels() for a in (axes.figure.axes if whole else [axes])]
+        handles, labels = (sum(part, []) for part in zip(*drawn, strict=True))
+        rows.append(-(-len(labels) // count))
+        if labels:
+            axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1), ncols=count)
+    for axes in panels:
+        axes.set_title(axes.get_title(loc="left"), pad=4 + 11.5 * max(rows))
 
 
 # Axes.
 
 
 def choose_scale(
-    axis: Axis,
-    values: Sequence[float],
-    *,
-    bounds: Sequence[float] = (),
-    decisive: Sequence[float] | None = None,
-    unit: float | None = None,
-    span: float = 30.0,
+    axes: Axes, values: pd.Series, *, decisive: pd.Series | None = None, span: float = 30.0
 ) -> str:
-    """Make ``axis`` linear or logarithmic according to the data, and say which.
+    """Make the y axis linear or logarithmic according to the data, and say which.
 
     Values that span more than a factor of ``span`` get a logarithmic axis; where some of them
-    or of the ``bounds`` of their intervals are zero or negative it is a symmetric one,
-    linear around zero, so that they stay visible. ``decisive`` are the values whose span
-    counts, by default all. ``unit`` is the smallest size worth telling apart, by default
-    the 5 % quantile of the positive values. Returns words for the axis label, empty where
-    the axis is linear.
+    are zero or negative it is a symmetric one, linear around zero, so that they stay visible.
+    ``decisive`` are the values whose span counts, by default all. Returns a line for the axis
+    label, empty where the axis is linear.
     """
-    values = np.asarray(values, dtype=np.float64)
-    judged = values if decisive is None else np.asarray(decisive, dtype=np.float64)
-    if not (judged > 0).any() or judged.max() <= span * _linear_part(judged, unit):
+    judged = values if decisive is None else decisive
+    if not (judged > 0).any() or judged.max() <= span * _linear_part(judged):
         return ""
-    if min([values.min(), *bounds]) > 0 and unit is None:
-        log_axis(axis)
-        words = "log scale"
-    else:
-        threshold = 10.0 ** np.ceil(np.log10(_linear_part(values, unit)) - 1e-9)
-        _set_scale(axis, "symlog", linthresh=threshold, linscale=0.6)
-        words = f"log scale, linear within ±{threshold:g}"
-    plain_numbers(axis)
-    return words
+    if values.min() > 0:
+        log_axis(axes.yaxis)
+        return "\nlog scale"
+    threshold = 10.0 ** np.ceil(np.log10(_linear_part(values)) - 1e-9)
+    axes.set_yscale("symlog", linthresh=threshold, linscale=0.6)
+    plain_numbers(axes.yaxis)
+    return f"\nlog scale, linear within ±{threshold:g}"
+
+
+def _linear_part(values: pd.Series) -> float:
+    """How far from zero an axis must be linear: over all that is negative or small."""
+    return max(values[values > 0].quantile(0.05, interpolation="lower"), -values.min())
 
 
 def log_axis(axis: Axis) -> None:
     """Make ``axis`` logarithmic; where it spans little it is labelled at 1, 2 and 5 of a decade."""
-    _set_scale(axis, "log")
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     low, high = axis.get_view_interval()
     if high < 200 * low:
         axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     plain_numbers(axis)
-
-
-def _set_scale(axis: Axis, kind: str, **options: float) -> None:
-    of_axes = axis.axes.set_yscale if axis.axis_name == "y" else axis.axes.set_xscale
-    of_axes(kind, **options)
 
 
 def plain_numbers(axis: Axis) -> None:
@@ -229,171 +236,50 @@ def plain_numbers(axis: Axis) -> None:
     axis.set_minor_formatter(ticker.NullFormatter())
 
 
-def _linear_part(values: np.ndarray, unit: float | None) -> float:
-    """How far from zero an axis must be linear: over all that is negative or small."""
-    smallest = unit or float(np.quantile(values[values > 0], 0.05, method="lower"))
-    return max(smallest, -float(values.min()))
-
-
-def step_axis(axes: Axes, *, tokens_per_step: float | None = None) -> None:
-    """Label the x axis as training steps, with the tokens that one step sees."""
+def step_axis(axes: Axes, last: int, *, ticks: int = 4) -> None:
+    """Label the x axis as training steps from 0 to ``last``."""
     axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,.0f}"))
-    each = f" ({tokens_per_step:,.0f} tokens each)" if tokens_per_step else ""
-    axes.set_xlabel(f"training step{each}")
-
-
-def step_ticks(axes: Axes, last: int) -> None:
-    """A step axis from 0 to the end with few ticks."""
-    step_axis(axes)
-    axes.set_xlim(0, last)
-    axes.locator_params(axis="x", nbins=4)
+    axes.set(xlabel="training step", xlim=(0, last))
+    axes.locator_params(axis="x", nbins=ticks)
 
 
 # What is drawn in more than one figure.
+
+
+def with_bars(table: pd.DataFrame, columns: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Value, and how far its interval reaches to both sides, as ``Axes.errorbar`` takes them."""
+    value, low, high = table[list(columns)].to_numpy(float).T
+    return value, np.clip([value - low, high - value], 0, None)
 
 
 def band(
     axes: Axes, x: pd.Series, table: pd.DataFrame, columns: Sequence[str], **look: object
 ) -> None:
     """A curve with its interval: ``columns`` are value, low and high; bars where points are few."""
-    value, low, high = (table[column].to_numpy(float) for column in columns)
+    value, bars = with_bars(table, columns)
     if len(table) < 8:
-        bars = {"marker": "o", "elinewidth": 0.7, "capsize": 1.5}
-        axes.errorbar(x, value, np.clip([value - low, high - value], 0, None), **bars | look)
+        axes.errorbar(x, value, bars, **{"marker": "o", "elinewidth": 0.7, "capsize": 1.5} | look)
         return
-    axes.fill_between(x, low, high, color=look["color"], alpha=0.18, lw=0)
+    axes.fill_between(x, value - bars[0], value + bars[1], color=look["color"], alpha=0.18, lw=0)
     axes.plot(x, value, **look)
 
 
-def legend(
-    axes: Axes, phases: Mapping | None = None, *, best: bool = True, **options: object
-) -> None:
-    """A legend over all that is drawn: the axis grows, so that nothing lies under it.
-
-    With ``phases`` a thin line at FP32 convergence and its interval as a grey band end below
-    it; ``best`` says whether the legend names them.
-    """
-    if phases:
-        found, name = phases["convergence"], "best FP32" if best else None
-        (line,) = axes.plot([found["step"]] * 2, [0, 1], color=GREY, lw=0.7, ls=DOTTED, zorder=-5,
-                            transform=axes.get_xaxis_transform(), label=name)  # fmt: skip
-    edge = 1.0
-    if axes.get_legend_handles_labels()[1]:
-        axes.get_ylim()  # settles the limits, which positions depend on
-        shown = axes.legend(**{"loc": "upper left"} | options)
-        edge = axes.transAxes.inverted().transform(shown.get_window_extent())[0, 1] - 0.02
-        scale = axes.yaxis.get_transform()
-        low, high = scale.transform(axes.get_ylim())
-        axes.set_ylim(top=scale.inverted().transform(low + (high - low) / edge))
-    if phases:
-        line.set_ydata([0, edge])
-        axes.axvspan(found["step_low"], found["step_high"], ymax=edge, color=BANDS[1], lw=0,
-                     zorder=-10)  # fmt: skip
+def mark_best(axes: Axes, phases: Mapping) -> None:
+    """A line at FP32 convergence, in the grey band of its interval."""
+    best = phases["convergence"]
+    axes.axvline(best["step"], color=GREY, lw=0.7, ls=DOTTED, zorder=-5, label="best FP32")
+    if best["step_low"] is not None:
+        axes.axvspan(best["step_low"], best["step_high"], color=BANDS[1], lw=0, zorder=-10)
 
 
-def named_segments(phases: dict) -> list[dict]:
-    """Segments of phases.json; the name of the last one says so where no onset was found."""
-    if phases["onset"]["step"] is not None:
-        return phases["segments"]
-    *before, last = phases["segments"]
-    return [*before, last | {"name": f"{last['name']} (no onset found)"}]
-
-
-def draw_phases(panels: Sequence[Axes], segments: Sequence[dict]) -> None:
-    """Shade the phases behind ``panels`` and name them above the first of them.
-
-    ``segments`` are those of phases.json. A name starts with its phase, or inside it after the
-    name before; where that leaves too little room it stands on a higher line.
-    """
-    top, ends = panels[0], []
-    left, right = top.get_xlim()
-    pixels, points = top.transData.transform, 72 / top.figure.dpi
-    for segment in segments:
-        # The steps before the first evenly spaced one belong to the first phase.
-        first = left if segment is segments[0] else segment["first_step"]
-        last = min(segment["last_step"], right)
+def shade_phases(panels: Iterable[Axes], phases: Mapping) -> str:
+    """Shade the phases behind ``panels``, white and grey in turn; returns their names."""
+    said, first = [], 0
+    for segment in phases["segments"]:
         for axes in panels:
-            axes.axvspan(first, last, color=BANDS[segment["phase"] % 2], lw=0, zorder=-10)
-        name = top.annotate(
-            f"{segment['phase']} {segment['name']}", (left, 1), (0, 3), color=GREY,
-            xycoords=top.get_xaxis_transform(), textcoords="offset points",
-            annotation_clip=False,
-        )  # fmt: skip
-        width, (origin, _) = name.get_window_extent().width, pixels((left, 0))
-        (start, _), (end, _) = pixels((first, 0)), pixels((last, 0))
-        start = max(min(start, top.bbox.x1 - width), origin)
-        aside = max([start, *(taken + 6 / points for taken in ends[:1])])
-        if aside + width <= end:
-            line, start = 0, aside
-        else:
-            line = next((k for k, taken in enumerate(ends) if taken <= start), len(ends))
-        ends[line : line + 1] = [start + width]
-        name.xyann = ((start - origin) * points, 3 + 11 * line)
-
-
-# Direct labels that keep clear of each other and of the curves.
-
-
-def end_labels(axes: Axes, labels: Sequence[tuple[str, float, str]]) -> None:
-    """Write each (text, y, colour) to the right of the axes, moved apart where they collide."""
-    texts = [
-        axes.annotate(
-            text, (1, y), (5, 0), xycoords=axes.get_yaxis_transform(), color=color,
-            textcoords="offset points", va="center", annotation_clip=False,
-        )
-        for text, y, color in sorted(labels, key=lambda label: label[1])
-    ]  # fmt: skip
-    axes.get_ylim()  # settles the limits, which positions depend on
-    boxes = [text.get_window_extent() for text in texts]
-    at = np.array([(box.y0 + box.y1) / 2 for box in boxes])
-    height = np.array([box.height for box in boxes])
-    moved, apart = at.copy(), (height[1:] + height[:-1]) / 2
-    for _ in range(300):
-        push = np.clip(apart - np.diff(moved), 0, None) / 2
-        moved[:-1] -= push
-        moved[1:] += push
-    for text, up in zip(texts, (moved - at) * 72 / axes.figure.dpi, strict=True):
-        text.xyann = (5, up)
-
-
-def place_label(axes: Axes, x: float, y: float, text: str, *, color: str) -> Text:
-    """Write ``text`` beside the point (x, y), where it covers the least of curves and text."""
-    axes.get_xlim(), axes.get_ylim()  # settles the limits, which positions depend on
-    label = axes.annotate(text, (x, y), (0, 0), textcoords="offset points", color=color, zorder=10)
-    curves = np.concatenate([_pixels(line) for line in axes.get_lines()] or [np.empty((0, 2))])
-    others = [other.get_window_extent() for other in axes.texts if other is not label]
-    best = None
-    for distance in (6, 12, 20, 30, 45, 65):
-        for right, up in [(1, 1), (-1, 1), (1, -1), (-1, -1), (0, 1), (0, -1), (1, 0), (-1, 0)]:
-            label.xyann = (right * distance, up * distance)
-            label.set_ha({1: "left", -1: "right", 0: "center"}[right])
-            label.set_va({1: "bottom", -1: "top", 0: "center"}[up])
-            cost = _cover(label.get_window_extent().padded(2), curves, others, axes.bbox)
-            if best is None or cost < best[0]:
-                best = (cost, label.xyann, label.get_ha(), label.get_va())
-    _, label.xyann, ha, va = best
-    label.set(ha=ha, va=va)
-    return label
-
-
-def lead_line(axes: Axes, x: float, y: float, label: Text, *, near: float = 3.0) -> None:
-    """A thin line from the point (x, y) to ``label``, where that is over ``near`` points away."""
-    box, point = label.get_window_extent(), axes.transData.transform((x, y))
-    end = np.clip(point, (box.x0, box.y0), (box.x1, box.y1))
-    if np.hypot(*(end - point)) * 72 / axes.figure.dpi > near:
-        ends = axes.transData.inverted().transform([point, end])
-        axes.plot(*ends.T, color=label.get_color(), lw=0.4, zorder=2)
-
-
-def _pixels(line: Line2D) -> np.ndarray:
-    """Points on a drawn line, at most two pixels apart."""
-    path = line.get_transform().transform_path(line.get_path())
-    corners = path.vertices[np.isfinite(path.vertices).all(axis=1)]
-    along = np.r_[0.0, np.cumsum(np.hypot(*np.diff(corners, axis=0).T))]
-    at = np.arange(0.0, along[-1] + 2.0, 2.0)
-    return np.column_stack([np.interp(at, along, corners[:, axis]) for axis in (0, 1)])
-
-
-def _cover(box: Bbox, curves: np.ndarray, others: list[Bbox], room: Bbox) -> float:
-    outside = box.x0 < room.x0 or box.x1 > room.x1 or box.y0 < room.y0 or box.y1 > room.y1
-    return box.count_contains(curves) + 100 * box.count_overlaps(others) + 1000 * outside
+            axes.axvspan(first, segment["last_step"], color=BANDS[segment["phase"] % 2], lw=0,
+                         zorder=-10)  # fmt: skip
+        said.append(f"{segment['phase']} {segment['name']} to step {segment['last_step']:,}")
+        first = segment["last_step"]
+    lacking = " (no onset found)" if phases["onset"]["step"] is None else ""
+    return f"phases: {', '.join(said)}{lacking}"
