@@ -29,7 +29,6 @@ from flatminima.files import weights_digest, write_json, write_table
 from flatminima.hub import RevisionMissing
 from flatminima.intervals import summarise
 from flatminima.jobs import progress
-from flatminima.layers import count_weights
 from flatminima.missing import even_steps
 from flatminima.model import choose_device, load_model, tensor_digests
 from flatminima.phases import SPARE, describe_phases
@@ -39,7 +38,7 @@ from flatminima.revisions import read_checkpoint
 from flatminima.scaling_law import excess_sentence, suite_excess
 from flatminima.scoring import Prober, gather_audit
 from flatminima.text.tokens import read_tokenizer, write_tokens
-from flatminima.tools.deployed import FORMATS, probe_deployed
+from flatminima.tools.deployed import probe_deployed
 from flatminima.tools.options import AuditOptions
 from flatminima.tools.sources import Source, fixed_batches, learning_rates, open_source, open_text
 
@@ -198,13 +197,12 @@ def _measure_all(
             if not scores:
                 report.say(_line(COLUMNS))
             report.say(_line(cells(found)))
-            known, kind = report.record["checkpoints"], model.config.model_type
-            known[step] = {"place": source.places[step], **origin,
-                           "weights_sha256": weights_digest(digests),
-                           "kind": f"{kind} of {count_weights(model):,} weights"}  # fmt: skip
-            kind, first = known[step]["kind"], next(iter(known.values()))["kind"]
-            if kind != first:
-                report.note(f"step {step}: {kind}, not {first} as before it")
+            digest, place = weights_digest(digests), source.places[step]
+            report.record["checkpoints"][step] = {
+                "place": place,
+                **origin,
+                "weights_sha256": digest,
+            }
             if found.set_index("role")["gap_pct"][LOW_BIT] == 0.0:
                 words = "a 4-bit gap of exactly 0 %: does the model use its weights?"
                 report.note(f"step {step}: {words}")
@@ -245,15 +243,13 @@ def _prepare(
     most = getattr(config, "max_position_embeddings", None)
     fits = not (isinstance(most, int) and 1 < most < options.length)
     length = options.length if fits else most
-    tokens, made = fixed_batches(
-        texts, read_tokenizer(tokenizer_file), sequences=options.sequences, length=length,
-        configured_end=getattr(config, "eos_token_id", None),
-    )  # fmt: skip
-    if len(tokens) < min(options.batch_size, options.sequences):
-        raise UserError(
-            f"{words}: its tokens are fewer than one batch of {options.batch_size} sequences of "
-            f"{length}; give more text, or a smaller --batch-size or --length"
-        )
+    try:
+        tokens, made = fixed_batches(
+            texts, read_tokenizer(tokenizer_file), sequences=options.sequences, length=length,
+            configured_end=getattr(config, "eos_token_id", None),
+        )  # fmt: skip
+    except UserError as error:
+        raise UserError(f"{words}: {error}") from error
     for name in FILES:  # of an earlier audit, none of which belongs to the numbers that come
         (folder / name).unlink(missing_ok=True)
     write_tokens(folder / VALIDATION, tokens)
@@ -294,12 +290,9 @@ def _probe_as_shipped(
     simulated = sequences[sequences["step"] == step]
     table = probe_deployed(model, prober, step, simulated, resamples=options.resamples)
     table.to_csv(path, index=False)
-    for row in table[table["status"] == "measured"].itertuples():
-        report.say(
-            f"{row.format} ({FORMATS[row.format].description}): gap {row.gap_pct:.3f} % "
-            f"[{row.gap_low_pct:.3f}, {row.gap_high_pct:.3f}], simulated {row.counterpart} "
-            f"{row.simulated_gap_pct:.3f} %"
-        )
+    shown = ["format", "gap_pct", "gap_low_pct", "gap_high_pct", "counterpart", "simulated_gap_pct"]
+    measured = table.loc[table["status"] == "measured", shown]
+    report.say(measured.to_string(index=False, float_format="{:.3f}".format))
 
 
 # What is shown

@@ -16,6 +16,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from accelerate.utils import broadcast_object_list
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.trainer_callback import (
@@ -44,15 +45,6 @@ DEFAULT_PROBE = {
     "sequences": 64,
     "batch_size": 8,
 }
-
-
-def from_rank_zero(value: object) -> object:
-    """What rank 0 passed, on every rank, each of which must call it."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return value
-    shared = [value]
-    torch.distributed.broadcast_object_list(shared, src=0)
-    return shared[0]
 
 
 class ConvergenceCallback(TrainerCallback, ExportableState):
@@ -165,7 +157,8 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
         if self.metric not in metrics:
             self._miss(metrics, state)
             return
-        loss, stderr = from_rank_zero((metrics[self.metric], metrics.get(self.stderr_metric)))
+        seen = [metrics[self.metric], metrics.get(self.stderr_metric)]
+        loss, stderr = broadcast_object_list(seen)  # that of rank 0, on every rank
         before = self.monitor.state
         try:
             now = self.monitor.update(state.global_step, loss, stderr)
@@ -178,7 +171,8 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
         if now.began:
             if "probe" in self.actions:
                 leads = state.is_world_process_zero
-                gaps = from_rank_zero(self._measure(args, model, eval_dataloader) if leads else {})
+                gaps = self._measure(args, model, eval_dataloader) if leads else {}
+                [gaps] = broadcast_object_list([gaps])
             self.events.append({"step": now.step, "loss": now.loss, "slope": now.slope, **gaps})
             control.should_save |= "save" in self.actions
             control.should_training_stop |= "stop" in self.actions

@@ -9,9 +9,9 @@ name with its reason.
 import copy
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from importlib import metadata, util
+from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -129,49 +129,30 @@ def _only_linear(model: nn.Module, layers: str) -> dict[str, nn.Linear]:
     return found
 
 
-@dataclass(frozen=True)
-class Format:
-    """One way to ship a model. ``counterpart`` is the role of the simulated quantizer beside it.
-
-    ``convert`` raises ``NotHere`` where it cannot.
-    """
+class Format(NamedTuple):
+    """One way to ship a model. ``counterpart`` is the role of the simulated quantizer beside it."""
 
     package: str
     counterpart: str
-    description: str
     convert: Callable[[nn.Module, str, int], nn.Module]
 
 
 FORMATS = {
-    "gguf_q4_1": Format(
-        "gguf", LOW_BIT, "GGUF Q4_1: 4 bits, scale and minimum in float16, groups of 32",
-        partial(gguf_model, kind="Q4_1"),
-    ),
-    "gguf_q8_0": Format(
-        "gguf", HIGH_BIT, "GGUF Q8_0: 8 bits symmetric, scale in float16, groups of 32",
-        partial(gguf_model, kind="Q8_0"),
-    ),
-    "torchao_int4": Format(
-        "torchao", LOW_BIT, "Int4WeightOnlyConfig: packed 4-bit kernels in bfloat16",
-        partial(torchao_model, kind="int4"),
-    ),
-    "torchao_intx4": Format(
-        "torchao", LOW_BIT, "IntxWeightOnlyConfig of 4 bits, asymmetric, not packed, float32",
-        partial(torchao_model, kind="intx"),
-    ),
-    "torchao_int8": Format(
-        "torchao", HIGH_BIT, "Int8WeightOnlyConfig: 8 bits symmetric per output channel",
-        partial(torchao_model, kind="int8"),
-    ),
-    "bitsandbytes_nf4": Format(
-        "bitsandbytes", LOW_BIT, "NF4: 4-bit normal-float code book, groups of 64",
-        partial(bitsandbytes_model, bits=4),
-    ),
-    "bitsandbytes_int8": Format(
-        "bitsandbytes", HIGH_BIT, "LLM.int8(): weights and activations in 8 bits, outliers apart",
-        partial(bitsandbytes_model, bits=8),
-    ),
-}  # fmt: skip
+    # 4 bits, scale and minimum in float16, groups of 32
+    "gguf_q4_1": Format("gguf", LOW_BIT, partial(gguf_model, kind="Q4_1")),
+    # 8 bits symmetric, scale in float16, groups of 32
+    "gguf_q8_0": Format("gguf", HIGH_BIT, partial(gguf_model, kind="Q8_0")),
+    # packed 4-bit kernels in bfloat16
+    "torchao_int4": Format("torchao", LOW_BIT, partial(torchao_model, kind="int4")),
+    # 4 bits, asymmetric, float32
+    "torchao_intx4": Format("torchao", LOW_BIT, partial(torchao_model, kind="intx")),
+    # 8 bits symmetric per output channel
+    "torchao_int8": Format("torchao", HIGH_BIT, partial(torchao_model, kind="int8")),
+    # 4-bit normal-float code book, groups of 64
+    "bitsandbytes_nf4": Format("bitsandbytes", LOW_BIT, partial(bitsandbytes_model, bits=4)),
+    # LLM.int8(): weights and activations in 8 bits, outliers apart
+    "bitsandbytes_int8": Format("bitsandbytes", HIGH_BIT, partial(bitsandbytes_model, bits=8)),
+}
 
 
 def score_format(model: nn.Module, prober: Prober, name: str) -> SequenceScores:

@@ -4,14 +4,16 @@ Each factory returns a ``LambdaLR`` for ``Trainer(optimizers=(optimizer, schedul
 loop that calls ``scheduler.step()`` after ``optimizer.step()``. Its rate at every step is
 that of the pure function, to the last bit but one: PyTorch multiplies a group's initial
 rate by a factor. The highest rate is each group's own ``lr``; by name all take ``min_lr_rate``
-(the lowest as a share of it, a tenth by default) or ``min_lr`` (the lowest itself). The state of
-a scheduler is its step counter, so ``load_state_dict`` on one that was made alike resumes
-exactly. To leave a run at step s with a new optimizer, set ``initial_lr`` of its groups and pass
-``last_epoch=s - 1``. A number that makes no sense is a ``ValueError`` of one line.
+(the lowest as a share of it, a tenth by default) or ``min_lr`` (the lowest itself). SGDR and OLI
+leave a ``baseline`` (``cosine`` or ``cosine_neox_v1``, the default) at ``start``, by default
+where the warm-up ends.
+
+The state of a scheduler is its step counter, so ``load_state_dict`` on one that was made alike
+resumes exactly. To leave a run at step s with a new optimizer, set ``initial_lr`` of its groups
+and pass ``last_epoch=s - 1``. A number that makes no sense is a ``ValueError`` of one line.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Literal, TypedDict, Unpack
 
 from pydantic import ValidationError
 from torch.optim import Optimizer
@@ -20,44 +22,25 @@ from torch.optim.lr_scheduler import LambdaLR
 from flatminima.schedules import OliPhase, fork_schedule, read_schedule
 
 
-class Run(TypedDict, total=False):
-    """What every factory takes by name."""
-
-    min_lr_rate: float
-    min_lr: float
-    last_epoch: int
-
-
-class Fork(Run, total=False):
-    """Before ``start`` (the end of the warm-up by default) a run follows ``baseline``."""
-
-    start: int
-    baseline: Literal["cosine", "cosine_neox_v1"]
-
-
 def get_cosine_schedule(
-    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, **options: Unpack[Run]
+    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, **options: float
 ) -> LambdaLR:
     """Linear warm-up, then a cosine that ends at the lowest rate (``schedules.Cosine``)."""
-    options["baseline"] = "cosine"
-    return _scheduler(optimizer, num_warmup_steps, num_training_steps, None, **options)
+    run = {"baseline": "cosine", **options}
+    return _scheduler(optimizer, num_warmup_steps, num_training_steps, None, **run)
 
 
 def get_cosine_neox_schedule(
-    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, **options: Unpack[Run]
+    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, **options: float
 ) -> LambdaLR:
     """Pythia's own schedule, the lowest rate as a floor (``schedules.CosineNeoxV1``)."""
     return _scheduler(optimizer, num_warmup_steps, num_training_steps, None, **options)
 
 
 def get_sgdr_schedule(
-    optimizer: Optimizer,
-    num_warmup_steps: int,
-    num_training_steps: int,
-    period: int,
-    **options: Unpack[Fork],
+    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, period: int, **options
 ) -> LambdaLR:
-    """Warm restarts every ``period`` steps from ``start`` on (``schedules.Sgdr``)."""
+    """Warm restarts every ``period`` steps (``schedules.Sgdr``)."""
     kind = {"kind": "sgdr", "period": period}
     return _scheduler(optimizer, num_warmup_steps, num_training_steps, kind, **options)
 
@@ -71,15 +54,14 @@ def get_oli_schedule(
     *,
     amplitude: float = 5.0,
     first: OliPhase = "cool",
-    **options: Unpack[Fork],
+    **options,
 ) -> LambdaLR:
-    """Oscillatory Lock-In: bumps above the baseline from ``start`` on.
+    """Oscillatory Lock-In: bumps above the baseline (``schedules.OscillatoryLockIn``).
 
-    ``schedules.OscillatoryLockIn``, condition C of section 5.1. The paper begins the cycles
-    late, where FP32 loss has converged.
+    Condition C of section 5.1, which begins the cycles late, where FP32 loss has converged.
     """
-    kind = {"kind": "oli", "bump_steps": bump_steps, "cool_steps": cool_steps,
-            "amplitude": amplitude, "first": first}  # fmt: skip
+    cycle = {"bump_steps": bump_steps, "cool_steps": cool_steps, "first": first}
+    kind = {"kind": "oli", "amplitude": amplitude, **cycle}
     return _scheduler(optimizer, num_warmup_steps, num_training_steps, kind, **options)
 
 

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +24,8 @@ from flatminima.revisions import (
     table_of_branches,
 )
 from flatminima.text.corpus import deduplicate, package_documents, package_versions, split
-from flatminima.text.sources import NotAvailable, TextError, find_file, read_texts
-from flatminima.text.tokens import encode_stream, end_of_text, leading_ids
+from flatminima.text.sources import NotAvailable, find_file, read_texts
+from flatminima.text.tokens import encode_stream, end_of_text, leading_ids, pack
 
 TRAINER_STATE = "trainer_state.json"
 PACKAGE, MIN_CHARACTERS = "numpy", 200  # text that every machine has
@@ -190,7 +189,7 @@ def fixed_batches(
     length: int,
     configured_end: int | list[int] | None = None,
 ) -> tuple[np.ndarray, str]:
-    """``[sequences, length]`` int32 token ids, fewer where the text is shorter, and how they are.
+    """``[sequences, length]`` int32 token ids, and how they are made.
 
     Documents are concatenated, each followed by the tokenizer's end of text, or where it has
     none by the configuration's (``configured_end``) if that is an id of it. Where the
@@ -201,17 +200,9 @@ def fixed_batches(
     before, end = leading_ids(tokenizer), end_of_text(tokenizer)
     if end is None and configured in tokenizer.get_vocab().values():
         end = configured
-    taken = length - len(before)
-    if taken < 2:
-        raise UserError(f"--length {length}: {2 + len(before)} or more, {len(before)} of which are "
-                        "the tokenizer's own at the start")  # fmt: skip
-    documents = encode_stream(tokenizer, texts, end, sequences * taken)
-    try:
-        ids = np.fromiter(islice(chain.from_iterable(documents), sequences * taken), np.int32)
-    except TextError as error:
-        raise UserError(f"--data {error}") from error
-    whole = len(ids) // taken
-    cut = ids[: whole * taken].reshape(whole, taken)
+    own = length - len(before)
+    documents = encode_stream(tokenizer, texts, end, sequences * own)
+    tokens = pack(documents, sequences=sequences, length=own)
     words = "nothing between documents"
     if end is not None:
         words = f"{tokenizer.id_to_token(end)} (id {end}) between documents"
@@ -219,4 +210,4 @@ def fixed_batches(
             words += f" (eos_token_id of the configuration is {configured})"
     if before:
         words += f", {' '.join(tokenizer.id_to_token(i) for i in before)} before each sequence"
-    return np.insert(cut, [0] * len(before), before, axis=1), words
+    return np.insert(tokens, [0] * len(before), before, axis=1), words
