@@ -84,10 +84,15 @@ def test_scores_agree_with_the_per_token_oracle(tiny_model, tiny_tokens, variant
     assert kl["rtn_int3"] > kl["rtn_int4"] > kl["rtn_int8"] > kl[FP32] == 0.0
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 100])
-def test_batch_size_and_company_change_nothing(tiny_model, tiny_tokens, variants, batch_size):
+@pytest.mark.parametrize(("batch_size", "at_once"), [(1, None), (4, 64), (100, 5 * 64)])
+def test_batch_size_and_company_change_nothing(
+    tiny_model, tiny_tokens, variants, monkeypatch, batch_size, at_once
+):
     """Nine sequences, in one batch and in others, which may end with one that is not full."""
     one = score_variants(tiny_model, tiny_tokens, variants, batch_size=9)
+    if at_once:  # of the logits that are scored: the same bits
+        monkeypatch.setattr(scoring, "SCORED_AT_ONCE", at_once)
+        assert score_variants(tiny_model, tiny_tokens, variants, batch_size=9) == one
     other = score_variants(tiny_model, tiny_tokens[::-1], variants, batch_size=batch_size)
     for name in one:
         np.testing.assert_allclose(other[name].nll_nats[::-1], one[name].nll_nats, rtol=1e-6)
@@ -152,14 +157,8 @@ def test_divergence_agrees_with_float64_at_every_distance(seed, spread, distance
 # What is refused
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_a_model_that_is_not_float32_is_refused(tiny_model, tiny_tokens, dtype):
-    with pytest.raises(TypeError, match=f"embed_in.weight is {dtype}; .*float32"):
-        score_variants(tiny_model.to(dtype), tiny_tokens, {}, batch_size=4)
-
-
-def test_tf32_is_refused_and_switched_off(tiny_model):
-    torch.backends.cuda.matmul.allow_tf32 = True
+def test_a_model_that_is_not_float32_and_tf32_are_refused(tiny_model, tiny_tokens):
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     try:
         with pytest.raises(TypeError, match="TF32"):
             assert_float32(tiny_model)
@@ -167,7 +166,9 @@ def test_tf32_is_refused_and_switched_off(tiny_model):
         prepare_backend()
     assert not torch.backends.cuda.matmul.allow_tf32
     assert not torch.backends.cudnn.allow_tf32
-    assert_float32(tiny_model)
+    for dtype in (torch.float16, torch.float64):
+        with pytest.raises(TypeError, match=f"embed_in.weight is {dtype}; .*float32"):
+            score_variants(tiny_model.to(dtype), tiny_tokens, {}, batch_size=4)
 
 
 def test_bad_weights_are_named_and_misspelt_ones_refused(tiny_model, tiny_tokens, variants):
@@ -225,8 +226,7 @@ def pieces_of(model, tokens, weights, at_once=WHOLE):
         return list(model_logits(model, ids, at_once))
 
 
-@pytest.mark.parametrize("spec", [None, INT4, HEAD])
-@pytest.mark.parametrize("positions", [1, 7, 64])
+@pytest.mark.parametrize(("spec", "positions"), [(None, 1), (INT4, 7), (HEAD, 64)])
 def test_pieces_are_what_all_logits_are(tiny_model, tiny_tokens, spec, positions):
     weights = quantized_weights(tiny_model, spec) if spec else {}
     whole = torch.cat(pieces_of(tiny_model, tiny_tokens, weights))
@@ -234,15 +234,6 @@ def test_pieces_are_what_all_logits_are(tiny_model, tiny_tokens, spec, positions
     assert max(map(len, pieces)) == positions
     assert whole.shape == (9 * 15, 64)
     torch.testing.assert_close(torch.cat(pieces), whole, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("at_once", [64, 5 * 64])
-def test_scores_are_the_same_bits_however_many_logits_are_scored_at_once(
-    tiny_model, tiny_tokens, variants, monkeypatch, at_once
-):
-    whole = score_variants(tiny_model, tiny_tokens, variants, batch_size=4)
-    monkeypatch.setattr(scoring, "SCORED_AT_ONCE", at_once)
-    assert score_variants(tiny_model, tiny_tokens, variants, batch_size=4) == whole
 
 
 def test_a_head_whose_outputs_are_changed_afterwards_is_not_taken_apart(tiny_model, tiny_tokens):
@@ -260,17 +251,14 @@ def test_a_head_whose_outputs_are_changed_afterwards_is_not_taken_apart(tiny_mod
     torch.testing.assert_close(torch.cat(scaled), whole * 0.5)
 
 
-@pytest.mark.parametrize("at_once", [320, WHOLE])
-@pytest.mark.parametrize("spec", [INT4, HEAD])
+@pytest.mark.parametrize(("spec", "at_once"), [(INT4, WHOLE), (HEAD, 320)])
 def test_weights_made_when_they_are_read_give_the_same_bits(tiny_model, tiny_tokens, spec, at_once):
-    before = {name: weight.clone() for name, weight in tiny_model.named_parameters()}
     held, made = Quantized(tiny_model, spec), Quantized(tiny_model, spec, most_held=0)
     name = next(iter(held))
     assert held[name] is held[name] and made[name] is not made[name]
     found = [pieces_of(tiny_model, tiny_tokens, w, at_once) for w in (held, made, {})]
     assert all(torch.equal(a, b) for a, b in zip(*found[:2], strict=True))
     assert not torch.equal(torch.cat(found[2]), torch.cat(found[0]))
-    assert all(torch.equal(before[n], w) for n, w in tiny_model.named_parameters())
 
 
 def test_no_more_than_one_weight_is_there_at_a_time(tiny_model, tiny_tokens):
