@@ -289,11 +289,10 @@ def training_step(quick: bool) -> list[dict]:
 
 
 def _updates(model: nn.Module, tokens: np.ndarray, batch: int) -> Iterator[float]:
-    recipe = Recipe(batch, 0.0, 0.9, 0.95, 1e-8, 1.0)
+    recipe = Recipe(batch, 0.0, 0.9, 0.95, 1e-8, 1.0, seed=0)
     updates = train(
-        model, build_optimizer(model, recipe), tokens, lambda step: LR, recipe,
-        start=0, stop=10**9, seed=0, device="cpu",
-    )  # fmt: skip
+        model, build_optimizer(model, recipe), tokens, lambda step: LR, recipe, start=0, stop=10**9
+    )
     return (update.loss_nats for update in updates)
 
 

@@ -22,7 +22,9 @@ from flatminima.training.workspace import Workspace, load_state, save_state
 from tests.conftest import TINY, TINY_VOCABULARY
 from tests.oracles import BigramAdamW
 
-RECIPE = Recipe(batch_size=4, weight_decay=0.1, beta1=0.9, beta2=0.95, eps=1e-8, clip_norm=1.0)
+RECIPE = Recipe(
+    batch_size=4, weight_decay=0.1, beta1=0.9, beta2=0.95, eps=1e-8, clip_norm=1.0, seed=5
+)
 WARMED = Cosine(lr_max=1e-2, lr_min=1e-3, warmup_steps=3, total_steps=20)
 UNWARMED = Cosine(lr_max=1e-2, lr_min=1e-3, warmup_steps=0, total_steps=20)
 
@@ -33,7 +35,7 @@ def fresh(seed=0):
 
 
 def run(model, optimizer, tokens, *, start, stop, schedule=WARMED, recipe=RECIPE):
-    return list(train(model, optimizer, tokens, schedule, recipe, start=start, stop=stop, seed=5))
+    return list(train(model, optimizer, tokens, schedule, recipe, start=start, stop=stop))
 
 
 def weights(model):
@@ -260,9 +262,7 @@ def test_training_agrees_with_a_textbook_adamw(clip_norm):
     _, slopes = oracle.loss_and_gradients(tokens[:4])
     norm = math.sqrt(sum((g**2).sum() for g in slopes.values()))
     assert 0.05 < norm < 1.0  # the two limits lie on either side
-    updates = train(
-        model, build_optimizer(model, recipe), tokens, WARMED, recipe, start=0, stop=8, seed=5
-    )
+    updates = train(model, build_optimizer(model, recipe), tokens, WARMED, recipe, start=0, stop=8)
     for step, update in enumerate(updates):
         assert (update.step, update.lr) == (step + 1, WARMED(step))
         rows = batch_rows(step, sequences=10, batch_size=4, seed=5)
@@ -303,7 +303,7 @@ def test_a_rate_that_is_too_high_ends_in_one_line_with_its_key(tiny_tokens, tmp_
     with Workspace(tmp_path / "w", "", 100) as workspace, pytest.raises(Diverged) as caught:
         train_series(
             build_model(TINY, TINY_VOCABULARY, 0), tiny_tokens, schedule, RECIPE, start=0,
-            stop=stop, seed=0, checkpoints={stop: str(tmp_path / "last")}, workspace=workspace,
+            stop=stop, checkpoints={stop: str(tmp_path / "last")}, workspace=workspace,
             key="fork.schedules.oli",
         )  # fmt: skip
     line = str(caught.value)

@@ -35,7 +35,6 @@ def main(train: str, checkpoints: dict, final_state: str, losses: str, workspace
             read_recipe(training),
             start=settings["start"],
             stop=settings["stop"],
-            seed=training["seed"],
             checkpoints=checkpoints,
             workspace=unfinished,
             initial_state=initial_state,

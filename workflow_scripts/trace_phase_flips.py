@@ -17,7 +17,7 @@ def main(*, weights: str, train: str, settings: dict, quantizer: dict, threads: 
     device = prepare(settings["device"], threads)
     found = trace_phases(
         lambda: load_model(Path(weights).parent, device), read_tokens(train),
-        read_spec(quantizer), settings=settings, device=device,
+        read_spec(quantizer), settings,
     )  # fmt: skip
     write_table(table, found)
 

@@ -43,12 +43,13 @@ def main(inputs: dict, checkpoints: str, losses: str, provenance: str, seed: int
         tokens = tokens.reshape(-1, length)
         check_ids(tokens, model.config.vocab_size, whose="the vocabulary")
         set_attention(model, compute.attention)
+        recipe = read_recipe(
+            condition.training, batch_size=condition.fork["batch_size"], seed=seed, compute=compute
+        )
         table = train_series(
-            model, tokens, condition.schedule,
-            read_recipe(condition.training, condition.fork["batch_size"]),
-            start=condition.start, stop=condition.stop, seed=seed, checkpoints=folders,
-            workspace=unfinished, initial_state=inputs.get("state"), device=device,
-            compute=compute, key=key,
+            model, tokens, condition.schedule, recipe,
+            start=condition.start, stop=condition.stop, checkpoints=folders,
+            workspace=unfinished, initial_state=inputs.get("state"), key=key,
         )  # fmt: skip
         write_table(losses, table)
         made = {step: file_sha256(f"{folder}/{WEIGHTS_FILE}") for step, folder in folders.items()}

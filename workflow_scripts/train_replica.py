@@ -21,19 +21,17 @@ def main(train: str, checkpoints: str, losses: str, provenance: str, settings: d
     torch.set_num_threads(threads)
     prepare_backend()
     training, last = settings["training"], settings["steps"][-1]
-    seed = training["seed"]
     made_by = {**describe_run(threads=threads), **settings,
                "train_sha256": file_sha256(train), "code": code}  # fmt: skip
     folders = {step: f"{checkpoints}/step{step}" for step in settings["steps"]}
     with Workspace(workspace, fingerprint(**made_by), save_every) as unfinished:
         table = train_series(
-            build_model(settings["architecture"], settings["vocab_size"], seed),
+            build_model(settings["architecture"], settings["vocab_size"], training["seed"]),
             read_tokens(train)[: settings["train_sequences"]],
             read_schedule(training, last),
             read_recipe(training),
             start=0,
             stop=last,
-            seed=seed,
             checkpoints=folders,
             workspace=unfinished,
         )

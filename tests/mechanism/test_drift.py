@@ -160,7 +160,7 @@ def trace(amplitude: float) -> pd.DataFrame:
                 "seeds": [0, 1]}  # fmt: skip
     tokens = np.random.default_rng(0).integers(0, 64, (32, 16)).astype(np.int32)
     return trace_phases(lambda: build_model(TINY, 64, seed=0), tokens,
-                        affine(4, "group", False, 8), settings=settings, device="cpu")  # fmt: skip
+                        affine(4, "group", False, 8), settings)  # fmt: skip
 
 
 def test_a_larger_bump_flips_more_codes_and_an_amplitude_of_one_is_the_baseline():

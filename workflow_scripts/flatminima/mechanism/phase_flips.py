@@ -26,26 +26,21 @@ def phase_ends(schedule: ForkSchedule) -> dict[int, str]:
 
 
 def trace_phases(
-    load: Callable[[], nn.Module],
-    tokens: np.ndarray,
-    spec: AffineQuantizer,
-    *,
-    settings: Mapping,
-    device: str,
+    load: Callable[[], nn.Module], tokens: np.ndarray, spec: AffineQuantizer, settings: Mapping
 ) -> pd.DataFrame:
     """Every OLI schedule and, over the same phases, the baseline; a row per phase and seed.
 
-    ``load`` gives the model of the fork point on ``device``; ``settings`` has schedules
+    ``load`` gives the model of the fork point; ``settings`` has schedules
     (definitions of kind oli by name), start, batch_size, training, total_steps, cycles and seeds.
     """
     start, rows = settings["start"], []
-    recipe = read_recipe(settings["training"], settings["batch_size"])
     baseline = read_schedule(settings["training"], settings["total_steps"])
 
     def follow(schedule: Schedule, ends: Mapping[int, str], seed: int) -> Iterator[dict]:
         """Train through ``ends`` and compare the codes at each with those at the one before."""
-        model = load()
-        optimizer, at = build_optimizer(model, recipe), start
+        model, at = load(), start
+        recipe = read_recipe(settings["training"], batch_size=settings["batch_size"], seed=seed)
+        optimizer = build_optimizer(model, recipe)
 
         def weights() -> dict:
             chosen = linear_weights(model, spec.layers)
@@ -53,7 +48,7 @@ def trace_phases(
 
         before = weights()
         for update in train(model, optimizer, tokens, schedule, recipe, start=start,
-                            stop=max(ends), seed=seed, device=device):  # fmt: skip
+                            stop=max(ends)):  # fmt: skip
             if update.step in ends:
                 after = weights()
                 yield {"phase": ends[update.step], "first_step": at, "step": update.step,

@@ -33,9 +33,8 @@ _FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 class Recipe:
     """How one update is made (section 5.1: "Adam with Pythia's original hyperparameters").
 
-    ``weight_decay`` is decoupled (AdamW) and spares biases and layer norms. A
-    ``sam_radius`` above 0 takes the gradient at the worst point that near
-    (``gradients.sharpness_aware_gradients``).
+    ``weight_decay`` is decoupled (AdamW) and spares biases and layer norms; ``seed`` decides the
+    data order; a ``sam_radius`` above 0 takes the gradient at the worst point that near.
     """
 
     batch_size: int
@@ -44,7 +43,9 @@ class Recipe:
     beta2: float
     eps: float
     clip_norm: float
+    seed: int
     sam_radius: float = 0.0
+    compute: Compute = PLAIN
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,9 @@ class Update:
     loss_nats: float
 
 
-def read_recipe(training: Mapping, batch_size: int | None = None) -> Recipe:
-    """The recipe in a ``training`` section, with another batch size for forks."""
-    values = {**training} if batch_size is None else {**training, "batch_size": batch_size}
+def read_recipe(training: Mapping, **changes: object) -> Recipe:
+    """The recipe in a ``training`` section, with what forks change or add."""
+    values = {**training, **changes}
     return Recipe(**{f.name: values[f.name] for f in fields(Recipe) if f.name in values})
 
 
@@ -102,24 +103,23 @@ def train(
     *,
     start: int,
     stop: int,
-    seed: int,
-    device: str = "cpu",
-    compute: Compute = PLAIN,
 ) -> Iterator[Update]:
     """Train from step ``start`` to step ``stop``, yielding after each update.
 
-    ``tokens`` is ``[sequences, length]``; ``seed`` decides the data order. Raises ``Diverged``
-    where a loss or a gradient is not finite, before any weight moves.
+    ``tokens`` is ``[sequences, length]``. Raises ``Diverged`` where a loss or a gradient is not
+    finite, before any weight moves.
     """
-    rate = 0.0
+    rate, device = 0.0, next(model.parameters()).device
     for step in range(start, stop):
         model.train()
-        rows = batch_rows(step, sequences=len(tokens), batch_size=recipe.batch_size, seed=seed)
+        rows = batch_rows(
+            step, sequences=len(tokens), batch_size=recipe.batch_size, seed=recipe.seed
+        )
         ids = torch.from_numpy(tokens[rows].astype(np.int64)).to(device)
         if recipe.sam_radius:
-            value = sharpness_aware_gradients(model, ids, recipe.sam_radius, compute)
+            value = sharpness_aware_gradients(model, ids, recipe.sam_radius, recipe.compute)
         else:
-            value = batch_gradients(model, ids, compute)
+            value = batch_gradients(model, ids, recipe.compute)
         norm = nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm).item()
         if not (math.isfinite(value) and math.isfinite(norm)):
             moved = f" after an update at learning rate {rate:g}" if step > start else ""
@@ -143,23 +143,19 @@ def train_series(
     *,
     start: int,
     stop: int,
-    seed: int,
     checkpoints: Mapping[int, str],
     workspace: Workspace,
     initial_state: str | None = None,
     final_state: str | None = None,
-    device: str = "cpu",
-    compute: Compute = PLAIN,
     key: str = "training.lr_max",
 ) -> pd.DataFrame:
     """Train from ``start`` to ``stop`` and write the checkpoints due on the way, as float32.
 
-    ``model`` holds the weights of ``start`` on ``device``, ``tokens`` is
-    ``[sequences, length]``; ``checkpoints`` maps each step to its folder. Adam's moments are
-    those of ``initial_state``, or fresh; ``final_state`` receives the state of the end.
-    Nothing appears in its place before the whole job is done. Returns one row per update:
-    step, lr, loss_nats_per_token. Raises ``Diverged`` with ``key``, the one of the
-    configuration to blame.
+    ``model`` holds the weights of ``start``, ``tokens`` is ``[sequences, length]``;
+    ``checkpoints`` maps each step to its folder. Adam's moments are those of ``initial_state``,
+    or fresh; ``final_state`` receives the state of the end. Nothing appears in its place before
+    the whole job is done. Returns one row per update: step, lr, loss_nats_per_token. Raises
+    ``Diverged`` with ``key``, the one of the configuration to blame.
     """
     optimizer = build_optimizer(model, recipe)
     if initial_state is not None:
@@ -167,10 +163,7 @@ def train_series(
     step, losses = workspace.resume(model, optimizer, start)
     if step == start and start in checkpoints:
         save_model(model, workspace.staged(start), digests=True)
-    updates = train(
-        model, optimizer, tokens, schedule, recipe,
-        start=step, stop=stop, seed=seed, device=device, compute=compute,
-    )  # fmt: skip
+    updates = train(model, optimizer, tokens, schedule, recipe, start=step, stop=stop)
     bar = progress(updates, f"training, steps {step} to {stop}", total=stop - step)
     try:
         for update in bar:
