@@ -22,8 +22,6 @@ from flatminima.scoring import (
     ModelForward,
     Prober,
     _kl_divergence,
-    model_logits,
-    replaced,
     score,
     score_variants,
 )
@@ -222,8 +220,8 @@ def test_perplexity_of_a_fresh_model_is_v_times_e_to_the_fifth():
 
 def pieces_of(model, tokens, weights, at_once=WHOLE):
     ids = torch.from_numpy(tokens.astype(np.int64))
-    with torch.inference_mode(), replaced(model, weights):
-        return list(model_logits(model, ids, at_once))
+    with torch.inference_mode():
+        return list(ModelForward(model, weights, at_once)(ids))
 
 
 @pytest.mark.parametrize(("spec", "positions"), [(None, 1), (INT4, 7), (HEAD, 64)])
@@ -299,15 +297,14 @@ def test_weights_that_are_read_without_a_call_and_shared_ones_are_replaced():
             self.shared, self.unread = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
             self.shared.weight = self.other.weight
 
-        def forward(self, x):
-            return self.shared(x @ self.first.weight.T)
+        def forward(self, input_ids, use_cache):
+            return SimpleNamespace(logits=self.shared(input_ids @ self.first.weight.T))
 
-    model, x = Model(), torch.eye(3)
     new = {f"{name}.weight": torch.randn(3, 3) for name in ("first", "other", "unread")}
-    with replaced(model, new) as read:
-        found = model(x)
-    assert torch.equal(found, x @ new["first.weight"].T @ new["other.weight"].T)
-    assert read == {"first.weight", "other.weight"}
+    forward = ModelForward(Model(), new)
+    (found,) = forward(torch.eye(4, 3)[None])
+    torch.testing.assert_close(found, new["first.weight"].T @ new["other.weight"].T)
+    assert forward.read == {"first.weight", "other.weight"}
 
 
 def test_any_callable_is_a_forward(tiny_model, tiny_tokens):

@@ -27,8 +27,6 @@ OliPhase = Literal["bump", "cool"]
 
 
 def _check_step(step: int, start: int = 0) -> None:
-    if step < 0:
-        raise ValueError(f"step {step}: a training step is 0 or larger")
     if step < start:
         raise ValueError(f"step {step}: this schedule starts at {start}")
 

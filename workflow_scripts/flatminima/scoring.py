@@ -11,7 +11,6 @@ padding exists, so every sequence weighs the same.
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -60,33 +59,6 @@ class _OnRead(dict):
         return put() if put else super().__getitem__(attribute)
 
 
-@contextmanager
-def replaced(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[set[str]]:
-    """The model with ``weights`` in place of some of its parameters; gives the names read so far.
-
-    A weight is asked for whenever a module reads it, called or not, under whichever of its
-    names; a mapping that makes weights then never holds more than one. Raises ``KeyError`` for
-    a name that is no parameter's.
-    """
-    parameters, own, read = dict(model.named_parameters()), {}, set()
-
-    def reading(name: str) -> Tensor:
-        read.add(name)
-        return weights[name]
-
-    makers = {id(parameters[name]): partial(reading, name) for name in weights}
-    for module in model.modules():
-        put = {a: makers[id(p)] for a, p in module._parameters.items() if id(p) in makers}
-        if put:
-            own[module] = module._parameters
-            module.__dict__["_parameters"] = _OnRead(module._parameters, put)
-    try:
-        yield read
-    finally:
-        for module, before in own.items():
-            module.__dict__["_parameters"] = before
-
-
 def model_logits(model: nn.Module, ids: Tensor, at_once: int = LOGITS_AT_ONCE) -> Iterator[Tensor]:
     """Next-token logits of the positions that are scored, ``[some positions, vocabulary]`` each.
 
@@ -106,22 +78,41 @@ def model_logits(model: nn.Module, ids: Tensor, at_once: int = LOGITS_AT_ONCE) -
 
 
 class ModelForward:
-    """The forward of a model with ``weights`` in place of some of its own (``replaced``).
+    """The forward of a model with ``weights`` in place of some of its own, by parameter name.
 
-    ``read`` are the names that the model has read of them. Raises ``TypeError`` for a model
-    that is not float32.
+    A weight is asked for whenever a module reads it, called or not, under whichever of its
+    names; a mapping that makes weights then never holds more than one. ``read`` are the names
+    that were read so far. Raises ``TypeError`` for a model that is not float32.
     """
 
-    def __init__(self, model: nn.Module, weights: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        weights: Mapping[str, Tensor] | None = None,
+        at_once: int = LOGITS_AT_ONCE,
+    ) -> None:
         assert_float32(model)
-        self.model, self.weights, self.read = model.eval(), weights or {}, set()
+        self.model, self.weights, self.at_once = model.eval(), weights or {}, at_once
+        self.read: set[str] = set()
 
     def __call__(self, ids: Tensor) -> Iterator[Tensor]:
-        """``model_logits`` of the changed model."""
-        with replaced(self.model, self.weights) as read:
-            found = model_logits(self.model, ids)
-        self.read |= read
-        return found
+        """``model_logits`` of the changed model; ``KeyError`` for a name that is no parameter's."""
+        parameters, own = dict(self.model.named_parameters()), {}
+        makers = {id(parameters[name]): partial(self._make, name) for name in self.weights}
+        try:
+            for module in self.model.modules():
+                put = {a: makers[id(p)] for a, p in module._parameters.items() if id(p) in makers}
+                if put:
+                    own[module] = module._parameters
+                    module.__dict__["_parameters"] = _OnRead(module._parameters, put)
+            return model_logits(self.model, ids, self.at_once)
+        finally:
+            for module, before in own.items():
+                module.__dict__["_parameters"] = before
+
+    def _make(self, name: str) -> Tensor:
+        self.read.add(name)
+        return self.weights[name]
 
 
 # Scores
