@@ -100,22 +100,20 @@ def suites_where(condition):
     return "|".join(map(re.escape, names)) or r"(?!)"
 
 
-def in_report(path, caption, category, **labels):
-    """The file as a part of `snakemake --report`, with a caption from rules/report/."""
-    return report(path, caption=f"report/{caption}.rst", category=category, labels=labels)
+def in_report(path, category, item, caption=None, suite="{suite}"):
+    """The file as a part of `snakemake --report`; its caption is in rules/report/."""
+    caption = f"report/{caption or Path(path).stem}.rst"
+    return report(path, caption=caption, category=category, labels={"item": item, "suite": suite})
 
 
 def figure(stem, category, number):
     """The three files of a figure; the SVG is part of the report."""
-    name = Path(stem).name
     suite = "{suite}" if "{suite}" in stem else "published"
-    shown = in_report(f"{stem}.svg", name, category, item=f"Figure {number}", suite=suite)
+    shown = in_report(f"{stem}.svg", category, f"Figure {number}", suite=suite)
     return [f"{stem}.pdf", shown, f"{stem}.png"]
 
 
 def table(stem, category, number):
     """The three files of a table; the CSV is part of the report."""
-    shown = in_report(
-        f"{stem}.csv", Path(stem).name, category, item=f"Table {number}", suite="{suite}"
-    )
+    shown = in_report(f"{stem}.csv", category, f"Table {number}")
     return [shown, f"{stem}.md", f"{stem}.tex"]

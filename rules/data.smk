@@ -1,12 +1,4 @@
-"""Text to fixed batches of tokens.
-
-REQUIRED INPUTS  the local text files that a suite names; else text comes from installed
-                 packages or from the hub
-OUTPUTS          results/{suite}/data/train.jsonl, validation.jsonl, text.json
-                 results/{suite}/data/tokenizer.json, tokenizer_source.json (from the hub)
-                 results/{suite}/data/validation.safetensors, validation.json
-                 results/{suite}/data/train.safetensors, train.json
-"""
+"""Text to fixed batches of tokens."""
 
 
 rule collect_text:

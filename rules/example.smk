@@ -1,10 +1,4 @@
-"""Somebody's own run in miniature: Trainer.train(), the audit command, a notebook.
-
-REQUIRED INPUTS  notebooks/your_run.ipynb
-OUTPUTS          results/example/run/checkpoint-{step}/, validation.jsonl, monitor.json
-                 results/example/audit/audit.csv, audit_sequences.parquet, audit.json, audit.svg, audit.html
-                 results/example/your_run.html
-"""
+"""Somebody's own run in miniature: Trainer.train(), the audit command, a notebook."""
 
 
 # No suite: it reads nothing of config.yaml and is not part of `all`.

@@ -142,9 +142,7 @@ rule draw_index:
     input:
         unpack(planned(plan.index_files)),
     output:
-        page=in_report(
-            "results/{suite}/index.html", "index", "Audit", item="Front page", suite="{suite}"
-        ),
+        page=in_report("results/{suite}/index.html", "Audit", "Front page"),
     log:
         "logs/{suite}/draw_index.log",
     benchmark:

@@ -47,13 +47,7 @@ use rule judge_claims as judge_claims_extended with:
     output:
         "results/{suite}/claims_extended.csv",
         "results/{suite}/claims_extended.md",
-        in_report(
-            "results/{suite}/claims_extended.html",
-            "claims_extended",
-            "Beyond the paper",
-            item="Ledger",
-            suite="{suite}",
-        ),
+        in_report("results/{suite}/claims_extended.html", "Beyond the paper", "Ledger"),
     log:
         "logs/{suite}/judge_claims/extended.log",
     benchmark:

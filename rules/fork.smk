@@ -5,14 +5,6 @@ A fork is a series of checkpoints, and so is everything else that leaves the sui
 cycles), `variants` (rivals, other amplitudes, the pilot) or `cooled` (a common cool-down of
 every fork after its end, so that they are compared at equal rates). Training writes weights; what
 measures the checkpoints of the audit measures those of a fork.
-
-REQUIRED INPUTS  results/{suite}/checkpoints/step{start}/
-                 results/{suite}/data/train.safetensors, validation.safetensors
-OUTPUTS          results/{suite}/{series}/checkpoints/{condition}-seed{seed}/step{step}/
-                 results/{suite}/{series}/losses/{condition}-seed{seed}.csv, .json
-                 results/{suite}/{series}/{condition}-seed{seed}.csv, .parquet, .json
-                 results/{suite}/{series}/kurtosis/{condition}-seed{seed}.csv
-                 results/{suite}/forks.csv, cycles.csv, cooled.csv, pilot.csv, amplitudes.csv
 """
 
 

@@ -1,10 +1,4 @@
-"""Weight excess kurtosis at every revision.
-
-REQUIRED INPUTS  results/{suite}/checkpoints/step{step}/
-                 results/{suite}/suite.csv (nothing is gathered of revisions that fail there)
-OUTPUTS          results/{suite}/kurtosis/{steps}.csv
-                 results/{suite}/kurtosis.csv
-"""
+"""Weight excess kurtosis at every revision."""
 
 
 rule measure_kurtosis:

@@ -1,14 +1,4 @@
-"""Beyond the paper: measurements that ask why. No part of `all`.
-
-REQUIRED INPUTS  results/{suite}/checkpoints/step{step}/
-                 results/{suite}/data/validation.safetensors, train.safetensors
-OUTPUTS          results/{suite}/mechanism/{measure}/{steps}.csv
-                 results/{suite}/mechanism/{measure}.csv
-                 results/{suite}/mechanism/factors.csv, drift.csv, displacement.csv, phase_flips.csv
-                 results/{suite}/mechanism/replication/{run}.csv, .parquet, .json
-                 results/{suite}/mechanism/replication/losses/{run}.csv, .json
-                 results/{suite}/mechanism/replication.csv, replication_runs.csv
-"""
+"""Beyond the paper: measurements that ask why. No part of `all`."""
 
 
 # Each measurement has a script of its own, so that editing one reruns no other.

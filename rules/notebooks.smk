@@ -38,10 +38,9 @@ for notebook, needed in NOTEBOOKS.items():
         output:
             html=in_report(
                 f"results/{{suite}}/notebooks/{notebook}.html",
-                "notebook",
                 "Notebooks",
-                item=notebook,
-                suite="{suite}",
+                notebook,
+                caption="notebook",
             ),
         log:
             f"logs/{{suite}}/render_notebook/{notebook}.log",

@@ -1,12 +1,4 @@
-"""The audit: full precision, low bit and high bit at every revision.
-
-REQUIRED INPUTS  results/{suite}/checkpoints/step{step}/
-                 results/{suite}/data/validation.safetensors
-                 results/{suite}/suite.csv (nothing is gathered of revisions that fail there)
-OUTPUTS          results/{suite}/probes/{steps}.csv, .parquet, .json
-                 results/{suite}/audit.csv, audit_sequences.parquet
-                 results/{suite}/deployed.csv
-"""
+"""The audit: full precision, low bit and high bit at every revision."""
 
 
 rule probe_checkpoints:
@@ -74,9 +66,7 @@ rule gather_audit:
             allow_missing=True,
         ),
     output:
-        audit=in_report(
-            "results/{suite}/audit.csv", "audit", "Audit", item="All rows", suite="{suite}"
-        ),
+        audit=in_report("results/{suite}/audit.csv", "Audit", "All rows"),
         sequences="results/{suite}/audit_sequences.parquet",
     log:
         "logs/{suite}/gather_audit.log",

@@ -1,8 +1,4 @@
-"""Suites of frozen measurements: what was measured is restored, and not measured again.
-
-REQUIRED INPUTS  resources/published/{suite}/SHA256SUMS and the files that it names
-OUTPUTS          the same files under results/{suite}-published/
-"""
+"""Suites of frozen measurements: what was measured is restored, and not measured again."""
 
 # A rule per suite: which files there are stands in its list of digests. Without wildcards,
 # it comes before the rules that measure.

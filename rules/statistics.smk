@@ -1,13 +1,4 @@
-"""Phases, statistical tests and the verdicts on the paper's claims.
-
-REQUIRED INPUTS  results/{suite}/suite.csv, audit.csv, audit_sequences.parquet, kurtosis.csv, forks.csv
-                 resources/paper/claims.yaml, excerpts.yaml, table1.csv, table2.csv,
-                 pythia_lambada.csv, page.html.j2, page.md.j2
-OUTPUTS          results/{suite}/phases.json, scaling_law.json
-                 results/{suite}/statistics.csv
-                 results/{suite}/early_warning.csv
-                 results/{suite}/claims.csv, claims.md, claims.html
-"""
+"""Phases, statistical tests and the verdicts on the paper's claims."""
 
 
 rule detect_phases:
@@ -73,13 +64,7 @@ rule test_hypotheses:
         ),
         cooled=planned(plan_forks.cooled_table),
     output:
-        statistics=in_report(
-            "results/{suite}/statistics.csv",
-            "statistics",
-            "Tests",
-            item="All tests",
-            suite="{suite}",
-        ),
+        statistics=in_report("results/{suite}/statistics.csv", "Tests", "All tests"),
     log:
         "logs/{suite}/test_hypotheses.log",
     benchmark:
@@ -107,13 +92,7 @@ rule warn_early:
         sequences="results/{suite}/audit_sequences.parquet",
         phases="results/{suite}/phases.json",
     output:
-        table=in_report(
-            "results/{suite}/early_warning.csv",
-            "early_warning",
-            "Tests",
-            item="Early warning",
-            suite="{suite}",
-        ),
+        table=in_report("results/{suite}/early_warning.csv", "Tests", "Early warning"),
     log:
         "logs/{suite}/warn_early.log",
     benchmark:
@@ -157,9 +136,7 @@ rule judge_claims:
     output:
         "results/{suite}/claims.csv",
         "results/{suite}/claims.md",
-        in_report(
-            "results/{suite}/claims.html", "claims", "Ledger", item="All claims", suite="{suite}"
-        ),
+        in_report("results/{suite}/claims.html", "Ledger", "All claims"),
     log:
         "logs/{suite}/judge_claims.log",
     benchmark:
@@ -197,13 +174,7 @@ use rule judge_claims as judge_claims_paper with:
     output:
         "results/paper/claims.csv",
         "results/paper/claims.md",
-        in_report(
-            "results/paper/claims.html",
-            "claims",
-            "Ledger",
-            item="All claims",
-            suite="printed tables",
-        ),
+        in_report("results/paper/claims.html", "Ledger", "All claims", suite="printed tables"),
     log:
         "logs/paper/judge_claims.log",
     benchmark:

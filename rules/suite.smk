@@ -1,15 +1,6 @@
 """The checkpoints of a suite, and the table that says what they are.
 
-REQUIRED INPUTS  results/{suite}/data/train.safetensors (suites that are trained here)
-OUTPUTS          results/{suite}/checkpoints/step{step}/model.safetensors, config.json
-                 results/{suite}/training/step{step}.safetensors, .csv  (state, losses)
-                 results/{suite}/revisions/{steps}.csv, .parquet (fingerprints)
-                 results/{suite}/suite.csv
-
-A hub suite keeps no checkpoint: probe_revision fetches, measures and deletes each, and writes
-                 results/{suite}/probes/{steps}.csv, .parquet, .json
-                 results/{suite}/kurtosis/{steps}.csv
-as well.
+A hub suite keeps no checkpoint: probe_revision fetches, measures and deletes each.
 """
 
 # A rule per training job: what a job writes depends on the grid of its suite, which
@@ -161,9 +152,7 @@ rule gather_suite:
             allow_missing=True,
         ),
     output:
-        table=in_report(
-            "results/{suite}/suite.csv", "suite", "Audit", item="Revisions", suite="{suite}"
-        ),
+        table=in_report("results/{suite}/suite.csv", "Audit", "Revisions"),
     log:
         "logs/{suite}/gather_suite.log",
     benchmark:

@@ -1,11 +1,4 @@
-"""Conditions that the paper does not have, at their ends: rivals, averages, the amplitude.
-
-REQUIRED INPUTS  results/{suite}/checkpoints/ of the steps that averages are made of
-                 results/{suite}/data/train.safetensors, validation.safetensors
-                 results/{suite}/forks.csv, variants/{condition}-seed{seed}.csv
-OUTPUTS          results/{suite}/averages/{average}.csv, .parquet, .json
-                 results/{suite}/rivals.csv, calibration.json
-"""
+"""Conditions that the paper does not have, at their ends: rivals, averages, the amplitude."""
 
 
 rule average_checkpoints:
