@@ -63,43 +63,41 @@ def command(name, *arguments, folder, **environment):
 
 
 def test_a_suite_is_frozen_once_and_then_planned_without_the_hub(checkout, hub, tmp_path):
-    files = ("--configfile", "own.yaml")
-    target = "results/named/suite.csv"
-    before = dry_run(target, *files, folder=checkout)
+    own = ("--configfile", "own.yaml")
+    before = dry_run("results/named/suite.csv", *own, folder=checkout)
     assert "make freeze SUITE=named lists them from the hub" in before.stdout
 
-    environment = hub.environment(tmp_path)
-    run = command("freeze", "--suite", "named", *files, folder=checkout, **environment)
+    def freeze(suite, *files):
+        environment = hub.environment(tmp_path)
+        return command("freeze", "--suite", suite, *files, folder=checkout, **environment)
+
+    run = freeze("named", *own)
     assert run.returncode == 0, run.stderr
     assert "4 revisions of tiny/olmo, step 0 to 20,000" in run.stdout
     lines = (checkout / "resources/revisions/named.csv").read_text().splitlines()
     assert lines[0] == "step,branch,commit" and len(lines) == 5
     branch = "stage1-step10000-tokens21B"
     assert lines[3] == f"10000,{branch},{hub.commit('tiny/olmo', branch)}"
-
-    hub.requests.clear()
-    assert planned(target, *files, folder=checkout)
-    assert hub.requests == []
-
-
-def test_a_mistake_of_freezing_is_one_line(checkout, hub, tmp_path):
     for suite, line in (
         ("mini", "Error: suite mini: its source is pretrain, not hub"),
         ("pythia-70m", "EleutherAI/pythia-70m at its list of branches: "),
     ):
-        environment = hub.environment(tmp_path)
-        run = command("freeze", "--suite", suite, folder=checkout, **environment)
+        run = freeze(suite)
         assert run.returncode == 2 and line in run.stderr
         assert "Traceback" not in run.stderr and run.stderr.count("\n") == 1, run.stderr
     assert not (checkout / "resources/revisions/pythia-70m.csv").exists()
+    hub.requests.clear()
+    assert planned("results/named/suite.csv", *own, folder=checkout)
+    assert hub.requests == []
 
 
-@pytest.mark.parametrize("name", ["plan", "freeze"])
-def test_outside_a_clone_a_command_says_what_is_missing(name, checkout, tmp_path):
+def test_outside_a_clone_a_command_says_what_is_missing(checkout, tmp_path):
     """As after ``pip install``: the package alone; then in a clone that is not the package's."""
     shutil.copytree(checkout / "workflow_scripts/flatminima", tmp_path / "installed/flatminima")
     alone = {"PYTHONPATH": str(tmp_path / "installed")}
-    for folder, line in ((tmp_path, "no Snakefile in"), (checkout, "it is .venv/bin/flatminima")):
+    for name, folder, line in (
+        ("plan", tmp_path, "no Snakefile in"), ("freeze", checkout, "it is .venv/bin/flatminima"),
+    ):  # fmt: skip
         run = command(name, folder=folder, **alone)
         assert run.returncode == 2 and run.stdout == "" and line in run.stderr
         assert run.stderr.startswith(f"Error: {name} ") and run.stderr.count("\n") == 1, run.stderr

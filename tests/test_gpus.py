@@ -1,7 +1,6 @@
 """Every job on a machine with several GPUs has one of its own; the devices here are names."""
 
 import os
-import signal
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -26,68 +25,45 @@ def hold(folder: str, pipe: Connection) -> None:
     assert slot
 
 
-class Job:
-    """A process that holds a GPU."""
-
-    def __init__(self, folder: Path) -> None:
-        self.pipe, theirs = PROCESSES.Pipe()
-        self.process = PROCESSES.Process(target=hold, args=(str(folder), theirs))
-        self.process.start()
-
-    def gpu(self, seconds: float = 60.0) -> str | None:
-        """Its GPU; nothing where it still waits for one."""
-        return self.pipe.recv() if self.pipe.poll(seconds) else None
-
-    def end(self) -> None:
-        self.pipe.send("end")
-        self.process.join(60)
-        assert self.process.exitcode == 0
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.join(60)
-        assert self.process.exitcode == -signal.SIGKILL
-
-
 @pytest.fixture
-def jobs(tmp_path):
-    started: list[Job] = []
+def start(tmp_path):
+    """Start a process that holds a GPU; it, and the pipe that tells which."""
+    started = []
 
-    def start() -> Job:
-        started.append(Job(tmp_path))
-        return started[-1]
+    def one():
+        ours, theirs = PROCESSES.Pipe()
+        process = PROCESSES.Process(target=hold, args=(str(tmp_path), theirs))
+        process.start()
+        started.append(process)
+        return process, ours
 
-    yield start
-    for job in started:
-        job.process.kill()
+    yield one
+    for process in started:
+        process.kill()
 
 
-def test_jobs_at_the_same_time_have_gpus_of_their_own_until_they_end_or_die(jobs, capfd):
-    held = {job.gpu(): job for job in [jobs() for _ in range(GPUS)]}
+def test_jobs_at_the_same_time_have_gpus_of_their_own_until_they_end_or_die(start, capfd):
+    held = {pipe.recv(): (process, pipe) for process, pipe in [start() for _ in range(GPUS)]}
     assert set(held) == {"0", "1", "2", "3"}
-    late = jobs()
-    assert late.gpu(seconds=5.0) is None
+    _, late = start()
+    assert not late.poll(5.0), "it waits"
     assert capfd.readouterr().err.count("all 4 GPUs are taken by other jobs") == 1
-    held["2"].end()
-    assert late.gpu() == "2"
-    held["1"].kill()
-    assert jobs().gpu() == "1"
+    held["2"][1].send("end")
+    assert late.recv() == "2"
+    held["1"][0].kill()
+    held["1"][0].join(60)
+    assert start()[1].recv() == "1"
 
 
-def test_only_gpus_that_the_user_left_visible_are_taken(tmp_path):
+def test_only_gpus_that_the_user_left_visible_are_taken_and_none_without_a_choice(tmp_path):
     for visible, expected in (
-        ("2,3", "2"),
-        ("GPU-8f0a, GPU-91bc", "GPU-8f0a"),
-        ("MIG-1/7/0,MIG-1/8/0", "MIG-1/7/0"),
-    ):
+        ("2,3", "2"), ("GPU-8f0a, GPU-91bc", "GPU-8f0a"), ("MIG-1/7/0,MIG-1/8/0", "MIG-1/7/0"),
+    ):  # fmt: skip
         environment = {"CUDA_VISIBLE_DEVICES": visible}
         slot = own_gpu("auto", 8, environment, tmp_path)
         assert slot.gpu == environment["CUDA_VISIBLE_DEVICES"] == expected
-
-
-def test_nothing_is_taken_where_there_is_no_choice(tmp_path):
     for device, count, environment in (
-        ("cpu", 4, {}), ("mps", 4, {}), ("cuda", 1, {}), ("auto", 0, {}),
+        ("cpu", 4, {}), ("cuda", 1, {}), ("auto", 0, {}),
         ("cuda", 1, {"CUDA_VISIBLE_DEVICES": "3"}),
         ("cuda", 2, {"SLURM_JOB_ID": "7", "CUDA_VISIBLE_DEVICES": "0,1"}),
     ):  # fmt: skip

@@ -16,8 +16,6 @@ from flatminima.model import WEIGHTS_FILE, build_model, load_model, save_model
 from tests.conftest import TINY, TINY_VOCABULARY
 from tests.workflow import ROOT, copy_checkout, dry_run
 
-# Checkpoints
-
 
 class Harm:
     """Runs a command when it is unpickled."""
@@ -35,44 +33,36 @@ def checkpoint(tmp_path) -> Path:
     return tmp_path / "step7"
 
 
-@pytest.mark.parametrize("form", ["pickle", "torch"])
-def test_code_in_a_pickle_is_not_run(tmp_path, checkpoint, form):
+def test_code_in_a_pickle_is_not_run(tmp_path, checkpoint):
     marker, file = tmp_path / "harm", checkpoint / "pytorch_model.bin"
-    harmful = {"weights": Harm(marker)}
-    if form == "pickle":
-        file.write_bytes(pickle.dumps(harmful))
-    else:
-        torch.save(harmful, file)
-    load_model(checkpoint)  # beside safetensors it is not looked at
-    with pytest.raises(DamagedFile):
-        read_tensors(file)
-    (checkpoint / WEIGHTS_FILE).unlink()
-    with pytest.raises(DamagedFile, match=str(checkpoint)):
-        load_model(checkpoint)
-    shutil.copy(file, checkpoint / WEIGHTS_FILE)
-    with pytest.raises(DamagedFile, match=str(checkpoint)):
-        load_model(checkpoint)
-    assert not marker.exists()
-
-
-@pytest.mark.parametrize("kind", ["gpt_neox", "of_its_own"])
-def test_code_that_comes_with_a_checkpoint_is_not_run(tmp_path, checkpoint, kind):
-    """auto_map asks for classes of a file beside the weights."""
-    marker = tmp_path / "harm"
-    (checkpoint / "modeling.py").write_text(f"open({str(marker)!r}, 'w')\nclass Model: pass\n")
-    config = json.loads((checkpoint / "config.json").read_text())
-    named = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM"), "modeling.Model")
-    config |= {"model_type": kind, "auto_map": named}
-    (checkpoint / "config.json").write_text(json.dumps(config))
-    if kind == "gpt_neox":  # a kind that transformers knows: its own class is taken
-        assert type(load_model(checkpoint)).__module__.startswith("transformers.")
-    else:
-        with pytest.raises(DamagedFile, match="wants code that came with it to be run, which is"):
+    harmful, weights = {"weights": Harm(marker)}, (checkpoint / WEIGHTS_FILE).read_bytes()
+    for of_torch in (False, True):
+        torch.save(harmful, file) if of_torch else file.write_bytes(pickle.dumps(harmful))
+        (checkpoint / WEIGHTS_FILE).write_bytes(weights)
+        load_model(checkpoint)  # beside safetensors it is not looked at
+        with pytest.raises(DamagedFile):
+            read_tensors(file)
+        (checkpoint / WEIGHTS_FILE).unlink()
+        with pytest.raises(DamagedFile, match=str(checkpoint)):
+            load_model(checkpoint)
+        shutil.copy(file, checkpoint / WEIGHTS_FILE)
+        with pytest.raises(DamagedFile, match=str(checkpoint)):
             load_model(checkpoint)
     assert not marker.exists()
 
 
-# Targets and what jobs are called
+def test_code_that_comes_with_a_checkpoint_is_not_run(tmp_path, checkpoint):
+    """auto_map asks for classes of a file beside the weights."""
+    marker, file = tmp_path / "harm", checkpoint / "config.json"
+    (checkpoint / "modeling.py").write_text(f"open({str(marker)!r}, 'w')\nclass Model: pass\n")
+    named = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM"), "modeling.Model")
+    config = json.loads(file.read_text()) | {"auto_map": named}
+    file.write_text(json.dumps(config))  # a kind that transformers knows: its own class is taken
+    assert type(load_model(checkpoint)).__module__.startswith("transformers.")
+    file.write_text(json.dumps(config | {"model_type": "of_its_own"}))
+    with pytest.raises(DamagedFile, match="wants code that came with it to be run, which is"):
+        load_model(checkpoint)
+    assert not marker.exists()
 
 
 @pytest.mark.workflow
@@ -88,9 +78,6 @@ def test_targets_are_file_names_and_nothing_else(tmp_path):
         assert "Traceback" not in run.stdout, run.stdout
     after = {path.name for path in folder.iterdir()} - {".snakemake"}
     assert sorted(after) == before
-
-
-# Packages
 
 
 @pytest.mark.slow

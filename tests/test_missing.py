@@ -26,11 +26,6 @@ def without(table: pd.DataFrame) -> pd.DataFrame:
 PHASES = synthetic.phases() | {"missing": [LOST]}
 
 
-def test_holes_of_a_grid():
-    assert holes([0, 1, 2, 40, 80, 160], 40) == [120]
-    assert holes([40, 80], 40) == holes([], 40) == holes([0, 1], 40) == []
-
-
 def test_words():
     assert missing_words([]) == missing_words({}) == missing_words(synthetic.phases()) == ""
     assert missing_words([LOST]) == missing_words(PHASES) == WORDS
@@ -38,38 +33,28 @@ def test_words():
     assert missing_words(range(0, 9000, 1000)).endswith("4,000, 5,000 and 3 more")
     table = synthetic.suite_table(missing=(LOST,))
     assert missing_steps(table) == [LOST] and len(table) == 154
+    assert holes([0, 1, 2, 40, 80, 160], 40) == [120]
+    assert holes([40, 80], 40) == holes([], 40) == holes([0, 1], 40) == []
 
 
-@pytest.fixture(scope="module")
-def printed(tmp_path_factory) -> dict[str, str]:
-    audit = without(synthetic.audit())
-    table = tables.audit_table(audit, PHASES, synthetic.PAPER_TABLE1, suite=MINI)
-    paths = [tmp_path_factory.mktemp("t") / f"table1.{suffix}" for suffix in ("csv", "md", "tex")]
-    tables.write(table, paths)
-    return {path.suffix: " ".join(path.read_text().split("\n")) for path in paths}
+def test_table_1_has_na_in_the_row_and_a_note_and_a_suite_without_holes_neither(tmp_path):
+    def printed(audit, phases) -> dict[str, str]:
+        table = tables.audit_table(audit, phases, synthetic.PAPER_TABLE1, suite=MINI)
+        paths = [tmp_path / f"table1.{suffix}" for suffix in ("csv", "md", "tex")]
+        tables.write(table, paths)
+        return {path.suffix: " ".join(path.read_text().split("\n")) for path in paths}
 
-
-def test_table_1_has_na_in_the_row_and_a_note(printed):
-    rows = printed[".csv"].split(" ")
-    [row] = [cell for cell in rows if cell.startswith("NA,3080,")]
+    assert not any("NA" in text for text in printed(synthetic.audit(), synthetic.phases()).values())
+    found = printed(without(synthetic.audit()), PHASES)
+    [row] = [cell for cell in found[".csv"].split(" ") if cell.startswith("NA,3080,")]
     own, paper = row.split(",")[:10], row.split(",")[10:]
     assert own == ["NA", "3080", *["NA"] * 8]
     assert "NA" not in paper and paper[1] == "77000"
-    assert printed[".csv"].count("NA") == 9
     # The note is one; LaTeX has the two ends of the interval in the cell of the gap.
-    assert printed[".md"].count("NA") == 10 and printed[".tex"].count("NA") == 8
-    for text in (printed[".md"], printed[".tex"]):
+    assert [text.count("NA") for text in found.values()] == [9, 10, 8]
+    for text in (found[".md"], found[".tex"]):
         assert f"NA: the revision could not be had ({WORDS})" in text
-    assert "NA [" not in printed[".tex"] and "[NA" not in printed[".tex"]
-
-
-def test_a_suite_without_holes_has_neither(tmp_path):
-    table = tables.audit_table(
-        synthetic.audit(), synthetic.phases(), synthetic.PAPER_TABLE1, suite=MINI
-    )
-    paths = [tmp_path / f"table1.{suffix}" for suffix in ("csv", "md", "tex")]
-    tables.write(table, paths)
-    assert not any("NA" in path.read_text() for path in paths)
+    assert "NA [" not in found[".tex"] and "[NA" not in found[".tex"]
 
 
 @pytest.mark.parametrize("lost", [500, 3000])

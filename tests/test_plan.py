@@ -35,17 +35,22 @@ def changed(name: str, path: str, value) -> Suite:
     return suite_of(name, config)
 
 
-# Revisions and ranges
-
-
-def test_a_job_works_on_a_range_of_revisions_and_all_cover_them_once():
+def test_jobs_work_on_ranges_of_revisions_that_cover_all_of_them_once():
     for suite, first in ((MINI, "step0-step2640"), (PYTHIA, "step0")):
         parts = [suite.steps_in(name) for name in suite.ranges]
         assert sum(parts, []) == suite.steps and len(suite.steps) == 154
         assert suite.ranges[0] == first
+        for measure in plan_mechanism.RANGED:
+            names = plan_mechanism.measure_ranges(suite, measure)
+            parts = [list(plan_mechanism.measure_folders(suite, n, measure)) for n in names]
+            covered = sum(parts, [])
+            assert covered == plan_mechanism.measured_steps(suite, measure)
+            assert covered[-1] == suite.last and set(covered) <= set(suite.steps)
+            size = suite.key(f"mechanism.{measure}.steps_per_job")
+            assert all(len(steps) <= size for steps in parts)
     name, steps = "step512-step2000", [512, 1000, 2000]
-    assert PYTHIA.steps_in(name) == steps == list(PYTHIA.folders(name))
     folder = "results/pythia-160m/checkpoints"
+    assert PYTHIA.folders(name) == {step: f"{folder}/step{step}" for step in steps}
     assert plan.weights(PYTHIA, name) == [f"{folder}/step{s}/model.safetensors" for s in steps]
     assert len(plan.checkpoint_files(PYTHIA, name)) == 2 * len(steps)
     assert [PYTHIA.branch(step) for step in steps] == ["step512", "step1000", "step2000"]
@@ -65,9 +70,6 @@ def test_what_a_suite_lacks_is_one_line_that_names_it():
             ask(suite_of("mini", config))
 
 
-# Training jobs
-
-
 @given(st.sets(st.sampled_from(MINI.steps[1:-1]), max_size=8))
 def test_training_jobs_divide_the_grid_wherever_they_are_cut(cuts):
     config = copy.deepcopy(CONFIG)
@@ -84,9 +86,6 @@ def test_training_jobs_divide_the_grid_wherever_they_are_cut(cuts):
         f"results/mini/checkpoints/step{step}/{name}" for step in MINI.steps for name in names
     ]
     assert plan.pretraining_jobs(PYTHIA) == []
-
-
-# Forks
 
 
 def test_forks_are_every_schedule_with_every_seed_and_dense_probes_belong_to_oli_alone():
@@ -193,17 +192,11 @@ def test_a_key_moves_the_parameters_that_read_it_and_no_other():
         for path, (value, expected) in keys.items():
             assert moved(suite, changed(suite.name, path, value)) == expected, path
 
-
-def test_only_the_two_quantizers_of_a_suite_are_read():
     config = copy.deepcopy(CONFIG)
-    config["quantizers"]["int4_g128"]["bits"] = 3
+    config["quantizers"]["int4_g128"]["bits"] = 3  # only the two quantizers of a suite are read
     assert moved(MINI, suite_of("mini", config)) == set()
     assert moved(PYTHIA, suite_of("pythia-160m", config)) == {"probe"} | LABELS
     assert plan.probe(MINI)["roles"] == {"int4_g64": "low_bit", "int8_channel": "high_bit"}
-    assert plan.probe(MINI)["quantizers"]["int4_g64"] == CONFIG["quantizers"]["int4_g64"]
-
-
-# Text of files
 
 
 FILE = {"path": "a.txt"}
@@ -244,21 +237,6 @@ def test_a_local_file_is_an_input_where_nothing_can_come_before_it(tmp_path, mon
     assert str(error.value) == (
         "config key suites.pythia-160m.text.train: no such file: gone.txt, gone.jsonl"
     )
-
-
-# Beyond the paper
-
-
-@pytest.mark.parametrize("suite", [MINI, PYTHIA])
-def test_the_jobs_of_a_measurement_cover_its_checkpoints_once(suite):
-    for measure in plan_mechanism.RANGED:
-        names = plan_mechanism.measure_ranges(suite, measure)
-        parts = [list(plan_mechanism.measure_folders(suite, name, measure)) for name in names]
-        covered = sum(parts, [])
-        assert covered == plan_mechanism.measured_steps(suite, measure)
-        assert covered[-1] == suite.last and set(covered) <= set(suite.steps)
-        size = suite.key(f"mechanism.{measure}.steps_per_job")
-        assert all(len(steps) <= size for steps in parts)
 
 
 def test_a_measurement_looks_at_every_nth_from_the_end_or_at_a_single_step():

@@ -28,36 +28,33 @@ def state_of(path: Path) -> tuple[int, int, int]:
 
 
 class Disk:
-    """What was flushed, and what each renaming moved, in order, recorded from here on."""
+    """What was not flushed when it got its name, names not flushed, and what was renamed."""
 
     def __init__(self, monkeypatch) -> None:
-        self.flushed, self.moved, self.not_flushed = [], [], []
-        self.names_not_flushed: set[Path] = set()
+        self.flushed, self.lost, self.moved = [], set(), []
         fsync, replace = os.fsync, os.replace
 
         def flush(descriptor):
             fsync(descriptor)
             path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
             self.flushed.append(state_of(path))
-            self.names_not_flushed.discard(path)
+            self.lost.discard(path)
 
         def move(source, target):
-            files = [Path(source)]
-            if Path(source).is_dir():
-                files = [path for path in Path(source).rglob("*") if path.is_file()]
-            self.not_flushed += [path for path in files if state_of(path) not in self.flushed]
-            self.names_not_flushed.add(Path(target).parent)
-            self.moved.append((Path(target), files))
+            source = Path(source)
+            files = [p for p in source.rglob("*") if p.is_file()] if source.is_dir() else [source]
+            self.lost |= {path for path in files if state_of(path) not in self.flushed}
+            self.lost.add(Path(target).parent)
+            self.moved.append((Path(target), [path.name for path in files]))
             replace(source, target)
 
         monkeypatch.setattr(os, "fsync", flush)
         monkeypatch.setattr(os, "replace", move)
 
-    def assert_whole(self, *names: str) -> None:
-        """Everything written was flushed before it got its name, and the names after that."""
-        assert self.not_flushed == []
-        assert self.names_not_flushed == set()
-        assert [target.name for target, _ in self.moved] == list(names)
+    def names(self) -> list[str]:
+        """What was renamed, once all of it was found flushed, and the names after that."""
+        assert self.lost == set()
+        return [target.name for target, _ in self.moved]
 
 
 @pytest.fixture
@@ -72,18 +69,17 @@ def test_tables_tokens_digests_and_the_state_of_a_training(disk, tmp_path, tiny_
     write_digests(tmp_path, ["train.safetensors"])
     optimizer = torch.optim.AdamW(tiny_model.parameters())
     save_state(tmp_path / "state", tiny_model, optimizer, step=1, fingerprint="f", losses=[1.0])
-    disk.assert_whole("table.csv", "table.parquet", "train.safetensors", "SHA256SUMS", "state")
+    written = ["table.csv", "table.parquet", "train.safetensors", "SHA256SUMS", "state"]
+    assert disk.names() == written
 
 
 def test_a_checkpoint_new_and_replaced(disk, tmp_path, tiny_model):
     """A new one appears as a folder, whole; files of one that is there are moved one by one."""
     save_model(tiny_model, tmp_path / "step1", digests=True)
-    disk.assert_whole("SHA256SUMS", "step1")
-    moved = next(files for target, files in disk.moved if target.name == "step1")
-    assert {"model.safetensors", "config.json", "SHA256SUMS"} <= {path.name for path in moved}
+    assert disk.names() == ["SHA256SUMS", "step1"]
+    assert {"model.safetensors", "config.json", "SHA256SUMS"} <= {*disk.moved[-1][1]}
     save_model(tiny_model, tmp_path / "step1", digests=True)
-    assert disk.not_flushed == [] and disk.names_not_flushed == set()
-    assert disk.moved[-1][0].name == "SHA256SUMS", "digests vouch for what is there already"
+    assert disk.names()[-1] == "SHA256SUMS", "digests vouch for what is there already"
 
 
 @pytest.mark.parametrize("form", range(len(FORMS)), ids=FORMS)
@@ -91,6 +87,6 @@ def test_a_revision_from_the_hub(disk, tmp_path, monkeypatch, form):
     with TinyHub({"tiny/neox": model_branches()}) as hub:
         point_at(monkeypatch, hub, tmp_path / "home")
         download_checkpoint("tiny/neox", branch_name(STEPS[form]), tmp_path / "step")
-    assert disk.not_flushed == [] and disk.names_not_flushed == set()
+    assert disk.names()
     names = [target.name for target, _ in disk.moved if target.parent == tmp_path / "step"]
     assert set(names) == {"model.safetensors", "config.json"}

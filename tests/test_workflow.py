@@ -90,42 +90,31 @@ def test_lint_and_format():
         assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
 
 
-# Plans, in a checkout without any result: there a file that no rule makes is an error
-
-
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory) -> Path:
     return copy_checkout(tmp_path_factory.mktemp("clean"))
 
 
-def test_mini_is_planned_whole(clean):
-    jobs = planned(folder=clean)
-    assert jobs["train_fork"] == jobs["cool_fork"] == 9
-    assert jobs["pretrain_suite_mini_step2800"] == jobs["pretrain_suite_mini_step5720"] == 1
+def test_a_suite_is_planned_whole(clean):
+    drawn = {"gather_audit", "judge_claims", "plot_audit", "plot_kurtosis", "plot_forks",
+             "tabulate_audit", "tabulate_forks", "test_hypotheses", "render_notebook_tour",
+             "render_notebook_audit", "render_notebook_kurtosis", "render_notebook_forks",
+             "collect_text", "fix_batches", "gather_suite", "gather_kurtosis", "detect_phases",
+             "judge_claims_paper", "all"}  # fmt: skip
+    mini = planned(folder=clean)
+    paper = planned("--config", "suite=pythia-160m", folder=clean)
+    for jobs in (mini, paper):
+        assert {rule: jobs.get(rule) for rule in drawn} == dict.fromkeys(drawn, 1)
+        assert jobs["probe_fork"] == 18, "every fork and its cool-down"
+    assert mini["train_fork"] == mini["cool_fork"] == 9
     for rule in ("probe_checkpoints", "measure_kurtosis", "describe_checkpoints"):
-        assert jobs[rule] == 2
-    once = {"collect_text", "train_tokenizer", "fix_batches", "gather_suite", "gather_audit",
-            "gather_kurtosis", "detect_phases", "test_hypotheses", "judge_claims",
-            "tabulate_audit", "tabulate_forks", "plot_audit", "plot_kurtosis", "plot_forks",
-            "render_notebook_tour", "render_notebook_audit", "render_notebook_kurtosis",
-            "render_notebook_forks", "judge_claims_paper", "all"}  # fmt: skip
-    assert {rule: jobs.get(rule) for rule in once} == dict.fromkeys(once, 1)
-    assert not any(rule.startswith("fetch") for rule in jobs)
-    assert not any("pythia" in rule or "tiny" in rule for rule in jobs)
-
-
-def test_the_paper_is_planned_whole(clean):
-    jobs = planned("--config", "suite=pythia-160m", folder=clean)
-    assert jobs["probe_revision"] == 154
-    assert jobs["fetch_checkpoint"] == 1, "the start of the forks"
-    assert jobs["train_fork_temporary"] == jobs["cool_fork_temporary"] == 9
-    assert jobs["probe_fork"] == 18, "every fork and its cool-down"
-    once = {"fetch_tokenizer", "collect_text", "fix_batches", "gather_audit", "judge_claims",
-            "plot_audit", "plot_kurtosis", "plot_forks", "render_notebook_tour", "all"}  # fmt: skip
-    assert {rule: jobs.get(rule) for rule in once} == dict.fromkeys(once, 1)
-    left_out = ("pretrain_suite", "train_tokenizer", "probe_checkpoints", "measure_kurtosis",
-                "describe_checkpoints")  # fmt: skip
-    assert not any(rule.startswith(left_out) for rule in jobs)
+        assert mini[rule] == 2 and rule not in paper
+    assert mini["pretrain_suite_mini_step2800"] == mini["pretrain_suite_mini_step5720"] == 1
+    assert not any(r.startswith("fetch") or "pythia" in r or "tiny" in r for r in mini)
+    assert paper["probe_revision"] == 154 and paper["fetch_tokenizer"] == 1
+    assert paper["fetch_checkpoint"] == 1, "the start of the forks"
+    assert paper["train_fork_temporary"] == paper["cool_fork_temporary"] == 9
+    assert not any(rule.startswith(("pretrain_suite", "train_tokenizer")) for rule in paper)
 
 
 DATA = {"collect_text": 1, "train_tokenizer": 1, "fix_batches": 1}
@@ -176,24 +165,19 @@ TARGETS = {
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_target_needs_only_what_it_needs(target, clean):
-    jobs = planned(f"results/mini/{target}", folder=clean)
-    assert jobs == TARGETS[target]
+    assert planned(f"results/mini/{target}", folder=clean) == TARGETS[target]
 
 
-def test_one_claim_needs_the_measurements_and_neither_figure_nor_notebook(clean):
+def test_one_claim_one_revision_and_the_printed_tables(clean):
     jobs = planned("results/mini/claims/C39.json", folder=clean)
     assert jobs["judge_claims_one"] == 1 and jobs["train_fork"] == 9
-    assert not any(
-        rule.startswith(("plot", "tabulate", "render", "judge_claims_p")) for rule in jobs
-    )
-
-
-def test_a_revision_is_fetched_for_its_probe_and_the_printed_tables_need_no_model(clean):
+    drawn = ("plot", "tabulate", "render", "judge_claims_p")
+    assert not any(rule.startswith(drawn) for rule in jobs)
     jobs = planned("results/pythia-160m/probes/step70000.csv", folder=clean)
     data = {"fetch_tokenizer": 1, "collect_text": 1, "fix_batches": 1}
     assert jobs == data | {"probe_revision": 1, "summarise_probes": 1}
-    assert planned("results/paper/claims.md", folder=clean) == {"judge_claims_paper": 1}
-    assert planned("results/paper/claims/C63.json", folder=clean) == {"judge_claims_paper_one": 1}
+    paper = ("results/paper/claims.md", "results/paper/claims/C63.json")
+    assert planned(*paper, folder=clean) == {"judge_claims_paper": 1, "judge_claims_paper_one": 1}
 
 
 MISTAKEN_TARGETS = {
