@@ -5,7 +5,6 @@ an environment lacks would never be missed. So what each rule imports is read fr
 """
 
 import ast
-import json
 import re
 import sys
 import tomllib
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flatminima.code_hash import code_files
+from flatminima.code_hash import code_files, read_source
 from flatminima.files import PACKAGES as RECORDED
 from tests.workflow import ROOT, TINY, declared_rules
 
@@ -36,12 +35,7 @@ BEHIND = {"pandas": "pyarrow"}
 def imported(path: Path) -> set[str]:
     """Packages of others that a module or notebook of this project imports, anywhere in it."""
     names = set()
-    source = path.read_text()
-    if path.suffix == ".ipynb":
-        cells = [c["source"] for c in json.loads(source)["cells"] if c["cell_type"] == "code"]
-        lines = "\n".join("".join(cell) for cell in cells).splitlines()
-        source = "\n".join(line for line in lines if not line.startswith(("%", "!")))
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(ast.parse(read_source(path))):
         if isinstance(node, ast.Import):
             names |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

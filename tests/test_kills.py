@@ -27,8 +27,6 @@ KILLS = 20
 # Measured by a clock, drawn by a renderer that numbers its parts, or about this very run.
 NOT_COMPARED = {".log", ".html", ".pdf", ".svg", ".png"}
 
-# Files
-
 
 def write_and_be_killed(path: str) -> None:
     with atomic_path(path) as temporary:
@@ -52,32 +50,27 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path):
     assert target.read_text() == "whole"
 
 
-@pytest.mark.parametrize("moment", range(3))
 def test_whole_weights_stand_there_whenever_a_checkpoint_is_replaced(
-    tmp_path, tiny_model, monkeypatch, moment
+    tmp_path, tiny_model, monkeypatch
 ):
     """Files are moved one by one; a kill after any of them leaves a checkpoint that loads."""
-    folder = tmp_path / "step40"
-    save_model(tiny_model, folder, digests=True)
     other = build_model(TINY_SHAPE, TINY_VOCABULARY, seed=1)
-    replace, moved = os.replace, []
+    for moment in range(3):
+        folder, replace, moved = tmp_path / f"step{moment}", os.replace, []
+        save_model(tiny_model, folder, digests=True)
 
-    def stop(source, target):
-        replace(source, target)
-        moved.append(target)
-        if Path(target).parent == folder and len(moved) > moment:
-            raise Killed
+        def stop(source, target, folder=folder, moment=moment, moved=moved, replace=replace):
+            replace(source, target)
+            moved.append(target)
+            if Path(target).parent == folder and len(moved) > moment:
+                raise Killed
 
-    monkeypatch.setattr(os, "replace", stop)
-    with pytest.raises(Killed):
+        with monkeypatch.context() as patched, pytest.raises(Killed):
+            patched.setattr(os, "replace", stop)
+            save_model(other, folder, digests=True)
+        load_model(folder)
         save_model(other, folder, digests=True)
-    monkeypatch.undo()
-    load_model(folder)
-    save_model(other, folder, digests=True)
-    assert torch.equal(next(load_model(folder).parameters()), next(other.parameters()))
-
-
-# A job that is asked to stop
+        assert torch.equal(next(load_model(folder).parameters()), next(other.parameters()))
 
 
 def job(folder: str, train: str, said: str) -> None:
@@ -101,22 +94,13 @@ def test_a_job_that_is_asked_to_stop_saves_its_state_and_goes_on(tmp_path, numbe
     assert process.exitcode == 128 + number
     assert [path.name for path in stopped.iterdir()] == ["unfinished"], "no output is in its place"
     assert (unfinished / "state.safetensors").exists()
+    before = signal.getsignal(number)
     job(str(tmp_path / "whole"), train, os.devnull)
+    assert signal.getsignal(number) == before, "handlers are as they were once a job is done"
     job(str(stopped), train, str(said))
     assert f"{signal.Signals(number).name}: stopped after step" in said.read_text()
     assert "going on from step" in said.read_text()
     assert outputs(stopped) == outputs(tmp_path / "whole")
-
-
-def test_handlers_are_as_they_were_once_a_job_is_done(tmp_path):
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    train = str(tmp_path / "train.safetensors")
-    write_tokens(train, tokens())
-    train_until(tmp_path, 8, train=train)
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
-
-
-# The whole workflow
 
 
 def results(folder: Path) -> dict[str, bytes]:

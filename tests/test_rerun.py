@@ -96,13 +96,9 @@ def test_what_decides_nothing_reruns_nothing(built, edit):
 
 # What is drawn or told from tables that were rebuilt.
 TABLES = {"tabulate_audit": 1, "tabulate_forks": 1}
-FIGURES = {
-    "plot_audit": 1,
-    "plot_kurtosis": 1,
-    "plot_forks": 1,
-    "plot_bit_widths": 1,
-    "plot_scaling_law": 1,
-}
+FIGURES = dict.fromkeys(
+    ("plot_audit", "plot_kurtosis", "plot_forks", "plot_bit_widths", "plot_scaling_law"), 1
+)
 LAST = {"test_hypotheses": 1, "judge_claims": 1, "draw_index": 1, "render_notebook": 4}
 AFTER_PHASES = {"fit_scaling_law": 1, "warn_early": 1}
 AFTER_PROBES = {"summarise_probes": 2, "gather_audit": 1, "detect_phases": 1} | AFTER_PHASES

@@ -20,7 +20,6 @@ RULES = {
         r"^(?:use rule \w+ as|rule) (\w+)(?: with)?:", path.read_text(), re.MULTILINE
     )
 }
-REQUESTS = {"default-resources": PROFILE["default-resources"]} | PROFILE["set-resources"]
 HUB = "tests/config/pythia_tiny.yaml"
 # No part of any plan below: the example, the search, and other ways to make the same files.
 NOT_PLANNED = {
@@ -35,7 +34,7 @@ LEAST_MB = 8000
 def test_the_profile_names_rules_that_exist_and_requests_that_grow():
     """Snakemake would read what follows a comma as a request of its own."""
     assert set(PROFILE["set-resources"]) <= RULES and PROFILE["retries"] >= 1
-    for asked in REQUESTS.values():
+    for asked in (PROFILE["default-resources"], *PROFILE["set-resources"].values()):
         assert set(asked) <= {"mem_mb", "runtime"}
         assert all(text.startswith("attempt * ") and "," not in text for text in asked.values())
 
@@ -44,9 +43,6 @@ def test_the_profile_names_rules_that_exist_and_requests_that_grow():
 def clean(tmp_path_factory) -> Path:
     """A checkout without results: what stands there would be planned no more."""
     return copy_checkout(tmp_path_factory.mktemp("clean"))
-
-
-# What every job asks for, as Snakemake works it out
 
 
 def plan(configfile: str, folder: Path, *targets: str, attempt: int = 1) -> list[dict]:
@@ -80,41 +76,34 @@ def fetched(clean) -> list[dict]:
 
 
 @pytest.mark.workflow
-def test_a_job_asks_for_a_gpu_where_its_model_is_on_one(trained, fetched):
+def test_a_job_asks_for_memory_and_time_and_for_a_gpu_where_its_model_is_on_one(trained, fetched):
     """What a job works on is told by its parameter ``device``, not by what it asks for."""
-    jobs = [*trained, *fetched]
-    wrong = {job["rule"] for job in jobs if (job["gpu"] or 0) != ("cuda" in job["devices"])}
-    assert wrong == set()
-    on_gpus = {job["rule"] for job in jobs if job["gpu"]}
+    asked = defaultdict(list)
+    for job in [*trained, *fetched]:
+        asked[job["rule"]].append(job)
+    assert set(asked) >= RULES - NOT_PLANNED
+    on_gpus = set()
+    for rule, jobs in asked.items():
+        assert all((job["gpu"] or 0) == ("cuda" in job["devices"]) for job in jobs), rule
+        least, shortest = (min(job[name] for job in jobs) for name in ("mem_mb", "runtime"))
+        if any(job["gpu"] for job in jobs):
+            on_gpus.add(rule)
+            assert least >= LEAST_MB, rule
+        assert least >= 2000 and shortest >= 15, rule
+        if rule.startswith(("train_fork", "cool_fork", "pretrain_suite")):
+            assert shortest >= 24 * 60, rule
     assert {"probe_checkpoints", "probe_revision", "train_fork", "train_fork_temporary",
             "probe_fork", "measure_mechanism", "probe_deployed"} <= on_gpus  # fmt: skip
 
 
 @pytest.mark.workflow
-def test_every_rule_asks_for_memory_and_time(trained, fetched):
-    asked = defaultdict(list)
-    for job in [*trained, *fetched]:
-        asked[job["rule"]].append(job)
-    assert set(asked) >= RULES - NOT_PLANNED
-    for rule, jobs in asked.items():
-        assert min(job["mem_mb"] for job in jobs) >= 2000, rule
-        assert min(job["runtime"] for job in jobs) >= 15, rule
-        if any(job["gpu"] for job in jobs):
-            assert min(job["mem_mb"] for job in jobs) >= LEAST_MB, rule
-        if rule.startswith(("train_fork", "cool_fork", "pretrain_suite")):
-            assert min(job["runtime"] for job in jobs) >= 24 * 60, rule
-
-
-@pytest.mark.workflow
 def test_every_job_asks_for_more_when_it_is_started_again(trained, clean):
     def requests(jobs):
-        return {
-            (job["rule"], *job["wildcards"].items()): (job["mem_mb"], job["runtime"])
-            for job in jobs
-        }
+        return {(job["rule"], *job["wildcards"].items()): (job["mem_mb"], job["runtime"])
+                for job in jobs}  # fmt: skip
 
-    again = plan(TINY, clean, "all", "extended", attempt=2)
-    first, second = requests(trained), requests(again)
+    first = requests(trained)
+    second = requests(plan(TINY, clean, "all", "extended", attempt=2))
     assert set(second) < set(first) and len(second) > 90
     for job, (memory, minutes) in second.items():
         assert memory == 2 * first[job][0] and minutes == 2 * first[job][1], job

@@ -21,26 +21,20 @@ from tests.hub.server import TinyHub
 from tests.workflow import ROOT, TINY, copy_checkout, tiny_checkout
 
 PROGRAMS = ("slurmctld", "slurmd", "squeue", "munged", "unshare")
-LACKING = [
-    name for name in PROGRAMS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None
-]
-
-
-def may_mount() -> bool:
-    """The cluster's files lie in mounts of its own, which many containers do not allow."""
-    command = ["unshare", "--mount", "--propagation", "private", "true"]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
+LACKING = [name for name in PROGRAMS
+           if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]  # fmt: skip
+# The cluster's files lie in mounts of its own, which many containers do not allow.
+MOUNT = ["unshare", "--mount", "--propagation", "private", "true"]
+NOT_HERE = (
+    (LACKING and f"not installed: {', '.join(LACKING)}")
+    or (os.geteuid() != 0 and "a cluster of its own needs root")
+    or (subprocess.run(MOUNT, capture_output=True, check=False).returncode
+        and "mounts of one's own are not allowed here")
+)  # fmt: skip
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.workflow,
-    pytest.mark.skipif(bool(LACKING), reason=f"not installed: {', '.join(LACKING)}"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="a cluster of its own needs root"),
-    pytest.mark.skipif(
-        not LACKING and not may_mount(), reason="mounts of one's own are not allowed here"
-    ),
-]
+    pytest.mark.slow, pytest.mark.workflow,
+    pytest.mark.skipif(bool(NOT_HERE), reason=str(NOT_HERE)),
+]  # fmt: skip
 CLUSTER = ROOT / "tests/slurm/cluster.sh"
 TARGETS = " ".join(
     f"results/tiny/{name}.csv"

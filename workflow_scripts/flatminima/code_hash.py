@@ -48,7 +48,7 @@ class _WithoutWords(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
-def _source(path: Path) -> str:
+def read_source(path: Path) -> str:
     """Python source of a module, or of the code cells of a notebook."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".ipynb":
@@ -85,7 +85,7 @@ def _imports(tree: ast.Module) -> Iterator[str]:
 @cache
 def read_code(path: Path) -> tuple[str, frozenset[Path]]:
     """The code of a file in one form for all layouts, and the files of the package it imports."""
-    tree = ast.parse(_source(path), filename=str(path))
+    tree = ast.parse(read_source(path), filename=str(path))
     imported = frozenset(file for name in _imports(tree) for file in _module_files(name))
     return ast.dump(_WithoutWords().visit(tree)), imported
 

@@ -260,16 +260,7 @@ def read_config(files: Sequence[str | Path] = ()) -> dict:
 def json_schema() -> dict:
     """JSON schema of the configuration, for editors."""
 
-    def plain(node: Any) -> Any:
-        if isinstance(node, list):
-            return [plain(part) for part in node]
-        if not isinstance(node, dict):
-            return " ".join(node.split()) if isinstance(node, str) else node
-        left_out = ("title",) if isinstance(node.get("title"), str) else ()
-        left_out += ("default",) if node.get("default", 0) is None else ()
-        return {name: plain(part) for name, part in node.items() if name not in left_out}
-
-    schema = plain(Config.model_json_schema())
+    schema = Config.model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
@@ -297,7 +288,7 @@ def describe_keys() -> dict[str, tuple[str, str, str]]:
                 if name in DECIDING and len(members) > 1:
                     own = [m["properties"][name] for m in members if name in m["properties"]]
                     kind, meaning = _type_name(own), "Decides which other keys there are."
-                found.setdefault(path, (kind, default, meaning))
+                found.setdefault(path, (kind, default, " ".join(meaning.split())))
                 walk(below, (*place, name))
             for below in member.get("patternProperties", {}).values():
                 walk(below, (*place, "NAME"))

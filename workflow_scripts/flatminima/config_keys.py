@@ -238,8 +238,6 @@ class TextFile(Section):
         if given not in ({"path"}, {"repo", "file"}):
             has = ", ".join(sorted(given)) or "no file"
             yield "", f"has {has}; valid: path, or repo and file"
-        if "path" in given and "revision" in self.model_fields_set:
-            yield "revision", "goes with repo and file, not with path"
 
 
 class FileText(DocumentSource):
@@ -280,10 +278,6 @@ class LocalTokenizer(HubTokenizer):
     repo: Repo = key("Hub model whose tokenizer.json is used.", None)
     path: FilePath = key("A tokenizer.json, or a folder that has one.", None)
 
-    def _mistakes(self) -> Mistakes:
-        if self.repo and self.path:
-            yield "", "has repo, path; valid with source local: no key or repo or path"
-
 
 class Batches(Section):
     """Fixed token sequences, cut from the documents without padding."""
@@ -300,14 +294,6 @@ class Batches(Section):
         "sha256 of the token file, by which the same data is known on another machine; another "
         "one is an error.", None, pattern="^[0-9a-f]{64}$",
     )  # fmt: skip
-
-    def _mistakes(self) -> Mistakes:
-        longest = self.longest_document
-        if self.document_start and longest is not None and longest < self.length:
-            text = (
-                f"{longest} is below length {self.length}: document_start would leave no document"
-            )
-            yield "longest_document", text
 
 
 class Splits(Section):
