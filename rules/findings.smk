@@ -36,14 +36,7 @@ use rule judge_claims as judge_claims_extended with:
     input:
         unpack(planned(plan_mechanism.extended_measurements)),
         **OF_THE_PAPER,
-        suite_table="results/{suite}/suite.csv",
-        audit="results/{suite}/audit.csv",
-        kurtosis="results/{suite}/kurtosis.csv",
-        phases="results/{suite}/phases.json",
-        scaling_law="results/{suite}/scaling_law.json",
-        forks="results/{suite}/forks.csv",
-        statistics="results/{suite}/statistics.csv",
-        early_warning="results/{suite}/early_warning.csv",
+        **OF_THE_SUITE,
     output:
         "results/{suite}/claims_extended.csv",
         "results/{suite}/claims_extended.md",

@@ -119,20 +119,22 @@ OF_THE_PAPER = {
     "page_html": "resources/paper/page.html.j2",
     "page_md": "resources/paper/page.md.j2",
 }
+# And of a suite.
+OF_THE_SUITE = {
+    "suite_table": "results/{suite}/suite.csv",
+    **{
+        name: f"results/{{suite}}/{name}.csv"
+        for name in ("audit", "kurtosis", "forks", "statistics", "early_warning")
+    },
+    **{name: f"results/{{suite}}/{name}.json" for name in ("phases", "scaling_law")},
+}
 
 
 rule judge_claims:
     """Every claim of the paper, held against its text, public sources and the suite."""
     input:
         **OF_THE_PAPER,
-        suite_table="results/{suite}/suite.csv",
-        audit="results/{suite}/audit.csv",
-        kurtosis="results/{suite}/kurtosis.csv",
-        phases="results/{suite}/phases.json",
-        scaling_law="results/{suite}/scaling_law.json",
-        forks="results/{suite}/forks.csv",
-        statistics="results/{suite}/statistics.csv",
-        early_warning="results/{suite}/early_warning.csv",
+        **OF_THE_SUITE,
     output:
         "results/{suite}/claims.csv",
         "results/{suite}/claims.md",

@@ -259,7 +259,6 @@ def read_config(files: Sequence[str | Path] = ()) -> dict:
 @cache
 def json_schema() -> dict:
     """JSON schema of the configuration, for editors."""
-
     schema = Config.model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 

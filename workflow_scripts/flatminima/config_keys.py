@@ -198,11 +198,7 @@ class FoundArchitecture(Architecture):
     intermediate_size: PositiveInt = key("Width inside the MLP; by default 4 hidden sizes.", None)
 
 
-class DocumentSource(Section):
-    """Where documents come from."""
-
-
-class PackageText(DocumentSource):
+class PackageText(Section):
     """Text of installed packages, split by document."""
 
     source: Literal["packages"] = key("Text of installed packages.")
@@ -240,7 +236,7 @@ class TextFile(Section):
             yield "", f"has {has}; valid: path, or repo and file"
 
 
-class FileText(DocumentSource):
+class FileText(Section):
     """Documents of named files.
 
     Each split has an ordered list of sources, and the first that can be had is taken;
@@ -325,7 +321,6 @@ class Training(Section):
     save_every: PositiveInt = key(
         "Updates between two saved states, from which a killed job goes on."
     )
-
     jobs_end_at: Annotated[list[PositiveInt], Unique] = key(
         "With source pretrain, steps at which one training job hands over to the next; the last "
         "is grid.last.", None, min_length=1,
