@@ -120,13 +120,12 @@ OF_THE_PAPER = {
     "page_md": "resources/paper/page.md.j2",
 }
 # And of a suite.
-OF_THE_SUITE = {
-    "suite_table": "results/{suite}/suite.csv",
-    **{
-        name: f"results/{{suite}}/{name}.csv"
-        for name in ("audit", "kurtosis", "forks", "statistics", "early_warning")
-    },
-    **{name: f"results/{{suite}}/{name}.json" for name in ("phases", "scaling_law")},
+OF_THE_SUITE = {"suite_table": "results/{suite}/suite.csv"} | {
+    Path(name).stem: f"results/{{suite}}/{name}"
+    for name in (
+        *("audit.csv", "kurtosis.csv", "phases.json", "scaling_law.json"),
+        *("forks.csv", "statistics.csv", "early_warning.csv"),
+    )
 }
 
 
