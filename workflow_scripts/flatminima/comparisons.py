@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from flatminima import intervals
 from flatminima.hypothesis_tests import (
     ONE_RUN,
     PROBES_DEPEND,
@@ -25,19 +26,6 @@ from flatminima.hypothesis_tests import (
     paired_tests,
     t_columns,
     t_tests,
-)
-from flatminima.intervals import (
-    FEWEST_PROBES,
-    SEGMENTS,
-    STRETCHES,
-    gap_pct,
-    paired_scores,
-    percentile_interval,
-    resampled_means,
-    segment_means,
-    stationary_bootstrap,
-    t_interval,
-    two_sided_p,
 )
 from flatminima.missing import even_steps, holes, missing_words
 from flatminima.quantizer_specs import FP32, LOW_BIT
@@ -140,8 +128,8 @@ def block_rows(differences: np.ndarray, where: dict, described: dict) -> list[Ro
     """Two tests that allow for dependence along a run, on ``differences`` ``[steps, seeds]``."""
     (count, seeds), difference = differences.shape, described["difference"]
     count, why = count * bool(seeds), ""
-    if count < FEWEST_PROBES:
-        why = f"takes {FEWEST_PROBES} or more steps that both sides have, not {count}"
+    if count < intervals.FEWEST_PROBES:
+        why = f"takes {intervals.FEWEST_PROBES} or more steps that both sides have, not {count}"
     elif is_constant(differences.mean(axis=1)):
         why = "the difference does not vary"
     block = Row("block bootstrap", **where, statistic="difference of means", value=difference,
@@ -150,7 +138,7 @@ def block_rows(differences: np.ndarray, where: dict, described: dict) -> list[Ro
     if why:
         return [block, Row("segment t", **where, statistic="t", difference=difference, note=why)]
     kept = "a difference that grows along the run counts as scatter"
-    found, means = stationary_bootstrap(differences), segment_means(differences)
+    found, means = intervals.stationary_bootstrap(differences), intervals.segment_means(differences)
     block = replace(
         block, interval_low=found.low, interval_high=found.high, p_value=found.p_value,
         note=f"unit: a stretch of {found.length:g} probes on average, of all {seeds} seeds "
@@ -159,8 +147,8 @@ def block_rows(differences: np.ndarray, where: dict, described: dict) -> list[Ro
     )  # fmt: skip
     return [block, Row(
         "segment t", **where, statistic="t", **t_columns(stats.ttest_1samp(means, 0.0)),
-        n_a=SEGMENTS, n_b=SEGMENTS, difference=means.mean(),
-        note=f"unit: the mean difference over a {SEGMENTS}th of the run, all {seeds} seeds "
+        n_a=len(means), n_b=len(means), difference=means.mean(),
+        note=f"unit: the mean difference over a {len(means)}th of the run, all {seeds} seeds "
         f"together; {kept}; these very seeds, not others",
     )]  # fmt: skip
 
@@ -243,10 +231,10 @@ def bit_width_rows(audit: pd.DataFrame, spacing: int) -> Iterator[Row]:
         x, y = np.log(sums)
         if not is_constant(x):
             fit = stats.linregress(x, y)
-            low_end, high_end = t_interval(fit.slope, fit.stderr, BLOCKS - 2)
+            low_end, high_end = intervals.t_interval(fit.slope, fit.stderr, BLOCKS - 2)
             slope = {"value": fit.slope, "dof": BLOCKS - 2}
             slope |= {"interval_low": low_end, "interval_high": high_end}
-        mean = t_interval(np.mean(x - y), stats.sem(x - y), BLOCKS - 1)
+        mean = intervals.t_interval(np.mean(x - y), stats.sem(x - y), BLOCKS - 1)
         ends = dict(zip(("interval_low", "interval_high"), np.exp(mean), strict=True))
         of_ratio, count = join_notes("interval: of the geometric mean over stretches", note), BLOCKS
     yield Row("log-log regression", **where, measure=f"ln {measure}", statistic="slope", **slope,
@@ -280,14 +268,14 @@ def text_rows(
     the baseline is taken at the same steps. One draw of text serves all runs. Raises
     ``KeyError`` where a probe of ``forks`` has no scores.
     """
-    scores = paired_scores(sequences, _KEYS)
-    means = resampled_means(scores, resamples=resamples, seed=seed)
+    scores = intervals.paired_scores(sequences, _KEYS)
+    means = intervals.resampled_means(scores, resamples=resamples, seed=seed)
     # The measured value is the first column, its resamples the others.
     means = np.column_stack([scores.mean_nll(), means])
-    gaps = pd.DataFrame(gap_pct(means, means[scores.reference])).set_index(
+    gaps = pd.DataFrame(intervals.gap_pct(means, means[scores.reference])).set_index(
         pd.MultiIndex.from_frame(scores.rows[_KEYS])
     )[(scores.rows["role"] == LOW_BIT).to_numpy()]
-    stretches = min(STRETCHES, len(scores.scored))
+    stretches = min(intervals.STRETCHES, len(scores.scored))
     note = f"unit: one of {stretches} stretches of the text; other text for these very runs"
     about = {"n_a": stretches, "note": note}
 
@@ -312,39 +300,30 @@ def text_rows(
                 yield _text_row(
                     f"{name} v {baseline}", measure, "difference of means", rest,
                     mean_a=own[0], mean_b=other[0], difference=rest[0], n_b=stretches,
-                    p_value=two_sided_p(rest[1:]), **about,
+                    p_value=intervals.two_sided_p(rest[1:]), **about,
                 )  # fmt: skip
 
 
 def _text_row(
     comparison: str, measure: str, statistic: str, draws: np.ndarray, **columns: object
 ) -> Row:
-    ends = percentile_interval(draws[1:])
+    ends = intervals.percentile_interval(draws[1:])
     return Row("paired bootstrap", comparison, "text", measure, statistic, draws[0], *ends,
                **columns)  # fmt: skip
 
 
 def all_statistics(
-    forks: pd.DataFrame,
-    audit: pd.DataFrame,
-    kurtosis: pd.DataFrame,
-    phases: dict,
-    *,
-    spacing: int,
-    baseline: str,
-    primary: Mapping[str, str] | None = None,
-    cooled: pd.DataFrame | None = None,
-    sequences: pd.DataFrame | None = None,
-    resamples: int = 1000,
-    seed: int = 0,
-) -> pd.DataFrame:
+    forks: pd.DataFrame, audit: pd.DataFrame, kurtosis: pd.DataFrame, phases: dict, *,
+    spacing: int, baseline: str, primary: Mapping[str, str] | None = None,
+    cooled: pd.DataFrame | None = None, sequences: pd.DataFrame | None = None,
+    resamples: int = 1000, seed: int = 0,
+) -> pd.DataFrame:  # fmt: skip
     """Contents of ``statistics.csv``; ``spacing`` is the distance of evenly spaced steps.
 
     ``cooled`` is cooled.csv: the forks after a common cool-down, compared at equal rates.
     ``primary`` names the one test that was chosen beforehand (``in_families``).
-    ``sequences`` holds the forks' scores (``read_fork_sequences``); without them the rows
-    whose unit is the text are left out. ``resamples`` and ``seed`` are those of the
-    bootstrap over text.
+    ``sequences`` holds the forks' scores (``read_fork_sequences``), ``resamples`` and ``seed``
+    are those of the bootstrap over them.
     """
     rows = [*fork_rows(forks, baseline)]
     if cooled is not None:

@@ -229,8 +229,8 @@ def _with_new_wobble(
     block = window_of(len(steps))
     if len(late) < 2 * block or len(steps) < FEWEST_SMOOTHED:
         return nll
-    starts = rng.integers(0, len(late) - block + 1, -(-len(late) // block))
-    drawn = np.concatenate([wobble[late[0] + at : late[0] + at + block] for at in starts])
+    starts = late[0] + rng.integers(0, len(late) - block + 1, -(-len(late) // block))
+    drawn = np.concatenate([wobble[at : at + block] for at in starts])
     renewed = np.array(nll, float)
     renewed[late] += drawn[: len(late)] - wobble[late]
     return renewed
@@ -241,13 +241,14 @@ def _rise_pct(curve: np.ndarray) -> float:
     return float(100.0 * np.expm1(curve[-1] - curve.min()))
 
 
-def _interval(name: str, values: Sequence[int]) -> dict[str, int | None]:
+def _interval(name: str, values: pd.Series) -> dict[str, int | None]:
     """95 % percentile interval of steps that stays on the grid (widened to members)."""
-    tail, ends = (1.0 - CONFIDENCE) / 2.0, {"low": None, "high": None}
-    if len(values):
-        ends["low"] = int(np.quantile(values, tail, method="lower"))
-        ends["high"] = int(np.quantile(values, 1.0 - tail, method="higher"))
-    return {f"{name}_{end}": step for end, step in ends.items()}
+    tail, steps = (1.0 - CONFIDENCE) / 2.0, values.dropna().to_numpy()
+    if not len(steps):
+        return {f"{name}_low": None, f"{name}_high": None}
+    low = np.quantile(steps, tail, method="lower")
+    high = np.quantile(steps, 1.0 - tail, method="higher")
+    return {f"{name}_low": int(low), f"{name}_high": int(high)}
 
 
 def _segments(phases: Phases, steps: np.ndarray, ppl: np.ndarray, gap: np.ndarray) -> list[dict]:
@@ -255,15 +256,13 @@ def _segments(phases: Phases, steps: np.ndarray, ppl: np.ndarray, gap: np.ndarra
     bounds = [int(steps[0]), phases.rapid_learning_end, *onset, int(steps[-1])]
     names = PHASE_NAMES if onset else NAMES_WITHOUT_ONSET
     segments = []
-    for number, (first, last) in enumerate(pairwise(bounds), start=1):
+    for number, (name, (first, last)) in enumerate(zip(names, pairwise(bounds), strict=True), 1):
         inside = (steps >= first) & (steps <= last)
-        g, p = gap[inside].astype(float), ppl[inside].astype(float)
+        g, p = gap[inside].tolist(), ppl[inside].tolist()
         segments.append({
-            "phase": number, "name": names[number - 1],
-            "first_step": first, "last_step": last,
-            "gap_first_pct": g[0], "gap_last_pct": g[-1],
-            "gap_min_pct": g.min(), "gap_max_pct": g.max(),
-            "ppl_first": p[0], "ppl_last": p[-1], "n": int(inside.sum()),
+            "phase": number, "name": name, "first_step": first, "last_step": last,
+            "gap_first_pct": g[0], "gap_last_pct": g[-1], "gap_min_pct": min(g),
+            "gap_max_pct": max(g), "ppl_first": p[0], "ppl_last": p[-1], "n": len(g),
         })  # fmt: skip
     return segments
 
@@ -292,46 +291,37 @@ def describe_phases(
         raise ValueError("the audit needs one row of fp32 and of low_bit at each even step")
     nll = fp32["nll_nats_per_token"].to_numpy()
     phases = find_phases(steps, nll, low_bit["delta_nll_nats_per_token"].to_numpy())
-    curve = smoothed(steps, nll)
-    rng = np.random.default_rng(seed)
-    best, rises, learned, onsets, lags = [], [], [], [], []
-    for drawn, low in zip(curves[FP32], curves["low_bit"], strict=True):
-        again = find_phases(steps, drawn, low - drawn)
-        renewed = smoothed(
-            steps, _with_new_wobble(steps, drawn, nll - curve, phases.rapid_learning_end, rng)
-        )
-        best.append(int(steps[np.argmin(renewed)]))
-        rises.append(_rise_pct(renewed))
-        learned.append(again.rapid_learning_end)
-        if again.onset.step is not None:
-            onsets.append(again.onset.step)
-            lags.append(again.onset.step - best[-1])
-    onset, found_share = asdict(phases.onset), len(onsets) / len(learned)
-    detected, lag = onset["step"] is not None, None
-    if detected:
-        lag = onset["step"] - phases.convergence
-    else:
-        onsets, lags = [], []
-    rise_low, rise_high = percentile_interval(np.array(rises))
+    best, learned, onset = phases.convergence, phases.rapid_learning_end, asdict(phases.onset)
+    curve, rng, drawn = smoothed(steps, nll), np.random.default_rng(seed), []
+    for full, low in zip(curves[FP32], curves["low_bit"], strict=True):
+        again = find_phases(steps, full, low - full)
+        renewed = smoothed(steps, _with_new_wobble(steps, full, nll - curve, learned, rng))
+        lowest = steps[np.argmin(renewed)]
+        drawn.append((lowest, again.rapid_learning_end, again.onset.step, _rise_pct(renewed)))
+    draws = pd.DataFrame(drawn, columns=["best", "learned", "onset", "rise"])
+    found_share, step = float(draws["onset"].notna().mean()), onset.pop("step")
+    if step is None:
+        draws["onset"] = np.nan
+    rise_low, rise_high = percentile_interval(draws["rise"].to_numpy())
     return {
         "suite": str(audit["suite"].iloc[0]),
         "rule": RULE if spacing > 1 else RULE_OF_ALL,
         **({"missing": list(missing)} if len(missing) else {}),
         "resamples": resamples,
         "convergence": {
-            "step": phases.convergence, **_interval("step", best),
+            "step": best, **_interval("step", draws["best"]),
             "ppl": float(np.exp(curve.min())), "final_ppl": float(np.exp(curve[-1])),
             "rise_pct": _rise_pct(curve), "rise_low_pct": rise_low, "rise_high_pct": rise_high,
             "lowest_single_step": int(steps[np.argmin(nll)]),
-            "still_improving": bool(phases.convergence == steps[-1]),
+            "still_improving": bool(best == steps[-1]),
         },
-        "rapid_learning_end": {"step": phases.rapid_learning_end, **_interval("step", learned)},
+        "rapid_learning_end": {"step": learned, **_interval("step", draws["learned"])},
         "onset": {
-            "step": onset.pop("step"), **_interval("step", onsets),
-            "detected": detected, "detected_share": found_share, **onset,
-            "false_alarms_pct": FALSE_ALARMS_PCT,
+            "step": step, **_interval("step", draws["onset"]), "detected": step is not None,
+            "detected_share": found_share, **onset, "false_alarms_pct": FALSE_ALARMS_PCT,
         },
-        "lag_steps": lag, **_interval("lag", lags),
+        "lag_steps": None if step is None else step - best,
+        **_interval("lag", draws["onset"] - draws["best"]),
         "segments": _segments(
             phases, steps, fp32["ppl"].to_numpy(), low_bit["gap_pct"].to_numpy()
         ),

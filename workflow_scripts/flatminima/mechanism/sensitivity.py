@@ -32,19 +32,12 @@ from flatminima.training.gradients import next_token_loss
 
 TOLERANCE = 1e-3  # relative, of the largest eigenvalue
 
-Vector = Mapping[str, Tensor]
-
-
-@torch.no_grad()
-def inner(first: Vector, second: Vector) -> dict[str, float]:
-    """Inner product of two vectors, parameter by parameter."""
-    return {n: float((first[n].double() * second[n].double()).sum()) for n in first}
-
 
 class LossSurface:
     """Mean NLL (nats per token) of a checkpoint's tokens as a function of its parameters ``names``.
 
-    All batches must be of one size, so that every token weighs the same. Hessian products
+    Weights, directions and products with the Hessian are flat vectors, ``[weights]``. All
+    batches must be of one size, so that every token weighs the same. Hessian products
     differentiate twice in reverse mode, in float32 with sums over batches in float64. (Forward
     mode twice would be cheaper, but torch's layer norm gives a wrong second derivative there.)
     The graph of every batch's gradient is kept, so that a product costs one backward pass:
@@ -59,77 +52,71 @@ class LossSurface:
         # The fused attention kernels have no second derivative.
         if hasattr(visit.model, "set_attn_implementation"):
             visit.model.set_attn_implementation("eager")
-        parameters = dict(visit.model.named_parameters())
-        self.model = visit.model.eval()
-        self.weights = {n: parameters[n].detach().clone().requires_grad_() for n in names}
+        chosen = {name: visit.model.get_parameter(name).detach() for name in names}
+        self.model, self.shapes = visit.model.eval(), {n: w.shape for n, w in chosen.items()}
+        self.weights = flat(chosen).requires_grad_()
         self.ids = list(batches(visit.tokens, visit.batch_size, visit.device))
 
-    def loss(self, ids: Tensor, weights: Vector) -> Tensor:
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
+        """A flat vector by parameter name, each part in the shape of its parameter."""
+        parts = vector.split([shape.numel() for shape in self.shapes.values()])
+        shaped = zip(parts, self.shapes.values(), strict=True)
+        return dict(zip(self.shapes, (part.reshape(s) for part, s in shaped), strict=True))
+
+    def loss(self, ids: Tensor, weights: Tensor) -> Tensor:
         """Loss of one batch, with these weights in place of the model's."""
-        return next_token_loss(
-            lambda **inputs: functional_call(self.model, dict(weights), (), inputs), ids
-        )
+        named = self.split(weights)
+        return next_token_loss(lambda **inputs: functional_call(self.model, named, (), inputs), ids)
 
     @torch.no_grad()
-    def losses(self, shift: Vector | None = None) -> np.ndarray:
+    def losses(self, shift: Tensor | float = 0.0) -> np.ndarray:
         """Loss of each batch with the weights moved by ``shift``, ``[batches]``."""
-        moved = {n: w + shift[n] if shift else w for n, w in self.weights.items()}
-        return np.array([self.loss(ids, moved).item() for ids in self.ids])
-
-    def _named(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        return dict(zip(self.weights, tensors, strict=True))
+        return np.array([self.loss(ids, self.weights + shift).item() for ids in self.ids])
 
     @cached_property
-    def gradients(self) -> list[dict[str, Tensor]]:
+    def gradients(self) -> list[Tensor]:
         """Gradient of each batch's loss, with the graph behind it."""
-        weights = list(self.weights.values())
         losses = (self.loss(ids, self.weights) for ids in self.ids)
-        return [self._named(torch.autograd.grad(x, weights, create_graph=True)) for x in losses]
+        return [torch.autograd.grad(loss, self.weights, create_graph=True)[0] for loss in losses]
 
-    def slopes(self, direction: Vector) -> np.ndarray:
-        """Derivative of each batch's loss along ``direction``, ``[batches]``."""
-        return np.array([sum(inner(g, direction).values()) for g in self.gradients])
-
-    def products(self, direction: Vector) -> list[dict[str, Tensor]]:
-        """Hessian times ``direction`` for each batch, by parameter name."""
-        weights, along = list(self.weights.values()), [direction[n] for n in self.weights]
+    def products(self, direction: Tensor) -> list[Tensor]:
+        """Hessian times ``direction`` for each batch."""
         return [
-            self._named(torch.autograd.grad(list(g.values()), weights, along, retain_graph=True))
-            for g in self.gradients
+            torch.autograd.grad(gradient, self.weights, direction, retain_graph=True)[0]
+            for gradient in self.gradients
         ]
 
-    def product(self, direction: Vector) -> dict[str, Tensor]:
-        """Hessian of the mean loss times ``direction``, by parameter name, in float64."""
-        total = {name: torch.zeros_like(w, dtype=torch.float64) for name, w in self.weights.items()}
+    def product(self, direction: Tensor) -> Tensor:
+        """Hessian of the mean loss times ``direction``, in float64."""
+        total = torch.zeros_like(self.weights, dtype=torch.float64)
         for product in self.products(direction):
-            for name, value in product.items():
-                total[name] += value
-        return {name: value / len(self.ids) for name, value in total.items()}
+            total += product
+        return total / len(self.ids)
 
-    def flat_product(self, direction: np.ndarray) -> np.ndarray:
-        """``product`` for all parameters as one float64 vector, as scipy's solvers take it."""
-        product = self.product(self.unflatten(direction))
-        return np.concatenate([value.reshape(-1).cpu().numpy() for value in product.values()])
+    @torch.no_grad()
+    def parts(self, first: Tensor, second: Tensor) -> dict[str, float]:
+        """Inner product of two vectors, parameter by parameter."""
+        both = self.split(first.double() * second.double())
+        return {name: float(part.sum()) for name, part in both.items()}
 
-    def unflatten(self, direction: np.ndarray) -> dict[str, Tensor]:
-        """A flat vector as tensors by parameter name, in float32."""
-        parts = torch.from_numpy(np.array(direction, dtype=np.float32)).split(
-            [weight.numel() for weight in self.weights.values()]
-        )
-        shaped = zip(parts, self.weights.values(), strict=True)
-        return self._named([part.reshape(w.shape).to(w.device) for part, w in shaped])
+    def inner(self, first: Tensor, second: Tensor) -> float:
+        """Inner product of two vectors."""
+        return sum(self.parts(first, second).values())
 
-    @property
-    def size(self) -> int:
-        """Number of weights that may move."""
-        return sum(weight.numel() for weight in self.weights.values())
+    def vector(self, values: np.ndarray) -> Tensor:
+        """A float32 vector where the weights are."""
+        return torch.from_numpy(np.array(values, dtype=np.float32)).to(self.weights.device)
+
+
+def flat(parts: Mapping[str, Tensor]) -> Tensor:
+    """Tensors as one vector."""
+    return torch.cat([part.reshape(-1) for part in parts.values()])
 
 
 def perturbations(
-    weights: Vector, specs: Mapping[str, AffineQuantizer], *, draws: int, seed: int
+    weights: Mapping[str, Tensor], specs: Mapping[str, AffineQuantizer], *, draws: int, seed: int
 ) -> dict[str, dict[str, Tensor]]:
     """Rounding errors by role, then the controls of the first role: ``noise0``, ``dither0`` …"""
-    weights = {name: w.detach() for name, w in weights.items()}
     found = {
         role: {n: fake_quantize(w, spec) - w for n, w in weights.items()}
         for role, spec in specs.items()
@@ -156,44 +143,42 @@ def _columns(name: str, values: np.ndarray, resamples: int) -> dict[str, float]:
     return {f"{name}_nats": float(values.mean()), f"{name}_low": low, f"{name}_high": high}
 
 
-def expand(surface: LossSurface, shift: Vector, base: np.ndarray, *, resamples: int) -> list[dict]:
+def expand(surface: LossSurface, shift: Tensor, base: np.ndarray, *, resamples: int) -> list[dict]:
     """Rows of one perturbation: tensor ``all`` with every term, then each matrix.
 
     ``base`` is the unmoved loss of each batch. A matrix's second-order term is its part of
     D·H·D / 2 (with the cross terms shared out), so that the parts sum to the whole.
     """
-    parts = [inner(shift, product) for product in surface.products(shift)]
-    first, second = surface.slopes(shift), np.array([0.5 * sum(part.values()) for part in parts])
+    parts = [surface.parts(shift, product) for product in surface.products(shift)]
+    first = np.array([surface.inner(gradient, shift) for gradient in surface.gradients])
+    second = np.array([0.5 * sum(part.values()) for part in parts])
     terms = {"measured": surface.losses(shift) - base, "first_order": first,
              "second_order": second, "predicted": first + second}  # fmt: skip
-    noise, sizes = inner(shift, shift), inner(surface.weights, surface.weights)
-    rows = [{"tensor": "all", "n_weights": surface.size,
+    noise = surface.parts(shift, shift)
+    sizes = surface.parts(surface.weights, surface.weights)
+    rows = [{"tensor": "all", "n_weights": len(shift),
              "noise_norm2": sum(noise.values()), "weight_norm2": sum(sizes.values())}]  # fmt: skip
     for name, values in terms.items():
         rows[0] |= _columns(name, values, resamples)
-    for name, moved in shift.items():
+    for name, shape in surface.shapes.items():
         values = np.array([0.5 * part[name] for part in parts])
-        about = {"tensor": name, "n_weights": moved.numel(), "noise_norm2": noise[name],
+        about = {"tensor": name, "n_weights": shape.numel(), "noise_norm2": noise[name],
                  "weight_norm2": sizes[name]}  # fmt: skip
         rows.append(about | _columns("second_order", values, resamples))
     return rows
 
 
 def sensitivity_table(
-    surface: LossSurface,
-    specs: Mapping[str, AffineQuantizer],
-    *,
-    step: int,
-    draws: int,
+    surface: LossSurface, specs: Mapping[str, AffineQuantizer], *, step: int, draws: int,
     resamples: int,
-) -> pd.DataFrame:
+) -> pd.DataFrame:  # fmt: skip
     """All perturbations of one checkpoint: the rows of ``expand``; the step seeds the noise."""
+    weights = surface.split(surface.weights.detach())
     base = surface.losses()
-    moves = perturbations(surface.weights, specs, draws=draws, seed=step)
     rows = [
         {"step": step, "perturbation": name, **row}
-        for name, shift in moves.items()
-        for row in expand(surface, shift, base, resamples=resamples)
+        for name, shift in perturbations(weights, specs, draws=draws, seed=step).items()
+        for row in expand(surface, flat(shift), base, resamples=resamples)
     ]
     return pd.DataFrame(rows).assign(n_batches=len(surface.ids))
 
@@ -206,24 +191,25 @@ def largest_eigenvalue(surface: LossSurface, *, resamples: int, seed: int) -> Es
 
     The interval is over batches with the eigenvector held: that of its Rayleigh quotient.
     """
-    rng = np.random.default_rng(seed)
-    operator = LinearOperator((surface.size, surface.size), matvec=surface.flat_product)
-    start = rng.standard_normal(surface.size)
+    rng, size = np.random.default_rng(seed), len(surface.weights)
+    operator = LinearOperator(
+        (size, size), lambda v: surface.product(surface.vector(v)).cpu().numpy()
+    )
+    start = rng.standard_normal(size)
     [value], vectors = eigsh(operator, k=1, which="LA", tol=TOLERANCE, v0=start)
-    direction = surface.unflatten(vectors[:, 0])
-    products = surface.products(direction)
-    quotients = np.array([sum(inner(direction, product).values()) for product in products])
-    return float(value), *mean_interval(quotients, resamples, rng), len(quotients)
+    direction = surface.vector(vectors[:, 0])
+    quotients = [surface.inner(direction, product) for product in surface.products(direction)]
+    return float(value), *mean_interval(np.array(quotients), resamples, rng), len(quotients)
 
 
 def trace(surface: LossSurface, *, draws: int, seed: int) -> Estimate:
     """Hutchinson's estimate of the trace: mean of z·H·z over random signs z, t interval."""
     rng, values = np.random.default_rng(seed), []
     for _ in range(draws):
-        signs = surface.unflatten(rng.choice(np.float32([-1.0, 1.0]), surface.size))
-        values.append(sum(inner(signs, surface.product(signs)).values()))
-    mean, error = float(np.mean(values)), float(stats.sem(values))
-    return mean, *t_interval(mean, error, draws - 1), draws
+        signs = surface.vector(rng.choice(np.float32([-1.0, 1.0]), len(surface.weights)))
+        values.append(surface.inner(signs, surface.product(signs)))
+    mean = float(np.mean(values))
+    return mean, *t_interval(mean, stats.sem(values), draws - 1), draws
 
 
 def curvature_row(surface: LossSurface, *, step: int, draws: int, resamples: int) -> dict:
@@ -231,8 +217,8 @@ def curvature_row(surface: LossSurface, *, step: int, draws: int, resamples: int
 
     ``weight_norm2`` turns both into numbers that do not change when weights are rescaled.
     """
-    norm2 = sum(inner(surface.weights, surface.weights).values())
-    row = {"step": step, "n_weights": surface.size, "weight_norm2": norm2}
+    norm2 = surface.inner(surface.weights, surface.weights)
+    row = {"step": step, "n_weights": len(surface.weights), "weight_norm2": norm2}
     for name, estimate in (
         ("top_eigenvalue", largest_eigenvalue(surface, resamples=resamples, seed=step)),
         ("trace", trace(surface, draws=draws, seed=step)),
