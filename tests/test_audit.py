@@ -203,7 +203,7 @@ MISTAKES = {
     "no such revision": ("RUN", {"revisions": ("15",)}, "no checkpoint '15'; there are checkpoint"),
     "no such text": ("RUN", {"data": "nowhere.txt"}, "--data nowhere.txt: no such file"),
     "cut text": ("RUN", {"data": "CUT.txt.gz"}, "CUT.txt.gz"),
-    "little text": ("RUN", {"data": "LITTLE.txt"}, "LITTLE.txt: the text holds"),
+    "little text": ("RUN", {"data": "LITTLE.txt"}, "tokens, 4 sequences of 16 need 64"),
     "no tokenizer": ("RUN", {"tokenizer": "EMPTY"}, "no tokenizer.json in"),
     "broken tokenizer": ("RUN", {"tokenizer": "LITTLE.txt"}, "LITTLE.txt: is no tokenizer.json"),
     "no sequence": ("RUN", {"sequences": 0}, "--sequences 0: 2 or more"),

@@ -8,6 +8,7 @@ from flatminima.config import read_library, resolve_suites
 from flatminima.tools.costs import (
     build,
     describe_shape,
+    hours,
     measure,
     part_to_time,
     read_config,
@@ -44,37 +45,37 @@ def test_pythia_160m_is_counted_whole(shape):
 
 def test_costs_of_the_audit_and_of_the_forks(costs, shape):
     """154 revisions, each scored three times; nine forks of 30,000 updates of 4 x 2,048 tokens."""
-    assert costs.audit_flop == 154 * 3 * shape.flop(128, 512)
+    assert costs["audit"] == 154 * 3 * shape.flop(128, 512)
     assert 154 * 3 * TOKENS * 2 * shape.multiplied == pytest.approx(7.5e15, rel=0.01)
     tokens = 9 * 30_000 * 4 * 2048
-    assert tokens == pytest.approx(2.21e9, rel=0.01) and costs.forks == 9
+    assert tokens == pytest.approx(2.21e9, rel=0.01) and costs["forks"] == 9
     assert 6 * shape.multiplied * tokens == pytest.approx(1.6e18, rel=0.03)
     # With what attention adds at 2,048 tokens: 2 L T d of 2 N, which is 15 %.
-    assert costs.fork_training_flop / (6 * shape.multiplied * tokens) == pytest.approx(1.153, 1e-3)
-    assert costs.fork_probe_flop == 9 * 30 * 3 * shape.flop(128, 512)
-    forward = costs.audit_flop + costs.fork_probe_flop
-    hours = (forward / 1e12 + costs.fork_training_flop / 2e12) / 3600
-    assert costs.hours(1e12, 2e12) == pytest.approx(hours)
-    assert costs.hours(1e12, 2e12, 4) == pytest.approx(hours / 4), "no run of its own"
+    assert costs["updates"] / (6 * shape.multiplied * tokens) == pytest.approx(1.153, 1e-3)
+    assert costs["probes"] == 9 * 30 * 3 * shape.flop(128, 512)
+    forward = costs["audit"] + costs["probes"]
+    expected = (forward / 1e12 + costs["updates"] / 2e12) / 3600
+    assert hours(costs, 1e12, 2e12) == pytest.approx(expected)
+    assert hours(costs, 1e12, 2e12, 4) == pytest.approx(expected / 4), "no run of its own"
 
 
 def test_downloads_and_disk(costs, shape):
     # The forks start from one that was deleted after its probe.
-    assert costs.download_bytes == 155 * shape.stored_bytes
+    assert costs["downloads"] == 155 * shape.stored_bytes
     state, fork = 12 * shape.parameters, 30 * 4 * shape.parameters
-    assert costs.disk_bytes == 2 * shape.stored_bytes + state + fork
+    assert costs["disk"] == 2 * shape.stored_bytes + state + fork
     kept = {**PYTHIA, "fork": {**PYTHIA["fork"], "keep_checkpoints": True}}
-    more = suite_costs(kept, shape, revisions=154, last=143_000).disk_bytes - costs.disk_bytes
+    more = suite_costs(kept, shape, revisions=154, last=143_000)["disk"] - costs["disk"]
     assert more == 8 * fork
 
 
 def test_a_suite_that_is_trained_here_downloads_nothing_and_runs_alone():
     mini = describe_shape(read_config(MINI))
     own = suite_costs(MINI, mini, revisions=154, last=5720)
-    assert own.download_bytes == 0 and own.pretraining_flop == 3 * 5720 * mini.flop(16, 64)
-    assert own.disk_bytes == (154 * 4 + 12 + 9 * 30 * 4) * mini.parameters
-    run = own.pretraining_flop / 2e12 / 3600
-    assert own.hours(1e12, 2e12, 2) == pytest.approx(run + (own.hours(1e12, 2e12) - run) / 2)
+    assert own["downloads"] == 0 and own["run"] == 3 * 5720 * mini.flop(16, 64)
+    assert own["disk"] == (154 * 4 + 12 + 9 * 30 * 4) * mini.parameters
+    run = own["run"] / 2e12 / 3600
+    assert hours(own, 1e12, 2e12, 2) == pytest.approx(run + (hours(own, 1e12, 2e12) - run) / 2)
     # Its batches are timed as they are: one sequence would measure calls.
     assert part_to_time(MINI, mini, "cpu") == (2, (MINI["probe"]["batch_size"], 64), (16, 64))
 

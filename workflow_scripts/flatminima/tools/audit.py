@@ -74,11 +74,12 @@ def audit(options: AuditOptions) -> int:
     can put right ends it with one line; what was measured until then stays.
     """
     choose_device(options.device)  # before anything is fetched; a ``ValueError`` of one line
+    report = _Report(options)
     try:
-        found = _audit(options)
+        found = _audit(report)
     except (UserError, FloatingPointError, OSError) as error:
         found = {"target": options.target, "error": one_line(error, 1000)}
-        _Report(options).say(f"Error: {found['error']}")
+        report.say(f"Error: {found['error']}")
     if options.json:
         print(json.dumps(found, indent=2, default=str))
     if "error" in found:
@@ -87,7 +88,7 @@ def audit(options: AuditOptions) -> int:
 
 
 class _Report:
-    """What an audit tells, and the record that it leaves.
+    """What an audit is asked and tells, and the record that it leaves in ``folder``.
 
     ``record`` has what was asked, ``checkpoints`` (identity by step), ``left_out`` (reasons by
     step), ``notes`` (what a reader of the numbers should know, a line each), what the prober
@@ -95,13 +96,24 @@ class _Report:
     """
 
     def __init__(self, options: AuditOptions) -> None:
-        self.file = sys.stderr if options.json else sys.stdout
-        self.record: dict = {
-            "target": options.target, "checkpoints": {}, "left_out": {}, "notes": [],
-        }  # fmt: skip
+        self.options, self.folder = options, Path(options.out or f"audit-{options.name}")
+        asked = {"target": options.target}
+        self.record: dict = asked | {"checkpoints": {}, "left_out": {}, "notes": []}
+
+    def claim_folder(self) -> None:
+        """Make the folder of the results, unless it holds those of another run."""
+        if any((self.folder / name).exists() for name in FILES):
+            try:
+                other = str(json.loads((self.folder / RECORD).read_text("utf-8"))["target"])
+            except (OSError, ValueError, KeyError, TypeError):
+                other = "something else"
+            if os.path.realpath(other) != os.path.realpath(self.options.target):
+                line = f"{self.folder} holds the audit of {other}; name another folder with --out"
+                raise UserError(line)
+        self.folder.mkdir(parents=True, exist_ok=True)
 
     def say(self, line: str) -> None:
-        tqdm.write(line, file=self.file)
+        tqdm.write(line, file=sys.stderr if self.options.json else sys.stdout)
 
     def note(self, line: str) -> None:
         """Say a line and keep it in the record."""
@@ -109,11 +121,12 @@ class _Report:
         self.record["notes"].append(line)
 
 
-def _audit(options: AuditOptions) -> dict:
+def _audit(report: _Report) -> dict:
     """The record of an audit, its folder and its rows; its files lie in the folder."""
-    source, report = open_source(options.target, options.revisions), _Report(options)
-    folder, record = _claim_folder(options), report.record
-    audited, sequences, prober = _measure_all(options, source, folder, report)
+    options, folder, record = report.options, report.folder, report.record
+    source = open_source(options.target, options.revisions)
+    report.claim_folder()
+    audited, sequences, prober = _measure_all(source, report)
     left, words, phases = judge(audited, sequences, min(options.resamples, PHASE_RESAMPLES))
     first, last = f"INT4 gap: {words}", source.steps[-1]
     if last in record["left_out"]:
@@ -121,28 +134,25 @@ def _audit(options: AuditOptions) -> dict:
     told = [first, *answers(audited, phases)]
     record |= {"left_plateau": left, "verdict": words, "answers": told, "phases": phases,
                **prober.made_by}  # fmt: skip
-    by_digest: dict[str, list[int]] = {}
-    for step, known in record["checkpoints"].items():
-        by_digest.setdefault(known["weights_sha256"], []).append(step)
+    digests = pd.DataFrame.from_dict(record["checkpoints"], "index")["weights_sha256"]
     # Steps 0 and 1 may be the same, where the first rate is zero.
-    same = [steps for steps in by_digest.values() if len(steps) > 1 and max(steps) > 1]
+    same = [g for g in digests.groupby(digests).groups.values() if len(g) > 1 and max(g) > 1]
     for steps in same:
         report.note(f"steps {', '.join(f'{s:,}' for s in steps)} hold the same weights")
     write_json(folder / RECORD, record)
-    if audited["step"].nunique() > 1:  # else it is no curve
+    if len(digests) > 1:  # else it is no curve
         label = options.name.replace("$", r"\$")  # mathematics to matplotlib
         suite = {"label": label, "quantizers": printed_names(prober.specs)}
-        style.save(
-            audit_figure.draw(audited, phases, suite=suite), [folder / name for name in FIGURES]
-        )
-    _write_page(options, record, audited, folder)
+        figure = audit_figure.draw(audited, phases, suite=suite)
+        style.save(figure, [folder / name for name in FIGURES])
+    _write_page(report, audited)
     if options.deployed:
-        _probe_as_shipped(options, source, prober, sequences, folder / DEPLOYED, report)
+        _probe_as_shipped(report, source, prober, sequences)
     report.say(f"{folder}: {', '.join(name for name in FILES if (folder / name).exists())}")
-    if same and len(same[0]) == len(record["checkpoints"]):
+    if same and len(same[0]) == len(digests):
         hub = "; the hub, or a mirror of it, ignores the revision" if source.repo else ""
         raise UserError(
-            f"{options.target}: all {len(same[0])} checkpoints hold the same weights, so there is "
+            f"{options.target}: all {len(digests)} checkpoints hold the same weights, so there is "
             f"no curve{hub}"
         )
     for line in told:
@@ -151,29 +161,13 @@ def _audit(options: AuditOptions) -> dict:
     return {**record, "folder": str(folder), "rows": rows}
 
 
-def _claim_folder(options: AuditOptions) -> Path:
-    """Make the folder of the results, unless it holds those of another run."""
-    folder = Path(options.out or f"audit-{options.name}")
-    if any((folder / name).exists() for name in FILES):
-        try:
-            other = str(json.loads((folder / RECORD).read_text("utf-8"))["target"])
-        except (OSError, ValueError, KeyError, TypeError):
-            other = "something else"
-        if os.path.realpath(other) != os.path.realpath(options.target):
-            raise UserError(f"{folder} holds the audit of {other}; name another folder with --out")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 # Measuring
 
 
-def _measure_all(
-    options: AuditOptions, source: Source, folder: Path, report: _Report
-) -> tuple[pd.DataFrame, pd.DataFrame, Prober]:
+def _measure_all(source: Source, report: _Report) -> tuple[pd.DataFrame, pd.DataFrame, Prober]:
     """Audit, per-sequence scores and the prober; what is measured is on disk at once."""
     scores, rows, prober, left_out = [], [], None, report.record["left_out"]
-    text = open_text(options.data)
+    options, text = report.options, open_text(report.options.data)
     rates, lines = learning_rates(source)
     for line in (*source.notes, *lines):
         report.note(line)
@@ -185,7 +179,7 @@ def _measure_all(
                         model = load_model(place)
                         digests = tensor_digests(place / read_checkpoint(place).weights)
                     if prober is None:  # what is wrong with the text ends the audit
-                        prober = _prepare(options, model, *text, tokenizer_file, folder, report)
+                        prober = _prepare(report, model, text, tokenizer_file)
                     with _named(source, step):
                         measured = prober(model.to(prober.device), step)
                         found = summarise(measured, ["step"], resamples=options.resamples, seed=0)
@@ -197,12 +191,8 @@ def _measure_all(
             if not scores:
                 report.say(_line(COLUMNS))
             report.say(_line(cells(found)))
-            digest, place = weights_digest(digests), source.places[step]
-            report.record["checkpoints"][step] = {
-                "place": place,
-                **origin,
-                "weights_sha256": digest,
-            }
+            known = {"place": source.places[step], "weights_sha256": weights_digest(digests)}
+            report.record["checkpoints"][step] = known | origin
             if found.set_index("role")["gap_pct"][LOW_BIT] == 0.0:
                 words = "a 4-bit gap of exactly 0 %: does the model use its weights?"
                 report.note(f"step {step}: {words}")
@@ -212,8 +202,8 @@ def _measure_all(
                 pd.concat(rows), (lambda s: rates.get(s, np.nan)) if rates else None,
                 suite=options.name, lr_max=max(rates.values(), default=None), tokens_per_step=None,
             )  # fmt: skip
-            write_table(folder / AUDIT, audited)
-            write_table(folder / SEQUENCES, pd.concat(scores))
+            write_table(report.folder / AUDIT, audited)
+            write_table(report.folder / SEQUENCES, pd.concat(scores))
     if not scores:
         reason, *others = left_out.values()
         rest = f" (none of {1 + len(others)} checkpoints is measured)" if others else ""
@@ -235,21 +225,16 @@ def _named(source: Source, step: int) -> Iterator[None]:
 
 
 def _prepare(
-    options: AuditOptions, model: nn.Module, texts: Iterable[str], words: str,
-    tokenizer_file: Path, folder: Path, report: _Report,
-) -> Prober:  # fmt: skip
+    report: _Report, model: nn.Module, text: tuple[Iterable[str], str], tokenizer_file: Path
+) -> Prober:
     """The prober of all checkpoints, fitted to a model of theirs."""
+    options, folder, (texts, words) = report.options, report.folder, text
     config = model.config.get_text_config(decoder=True)
     most = getattr(config, "max_position_embeddings", None)
     fits = not (isinstance(most, int) and 1 < most < options.length)
-    length = options.length if fits else most
-    try:
-        tokens, made = fixed_batches(
-            texts, read_tokenizer(tokenizer_file), sequences=options.sequences, length=length,
-            configured_end=getattr(config, "eos_token_id", None),
-        )  # fmt: skip
-    except UserError as error:
-        raise UserError(f"{words}: {error}") from error
+    length, end = options.length if fits else most, getattr(config, "eos_token_id", None)
+    tokenizer = read_tokenizer(tokenizer_file)
+    tokens, made = fixed_batches(texts, tokenizer, options.sequences, length, end)
     for name in FILES:  # of an earlier audit, none of which belongs to the numbers that come
         (folder / name).unlink(missing_ok=True)
     write_tokens(folder / VALIDATION, tokens)
@@ -280,16 +265,15 @@ def probe_settings(options: AuditOptions) -> dict:
 
 
 def _probe_as_shipped(
-    options: AuditOptions, source: Source, prober: Prober, sequences: pd.DataFrame, path: Path,
-    report: _Report,
-) -> None:  # fmt: skip
+    report: _Report, source: Source, prober: Prober, sequences: pd.DataFrame
+) -> None:
     """Write ``deployed.csv`` of the last checkpoint and print each format's gap."""
-    step = int(sequences["step"].max())
+    step, options = int(sequences["step"].max()), report.options
     with source.checkpoint(step) as (place, _):
         model = load_model(place, prober.device)
     simulated = sequences[sequences["step"] == step]
     table = probe_deployed(model, prober, step, simulated, resamples=options.resamples)
-    table.to_csv(path, index=False)
+    table.to_csv(report.folder / DEPLOYED, index=False)
     shown = ["format", "gap_pct", "gap_low_pct", "gap_high_pct", "counterpart", "simulated_gap_pct"]
     measured = table.loc[table["status"] == "measured", shown]
     report.say(measured.to_string(index=False, float_format="{:.3f}".format))
@@ -313,9 +297,9 @@ def _line(shown: Iterable[str]) -> str:
     return "".join(f"{cell:>{width}}" for cell, width in zip(shown, COLUMNS.values(), strict=True))
 
 
-def _write_page(options: AuditOptions, record: dict, audited: pd.DataFrame, folder: Path) -> None:
+def _write_page(report: _Report, audited: pd.DataFrame) -> None:
     """All of it in one file that needs no other."""
-    svg = folder / "audit.svg"
+    record, svg = report.record, report.folder / "audit.svg"
     drawn = svg.read_text("utf-8") if svg.is_file() else ""
     notes = [
         f"{record['target']}, {record['text']}",
@@ -326,13 +310,13 @@ def _write_page(options: AuditOptions, record: dict, audited: pd.DataFrame, fold
     ]
     rows = [cells(rows) for _, rows in audited.groupby("step")]
     page = _PAGE.format(
-        title=html.escape(f"Audit of {options.name}"),
+        title=html.escape(f"Audit of {report.options.name}"),
         answers="".join(f"<li>{html.escape(line)}</li>" for line in record["answers"]),
         figure=drawn[drawn.find("<svg") :].replace("<svg ", _SVG, 1),
         table=pd.DataFrame(rows, columns=[*COLUMNS]).to_html(index=False, border=0),
         notes="".join(f"<li>{html.escape(line)}</li>" for line in notes),
     )
-    (folder / PAGE).write_text(page, encoding="utf-8")
+    (report.folder / PAGE).write_text(page, encoding="utf-8")
 
 
 # What it comes to

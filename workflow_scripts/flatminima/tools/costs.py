@@ -113,33 +113,13 @@ def describe_shape(config: object, dtype: str = "float16") -> Shape:
     )
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Totals of one suite: bytes, and operations by kind of pass.
+def suite_costs(section: Mapping, shape: Shape, *, revisions: int, last: int) -> dict[str, float]:
+    """Costs of a suite's section of the configuration with ``revisions`` checkpoints.
 
-    Disk is the most that lies there at one time: checkpoints and one state of training.
+    ``downloads`` and ``disk`` in bytes; the latter is the most that lies there at one time,
+    checkpoints and one state of training. Operations of the ``audit``, of ``probes`` and
+    ``updates`` of ``forks`` (their number), and of the ``run`` itself.
     """
-
-    forks: int
-    download_bytes: int
-    disk_bytes: int
-    audit_flop: float
-    fork_probe_flop: float
-    fork_training_flop: float
-    pretraining_flop: float
-
-    def hours(self, forward_rate: float, training_rate: float, side_by_side: int = 1) -> float:
-        """Hours at so many operations a second without and with gradients.
-
-        With several jobs ``side_by_side`` all is shared among them but the run itself.
-        """
-        shared = (self.audit_flop + self.fork_probe_flop) / forward_rate
-        shared += self.fork_training_flop / training_rate
-        return (shared / side_by_side + self.pretraining_flop / training_rate) / 3600
-
-
-def suite_costs(section: Mapping, shape: Shape, *, revisions: int, last: int) -> Costs:
-    """Costs of a suite's section of the configuration with ``revisions`` checkpoints."""
     fork, batches = section.get("fork"), section["batches"]
     pretrained, on_hub = section["source"] == "pretrain", section["source"] == "hub"
     probe = 3 * shape.flop(batches["validation"]["sequences"], batches["validation"]["length"])
@@ -152,16 +132,22 @@ def suite_costs(section: Mapping, shape: Shape, *, revisions: int, last: int) ->
     # Checkpoints of the run, and of all forks or of the one that is being measured.
     written = revisions * pretrained + probes * (forks if keeps_forks(section) else bool(fork))
     disk = CHECKPOINT_BYTES * written + ADAM_BYTES * (bool(fork) or pretrained)
-    return Costs(
-        forks=forks,
+    return {
+        "forks": forks,
         # The forks' start is fetched once more; of the hub's one lies there for a job at work.
-        download_bytes=on_hub * (revisions + bool(fork)) * shape.stored_bytes,
-        disk_bytes=disk * shape.parameters + on_hub * (1 + bool(fork)) * shape.stored_bytes,
-        audit_flop=revisions * probe,
-        fork_probe_flop=forks * probes * probe,
-        fork_training_flop=forks * training(fork, fork["steps"]) if fork else 0.0,
-        pretraining_flop=training(section["training"], last) if pretrained else 0.0,
-    )
+        "downloads": on_hub * (revisions + bool(fork)) * shape.stored_bytes,
+        "disk": disk * shape.parameters + on_hub * (1 + bool(fork)) * shape.stored_bytes,
+        "audit": revisions * probe,
+        "probes": forks * probes * probe,
+        "updates": forks * training(fork, fork["steps"]) if fork else 0.0,
+        "run": training(section["training"], last) if pretrained else 0.0,
+    }
+
+
+def hours(costs: Mapping, forward_rate: float, training_rate: float, jobs: int = 1) -> float:
+    """Hours at so many operations a second; ``jobs`` at a time share all but the run itself."""
+    shared = (costs["audit"] + costs["probes"]) / forward_rate + costs["updates"] / training_rate
+    return (shared / jobs + costs["run"] / training_rate) / 3600
 
 
 # Measurement
@@ -219,7 +205,7 @@ def measure(
 
 
 def time_rows(
-    section: Mapping, config: object, costs: Costs, revisions: int, seconds: float
+    section: Mapping, config: object, costs: Mapping, revisions: int, seconds: float
 ) -> Iterator[Row]:
     """Hours on this machine, from what part of the suite's model takes here.
 
@@ -242,13 +228,13 @@ def time_rows(
         rates.append(times * shape.flop(*batch) / each)
         words = f"measured: {batch[0]} x {batch[1]} tokens{part}"
         yield what, f"{rates[-1] / 1e9:.3g} GFLOP/s", words
-    audit = costs.audit_flop / rates[0] / 3600
+    audit = costs["audit"] / rates[0] / 3600
     each = f"{duration(audit / revisions)} a revision"
     yield "time, audit", duration(audit), f"estimated from what was measured: {each}"
-    if costs.fork_training_flop or costs.pretraining_flop:
-        yield "time, all", duration(costs.hours(*rates)), "estimated; one job at a time"
+    if costs["updates"] or costs["run"]:
+        yield "time, all", duration(hours(costs, *rates)), "estimated; one job at a time"
         if device == "cpu" and (jobs := cores // threads) > 1:
-            yield "", duration(costs.hours(*rates, jobs)), f"estimated; {jobs} jobs at a time"
+            yield "", duration(hours(costs, *rates, jobs)), f"estimated; {jobs} jobs at a time"
 
 
 # The table
@@ -266,22 +252,22 @@ def duration(hours: float) -> str:
     return f"{hours:.1f} hours" if hours < 72 else f"{hours / 24:,.1f} days"
 
 
-def count_rows(costs: Costs, shape: Shape, revisions: int) -> Iterator[Row]:
+def count_rows(costs: Mapping, shape: Shape, revisions: int) -> Iterator[Row]:
     """What follows from the configuration alone."""
     yield "model", f"{shape.parameters:,} parameters", "counted on its classes"
     yield "revisions", f"{revisions:,}", "the plan"
-    if costs.download_bytes:
+    if costs["downloads"]:
         each = f"{size(shape.stored_bytes)} each, the larger of the published forms"
-        yield "downloads", size(costs.download_bytes), f"computed: {each}"
-        hours = costs.download_bytes * 8 / (CONNECTION_MBIT * 1e6) / 3600
-        yield "", duration(hours), f"at {CONNECTION_MBIT} Mbit/s; the connection is not measured"
-    yield "disk, at most", size(costs.disk_bytes), "computed: one job at a time"
-    yield "audit", f"{costs.audit_flop:.2g} FLOP", "computed: 3 forward passes a revision"
-    if costs.pretraining_flop:
-        yield "training", f"{costs.pretraining_flop:.2g} FLOP", "computed"
-    if costs.forks:
-        yield f"{costs.forks} forks", f"{costs.fork_training_flop:.2g} FLOP", "computed: updates"
-        yield "", f"{costs.fork_probe_flop:.2g} FLOP", "computed: probes on the way"
+        yield "downloads", size(costs["downloads"]), f"computed: {each}"
+        taken = costs["downloads"] * 8 / (CONNECTION_MBIT * 1e6) / 3600
+        yield "", duration(taken), f"at {CONNECTION_MBIT} Mbit/s; the connection is not measured"
+    yield "disk, at most", size(costs["disk"]), "computed: one job at a time"
+    yield "audit", f"{costs['audit']:.2g} FLOP", "computed: 3 forward passes a revision"
+    if costs["run"]:
+        yield "training", f"{costs['run']:.2g} FLOP", "computed"
+    if costs["forks"]:
+        yield f"{costs['forks']} forks", f"{costs['updates']:.2g} FLOP", "computed: updates"
+        yield "", f"{costs['probes']:.2g} FLOP", "computed: probes on the way"
 
 
 def plan_suite(name: str | None, configfiles: Sequence[str], seconds: float) -> int:

@@ -184,10 +184,9 @@ def open_text(data: str | None) -> tuple[Iterable[str], str]:
 def fixed_batches(
     texts: Iterable[str],
     tokenizer: Tokenizer,
-    *,
     sequences: int,
     length: int,
-    configured_end: int | list[int] | None = None,
+    configured_end: int | list[int] | None,
 ) -> tuple[np.ndarray, str]:
     """``[sequences, length]`` int32 token ids, and how they are made.
 
