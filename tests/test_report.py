@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from flatminima.files import read_content
 from tests import synthetic
 from tests.workflow import TINY, snakemake, tiny_checkout
 from workflow_scripts import draw_index
@@ -24,11 +25,14 @@ def page(tmp_path_factory) -> Path:
         "design": ["confounded", None],
         "measured": ["not measured", None], "analogue": ["517 %", None],
     }).to_csv(folder / "claims.csv", index=False)  # fmt: skip
-    names = ("audit", "kurtosis", "forks", "claims")
-    draw_index.main(
-        **{name: folder / f"{name}.csv" for name in names}, phases=folder / "phases.json",
-        page=folder / "index.html", suite=LONG, links=["audit.csv", "tables/table1.md"],
-    )  # fmt: skip
+    names = ("audit.csv", "kurtosis.csv", "forks.csv", "claims.csv", "phases.json")
+    shown = {name.partition(".")[0]: read_content(folder / name) for name in names}
+    links = ["audit.csv", "tables/table1.md"]
+    draw_index.main(**shown, page=folder / "index.html", suite=LONG, links=links)
+    # Without forks and claims, which a suite may lack, it is drawn all the same.
+    del shown["forks"], shown["claims"]
+    draw_index.main(**shown, page=folder / "other.html", suite=LONG, links=[])
+    assert 'id="forks"' not in (folder / "other.html").read_text(encoding="utf-8")
     return folder / "index.html"
 
 
@@ -38,10 +42,10 @@ def open_at(browser, page, width):
     browser.get(page.as_uri())
 
 
-def state(browser, plot="audit-plot"):
+def state(browser, plot):
     return browser.execute_script(
         f"const p = document.getElementById('{plot}');"
-        "return [p.layout.yaxis.title.text, p.layout.yaxis.type, p.data.map(d => d.visible)]"
+        "return [p.layout.yaxis.title.text, p.data.map(d => d.visible)]"
     )
 
 
@@ -56,34 +60,23 @@ def test_the_page_is_whole_without_network_and_without_script(page):
     assert "4.2: as &lt;said&gt;" in told and "here: <strong>517 %</strong>" in told
     assert "<th></th>" not in told, "axe-core: a header without text"
     assert told.count('<a href="') == 3
-    # Without forks and claims, which a suite may lack, it is drawn all the same.
-    folder, other = page.parent, page.with_name("other.html")
-    draw_index.main(
-        folder / "audit.csv", folder / "phases.json", folder / "kurtosis.csv", other, LONG, []
-    )
-    assert 'id="forks"' not in other.read_text(encoding="utf-8")
 
 
-def test_a_reader_switches_unit_and_scale_by_keyboard(page, browser):
+def test_a_reader_switches_quantities_by_keyboard_and_reads_a_point(page, browser):
     from selenium.webdriver.common.keys import Keys
 
     open_at(browser, page, 1000)
-    assert state(browser)[1:] == ["linear", [True, True, False, False]]
-    for group in ("audit-unit", "audit-scale"):
-        browser.find_element("css selector", f"input[name={group}]").send_keys(Keys.ARROW_RIGHT)
-    title, scale, visible = state(browser)
-    assert "nats" in title and scale == "log" and visible == [False, False, True, True]
+    browser.execute_script("Plotly.Fx.hover('audit-plot', [{curveNumber: 0, pointNumber: 90}])")
+    text = browser.find_element("css selector", "#audit-plot .hoverlayer").text
+    row = synthetic.audit().query("role == 'low_bit'").iloc[90]
+    assert f"{row['step']:,}" in text and f"{row['gap_pct']:.4g}"[:4] in text
+    assert state(browser, "audit-plot")[1] == [True] * 4 + [False] * 5
+    browser.find_element("css selector", "input[name=audit-quantity]").send_keys(Keys.ARROW_RIGHT)
+    title, visible = state(browser, "audit-plot")
+    assert "nats" in title and visible == [False] * 4 + [True] * 2 + [False] * 3
     browser.find_elements("css selector", "input[name=forks-quantity]")[2].click()
     assert state(browser, "forks-plot")[0] == "FP32 perplexity"
     assert not [e for e in browser.get_log("browser") if e["level"] == "SEVERE"]
-
-
-def test_a_reader_reads_a_point(page, browser):
-    open_at(browser, page, 1000)
-    browser.execute_script("Plotly.Fx.hover('audit-plot', [{curveNumber: 0, pointNumber: 90}])")
-    text = browser.find_element("css selector", "#audit-plot .hovertext").text
-    row = synthetic.audit().query("role == 'low_bit'").iloc[90]
-    assert f"step {row['step']:,}" in text and f"gap {row['gap_pct']:.2f} %" in text
 
 
 @pytest.mark.parametrize("width", [400, 1200])

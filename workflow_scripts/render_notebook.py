@@ -1,6 +1,7 @@
 """Execute one companion notebook on a suite's results and render it as HTML."""
 
 import os
+import re
 from pathlib import Path
 
 import nbformat
@@ -23,40 +24,30 @@ def main(notebook: str, html: str, suite: str, folder: str) -> None:
     its environment. Raises ``UserError`` that names a cell that fails; its traceback is in
     the log.
     """
-    source = Path(notebook)
+    source, results = Path(notebook), str(Path(folder).resolve())
     page = nbformat.read(source, as_version=4)
-    results = str(Path(folder).resolve())
-    client = NotebookClient(
-        page,
-        kernel_name="python3",
-        timeout=CELL_TIMEOUT_S,
-        record_timing=False,
-        resources={"metadata": {"path": str(source.resolve().parent)}},
-    )
+    place = {"metadata": {"path": str(source.resolve().parent)}}
+    client = NotebookClient(page, kernel_name="python3", timeout=CELL_TIMEOUT_S,
+                            record_timing=False, resources=place)  # fmt: skip
     try:
         client.execute(env={**os.environ, "SUITE": suite, "RESULTS": results})
     except CellExecutionError as error:
         log(str(error))
-        cells = [cell for cell in page.cells if cell.cell_type == "code"]
-        failed = next(c for c in cells for o in c.outputs if o.output_type == "error")
+        outputs = [(cell.id, output) for cell in page.cells for output in cell.get("outputs", [])]
+        failed = next(name for name, output in outputs if output.output_type == "error")
         why = f"{error.ename}: {error.evalue}"
-        raise UserError(f"{source}: cell {failed.get('id', '')!r} failed, {why}") from error
+        raise UserError(f"{source}: cell {failed!r} failed, {why}") from error
     exporter = HTMLExporter(require_js_url="", mathjax_url="", mermaid_js_url="")
     body, _ = exporter.from_notebook_node(page, {"metadata": {"name": source.stem}})
-    with atomic_path(html) as temporary:
-        temporary.write_text(_described(body, page), encoding="utf-8")
-
-
-def _described(body: str, page: nbformat.NotebookNode) -> str:
-    """``body`` with the description of each image, which nbconvert drops."""
+    # nbconvert drops the description of an image.
     outputs = [output for cell in page.cells for output in cell.get("outputs", [])]
-    images = [o for o in outputs if "image/png" in o.get("data", {})]
-    texts = [
-        image.metadata.get("image/png", {}).get("alt", "drawn by the cell") for image in images
-    ]
-    first, *rest = body.split(UNDESCRIBED)
-    pairs = zip(texts, rest, strict=True)
-    return first + "".join(f'alt="{text}"{after}' for text, after in pairs)
+    texts = (
+        output.metadata.get("image/png", {}).get("alt", "drawn by the cell")
+        for output in outputs
+        if "image/png" in output.get("data", {})
+    )
+    with atomic_path(html) as temporary:
+        temporary.write_text(re.sub(UNDESCRIBED, lambda _: f'alt="{next(texts)}"', body), "utf-8")
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def _read(value: object, wanted: object) -> object:
     """What a parameter annotated ``wanted`` gets of a value or of the files that it names."""
     if wanted is int:
         return int(value)
-    if wanted in (pd.DataFrame, dict) and isinstance(value, str):
+    if wanted in (pd.DataFrame, pd.DataFrame | None, dict) and isinstance(value, str):
         return read_content(value)
     return [read_content(path) for path in value] if wanted == list[pd.DataFrame] else _plain(value)
 
