@@ -20,9 +20,10 @@ that lie close to each other is named in none, and is sure whatever the number
 (tests/test_integrity.py measures all this).
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 import pandas as pd
@@ -82,15 +83,10 @@ class Found:
 
 def name_steps(steps: Sequence[int], grid: Sequence[int]) -> str:
     """``0, 8, 40 to 120``: runs of three or more neighbours on the grid by their ends."""
-    place = {step: at for at, step in enumerate(sorted(grid))}
-    runs: list[list[int]] = []
-    for step in sorted(steps):
-        if runs and place[step] == place[runs[-1][-1]] + 1:
-            runs[-1].append(step)
-        else:
-            runs.append([step])
-    words = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return ", ".join(words)
+    place = sorted(grid).index
+    runs = groupby(enumerate(sorted(steps)), key=lambda pair: place(pair[1]) - pair[0])
+    named = [[str(step) for _, step in run] for _, run in runs]
+    return ", ".join(f"{r[0]} to {r[-1]}" if len(r) > 2 else ", ".join(r) for r in named)
 
 
 def decide(
@@ -119,25 +115,23 @@ def examine(revisions: pd.DataFrame, fingerprints: pd.DataFrame) -> list[Found]:
     ``revisions`` has the columns step, status, reason and weights_sha256, ``fingerprints``
     those of ``revisions.fingerprint_checkpoint``.
     """
-    here = revisions[revisions["status"] == PRESENT].sort_values("step")
+    here = revisions[revisions["status"] == PRESENT].set_index("step")["weights_sha256"]
     if here.empty:
         raise UserError("no revision of the suite could be had")
     found = [
         Found("missing", (int(row.step),), str(row.reason))
         for row in revisions[revisions["status"] == MISSING].itertuples()
     ]
-    tensors = fingerprints[fingerprints["tensor"] != WHOLE]
+    here, whole = here.sort_index(), fingerprints["tensor"] == WHOLE
     for search in (_other_shapes, _equal_weights, _stale_tensors):
-        more = list(search(here, tensors[tensors["step"].isin(here["step"])]))
+        more = list(search(here, fingerprints[~whole & fingerprints["step"].isin(here.index)]))
         found += more
-        explained = {step for one in more for step in one.steps}
-        here = here[~here["step"].isin(explained)]
-    whole = fingerprints[fingerprints["tensor"] == WHOLE].set_index("step")
-    digests = dict(zip(here["step"].tolist(), here["weights_sha256"], strict=True))
-    same = 0 in digests and digests.get(1) == digests[0]
-    chain = [step for step in digests if not (step == 1 and same)]
-    norms = np.sqrt(whole.loc[chain, "sum_of_squares"].to_numpy(float))
-    return found + list(out_of_place(chain, distances(fingerprints, chain), norms))
+        here = here.drop([step for one in more for step in one.steps])
+    if here.get(1) == here.get(0, ""):
+        here = here.drop(1)
+    norms = np.sqrt(fingerprints[whole].set_index("step").loc[here.index, "sum_of_squares"])
+    chain = here.index.tolist()
+    return found + list(out_of_place(chain, distances(fingerprints, chain), norms.to_numpy()))
 
 
 def distances(fingerprints: pd.DataFrame, steps: Sequence[int]) -> np.ndarray:
@@ -153,55 +147,44 @@ def distances(fingerprints: pd.DataFrame, steps: Sequence[int]) -> np.ndarray:
 # By hashes
 
 
-def _other_shapes(here: pd.DataFrame, tensors: pd.DataFrame) -> Iterator[Found]:
+def _other_shapes(here: pd.Series, tensors: pd.DataFrame) -> Iterator[Found]:
     """Revisions whose tensors have other names or shapes than those of most."""
     tensors = tensors.sort_values(["step", "tensor"])
     named = (tensors["tensor"] + " " + tensors["shape"]).groupby(tensors["step"]).agg("; ".join)
-    usual = named.value_counts().index[0]
-    odd = tuple(int(step) for step in named.index[named != usual])
-    if odd:
+    if odd := tuple(named.index[named != named.value_counts().index[0]].tolist()):
         yield Found("foreign_series", odd, "tensors of other names or shapes than the others'")
 
 
-def _equal_weights(here: pd.DataFrame, tensors: pd.DataFrame) -> Iterator[Found]:
-    last = int(here["step"].iloc[-1])
-    for _, group in here.groupby("weights_sha256", sort=False):
-        steps = {int(step) for step in group["step"]}
-        if last in steps and len(steps) > 1:
-            early = tuple(sorted(steps - {last}))
-            yield Found("final_weights_early", early, f"the weights of step {last}")
-        elif len(steps - ALWAYS_EQUAL) and len(steps) > 1:
-            yield Found("duplicate", tuple(sorted(steps)), "the same weights")
+def _equal_weights(here: pd.Series, tensors: pd.DataFrame) -> Iterator[Found]:
+    last = int(here.index[-1])
+    for _, group in here.groupby(here, sort=False):
+        *early, latest = group.index.tolist()
+        if early and latest == last:
+            yield Found("final_weights_early", tuple(early), f"the weights of step {last}")
+        elif early and latest not in ALWAYS_EQUAL:
+            yield Found("duplicate", (*early, latest), "the same weights")
 
 
-def _stale_tensors(here: pd.DataFrame, tensors: pd.DataFrame) -> Iterator[Found]:
+def _stale_tensors(here: pd.Series, tensors: pd.DataFrame) -> Iterator[Found]:
     """Pairs of revisions that share a tensor which those between them do not have."""
-    place = {int(step): at for at, step in enumerate(here["step"])}
-    last = int(here["step"].iloc[-1])
-    large = tensors[(tensors["n_weights"] >= _SMALLEST_TENSOR) & tensors["step"].isin(place)]
-    shared: dict[tuple[int, int], int] = {}
-    for _, rows in large.sort_values("step").groupby("tensor"):
-        for _, steps in rows.groupby("sha256")["step"]:
-            for one, other in pairwise(map(int, steps)):
-                apart = place[other] > place[one] + 1
-                if apart and _moves_between(rows.set_index("step"), one, other):
-                    shared[one, other] = shared.get((one, other), 0) + 1
-    count = tensors["tensor"].nunique()
-    for (one, other), same in sorted(shared.items()):
-        what = f"{same} of {count} tensors"
+    last, shared = int(here.index[-1]), Counter()
+    for _, rows in tensors[tensors["n_weights"] >= _SMALLEST_TENSOR].groupby("tensor"):
+        rows = rows.set_index("step").sort_index()
+        for _, same in rows.groupby("sha256"):
+            for one, other in pairwise(same.index.tolist()):
+                between = rows["sketch"].loc[one + 1 : other - 1]
+                # Somewhere else in between, and not just rounded otherwise.
+                start = np.asarray(rows["sketch"][one])
+                away = [np.linalg.norm(np.asarray(sketch) - start) for sketch in between]
+                norm = np.sqrt(rows["sum_of_squares"][one])
+                shared[one, other] += max(away, default=0.0) > _ROUNDING * norm
+    for (one, other), count in sorted((+shared).items()):
+        what = f"{count} of {tensors['tensor'].nunique()} tensors"
         if other == last:
             yield Found("stale_shard", (one,), f"{what} are those of step {other}")
         else:
             reason = f"share {what}, which steps between them do not have"
             yield Found("stale_shard", (one, other), reason)
-
-
-def _moves_between(rows: pd.DataFrame, one: int, other: int) -> bool:
-    """Whether a tensor is somewhere else between two steps, and not just rounded otherwise."""
-    start = np.asarray(rows.loc[one, "sketch"])
-    between = rows[(rows.index > one) & (rows.index < other)]["sketch"]
-    away = max(np.linalg.norm(np.asarray(sketch) - start) for sketch in between)
-    return away > _ROUNDING * np.sqrt(rows.loc[one, "sum_of_squares"])
 
 
 # By the path
