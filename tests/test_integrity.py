@@ -1,5 +1,6 @@
 """Faults of hubs put into a training run, one by one: each is found, named and nothing else is."""
 
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -69,9 +70,9 @@ def tables(path: dict, missing: tuple = (), shapes: dict | None = None):
 
 def found(path: dict, **more) -> dict[str, list[tuple]]:
     """Steps by the kind of what is found."""
-    kinds: dict[str, list[tuple]] = {}
+    kinds = defaultdict(list)
     for one in examine(*tables(path, **more)):
-        kinds.setdefault(one.kind, []).append(one.steps)
+        kinds[one.kind].append(one.steps)
     return kinds
 
 
@@ -81,22 +82,16 @@ def found(path: dict, **more) -> dict[str, list[tuple]]:
     straight=st.sampled_from([0.0, 0.05, 0.3, 2.0]),
     half=st.booleans(),
     powers=st.sampled_from([0, 10]),
+    lost=st.sets(st.sampled_from(GRID[1:]), max_size=8),
 )
-def test_a_run_as_it_should_be_has_no_finding(seed, straight, half, powers):
+def test_a_run_as_it_should_be_has_no_finding_but_its_holes(seed, straight, half, powers, lost):
     grid = revision_steps(powers_of_two=powers, spacing=1000, last=40_000)
     path = walk(grid, seed=seed, straight=straight, half=half)
     # In half precision the first updates change nothing: those steps are the same model.
     path = {s: w for s, w in path.items() if s in (0, 1) or s > 16 or not half}
     assert found(path) == {}
-
-
-@settings(max_examples=10)
-@given(seed=st.integers(0, 10_000), data=st.data())
-def test_holes_make_no_finding_but_themselves(seed, data):
-    path = walk(seed=seed)
-    lost = data.draw(st.sets(st.sampled_from(GRID[1:]), min_size=1, max_size=8))
     left = {step: weights for step, weights in path.items() if step not in lost}
-    assert set(found(left, missing=tuple(lost))) == {"missing"}
+    assert set(found(left, missing=tuple(lost))) == ({"missing"} if lost else set())
 
 
 def test_steps_0_and_1_may_be_the_same_and_no_others():
@@ -128,33 +123,25 @@ def test_a_shard_of_another_step():
         assert found(path | {step: mixed}) == {"stale_shard": [steps]}
 
 
-def test_a_tensor_that_stands_still_for_a_while_is_not_stale():
-    path = walk()
+def test_a_tensor_that_stands_still_or_is_rounded_to_and_fro_is_not_stale():
+    """A scale of the norms near 1 in half precision is the same at 16 and 64, not at 32."""
+    path, start = {step: weights.copy() for step, weights in walk().items()}, walk()[0][2]
     for step in GRID:
-        path[step] = path[step].copy()
         path[step][0] = path[8][0] if step <= 64 else path[step][0]
         path[step][1] = path[30_000][1] if step >= 30_000 else path[step][1]
-    assert found(path) == {}
-
-
-def test_a_weight_that_is_rounded_to_and_fro_makes_nothing_stale():
-    """A scale of the norms near 1 in half precision; it is the same at 16 and 64, not at 32."""
-    path, start = walk(), walk()[0][2]
-    for step in GRID:
-        path[step] = path[step].copy()
         path[step][2] = 1.0 if step <= 64 else 1.0 + path[step][2] - start
     path[32][2, 0] += 2.0**-10
     assert found(path) == {}
 
 
-@pytest.mark.parametrize("straight", [0.0, 0.3])
-def test_two_steps_in_each_others_place(straight):
-    path = walk(straight=straight)
-    for one, other in (
-        (5000, 6000), (5000, 20_000), (64, 30_000), (512, 1000), (39_000, 40_000),
-    ):  # fmt: skip
-        swapped = path | {one: path[other], other: path[one]}
-        assert found(swapped) == {"swapped_steps": [(one, other)]}
+def test_two_steps_in_each_others_place():
+    for straight in (0.0, 0.3):
+        path = walk(straight=straight)
+        for one, other in (
+            (5000, 6000), (5000, 20_000), (64, 30_000), (512, 1000), (39_000, 40_000),
+        ):  # fmt: skip
+            swapped = path | {one: path[other], other: path[one]}
+            assert found(swapped) == {"swapped_steps": [(one, other)]}
 
 
 def test_weights_of_another_run():
@@ -167,10 +154,7 @@ def test_weights_of_another_run():
         assert foreign == [tuple(step for step in steps if step != 1)]
     kinds = found(path, shapes={3000: "8x8", 4000: "8x8"})
     assert kinds == {"foreign_series": [(3000, 4000)]}
-
-
-def test_few_revisions_and_none():
-    path = walk()
+    # Of few revisions nothing is said, and without any there is nothing to look at.
     assert found({step: path[step] for step in (0, 1, 1000)}) == {}
     assert found({1000: path[1000]}) == {}
     with pytest.raises(ValueError, match="no revision of the suite could be had"):
@@ -202,24 +186,22 @@ def without_twin(mini, chosen: np.ndarray) -> np.ndarray:
     return np.delete(chosen, 1) if both else chosen
 
 
-@pytest.mark.parametrize(("count", "most"), [(6, 0.075), (8, 0.08), (10, 0.04), (SURE, 0.002),
-                                             (20, 0.002), (40, 0.002)])  # fmt: skip
-def test_how_often_a_healthy_run_is_named(mini, count, most):
+def test_how_often_a_healthy_run_is_named(mini):
     """The rates of the module's docstring: below SURE what is named is never sure."""
-    random, alarms = np.random.default_rng(0), 0
-    for _ in range(1000):
-        chosen = np.sort(random.choice(len(mini[0]), count, replace=False))
-        found = named(mini, without_twin(mini, chosen))
-        alarms += bool(found)
-        assert count >= SURE or not any(one.sure for one in found), "none of them is sure"
-    assert alarms <= most * 1000
-
-
-def test_evenly_spaced_revisions_of_a_healthy_run_are_never_named(mini):
+    for count, most in (
+        (6, 0.075), (8, 0.08), (10, 0.04), (SURE, 0.002), (20, 0.002), (40, 0.002),
+    ):  # fmt: skip
+        random, alarms = np.random.default_rng(0), 0
+        for _ in range(1000):
+            chosen = np.sort(random.choice(len(mini[0]), count, replace=False))
+            # Of steps 0 and 1, which are one model, only the first.
+            found = named(mini, np.delete(chosen, 1) if mini[0][chosen[1]] == 1 else chosen)
+            alarms += bool(found)
+            assert count >= SURE or not any(one.sure for one in found), "none of them is sure"
+        assert alarms <= most * 1000
     even = np.flatnonzero(mini[0] % 40 == 0)
-    assert not any(
-        named(mini, even[start::every]) for every in range(1, 29) for start in range(every)
-    )
+    for every in range(1, 29):
+        assert not any(named(mini, even[start::every]) for start in range(every))
 
 
 @pytest.mark.parametrize(("count", "least"), [(8, 0.5), (SURE, 0.75), (60, 0.9)])
@@ -241,21 +223,17 @@ def test_another_run_among_them_is_named_all_the_same(mini, count, least):
 # What is done about it
 
 
-def test_the_line_names_the_finding_the_revisions_and_the_key():
+def test_severity_decides_and_the_line_names_finding_revisions_and_key():
     path = walk()
     faults = {step: path[40_000] for step in (64, 5000, 6000, 7000)} | {20_000: path[21_000]}
     observed = examine(*tables(path | faults, missing=(8,)))
     with pytest.raises(IntegrityError) as error:
         decide(observed, {}, grid=GRID, key="suites.tiny.integrity")
     line = str(error.value)
-    assert "\n" not in line
+    assert "\n" not in line and "missing" not in line
     assert "final_weights_early: steps 64, 5000 to 7000 (the weights of step 40000)" in line
     assert "duplicate: steps 20000, 21000 (the same weights)" in line
     assert "suites.tiny.integrity.final_weights_early, suites.tiny.integrity.duplicate" in line
-    assert "missing" not in line
-
-
-def test_severity_decides():
     for kind in FINDINGS:
         one = [Found(kind, (8,), "why")]
         assert decide(one, {kind: "ignore"}, grid=GRID, key="k") == []
@@ -265,7 +243,6 @@ def test_severity_decides():
         unsure = [Found(kind, (8,), "why", sure=False)]
         assert decide(unsure, {kind: "stop"}, grid=GRID, key="k") == [f"{kind}: step 8 (why)"]
     assert [kind for kind in FINDINGS if DEFAULT_SEVERITY[kind] != "stop"] == ["missing"]
-    assert len(decide([Found("missing", (8,), "why")], {}, grid=GRID, key="k")) == 1
 
 
 def test_the_table_shows_what_was_found_and_how_far_each_revision_moved():
