@@ -186,50 +186,32 @@ SOURCE = {
 BATCHES = {"train": {"sequences": 32, "length": 16}, "validation": {"sequences": 8, "length": 16}}
 
 
-@pytest.fixture(scope="module")
-def collected(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
-    manifest = collect(SOURCE, folder / "train.jsonl", folder / "validation.jsonl")
-    (folder / "text.json").write_text(json.dumps(manifest))
-    train_tokenizer.main(
-        train=folder / "train.jsonl", vocab_size=300, tokenizer=str(folder / "tokenizer.json")
-    )
-    return folder, manifest
-
-
-def fix(folder, out):
-    out.mkdir()
-    inputs = {f"{split}_text": folder / f"{split}.jsonl" for split in BATCHES}
-    outputs = {split: out / f"{split}.safetensors" for split in BATCHES}
-    manifests = {f"{split}_manifest": out / f"{split}.json" for split in BATCHES}
-    shared = {"tokenizer": str(folder / "tokenizer.json"), "manifest": folder / "text.json"}
-    fix_batches.main(
-        inputs=inputs | shared, outputs=outputs | manifests, batches=BATCHES, vocabulary={}
-    )
-    return outputs
-
-
-def test_the_manifest_says_what_was_taken(collected):
-    folder, manifest = collected
+def test_batches_of_packages_are_the_same_file_every_time(tmp_path):
+    files = {f"{split}_text": tmp_path / f"{split}.jsonl" for split in BATCHES}
+    manifest = collect(SOURCE, *files.values())
+    (tmp_path / "text.json").write_text(json.dumps(manifest))
     named = {source["package"]: source for source in manifest["packages"]}
     assert named["seaborn"]["version"] == "0.13.2"
-    assert all(
-        len(source["sha256"]) == 64 and source["characters"] > 0 for source in named.values()
-    )
-    for name in ("train", "validation"):
-        count = sum(1 for _ in read_documents(folder / f"{name}.jsonl"))
+    assert all(len(source["sha256"]) == 64 and source["characters"] for source in named.values())
+    for name in BATCHES:
+        count = sum(1 for _ in read_documents(files[f"{name}_text"]))
         assert manifest[f"{name}_documents"] == count > 10
     assert manifest["documents"] == manifest["train_documents"] + manifest["validation_documents"]
 
-
-def test_batches_are_the_same_file_every_time(collected, tmp_path):
-    folder, _ = collected
-    one, two = fix(folder, tmp_path / "first"), fix(folder, tmp_path / "second")
-    for name, file in one.items():
-        assert file.read_bytes() == two[name].read_bytes()
-        record = json.loads(file.with_suffix(".json").read_text())
-        assert record["sha256"] == file_sha256(file)
-        assert record["tokenizer_sha256"] == file_sha256(folder / "tokenizer.json")
+    tokenizer = tmp_path / "tokenizer.json"
+    train_tokenizer.main(train=files["train_text"], vocab_size=300, tokenizer=str(tokenizer))
+    files |= {"tokenizer": tokenizer, "manifest": tmp_path / "text.json"}
+    written = []
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        outputs = {split: folder / f"{split}.safetensors" for split in BATCHES}
+        manifests = {f"{split}_manifest": folder / f"{split}.json" for split in BATCHES}
+        fix_batches.main(inputs=files, outputs=outputs | manifests, batches=BATCHES, vocabulary={})
+        written.append({name: path.read_bytes() for name, path in outputs.items()})
+    assert written[0] == written[1]
+    for name, path in outputs.items():
+        record = json.loads(path.with_suffix(".json").read_text())
+        assert record["sha256"] == file_sha256(path)
+        assert record["tokenizer_sha256"] == file_sha256(tokenizer)
         shape = (BATCHES[name]["sequences"], BATCHES[name]["length"])
-        assert read_tokens(file).shape == shape
+        assert read_tokens(path).shape == shape
         assert record["largest_id"] < record["vocab_size"] == 300

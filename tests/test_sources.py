@@ -17,14 +17,11 @@ from huggingface_hub import constants, hf_hub_download
 from huggingface_hub.utils import _http
 
 from flatminima import hub as hub_module
-from flatminima.files import file_sha256
 from flatminima.hub import HubError
 from flatminima.text.corpus import read_documents, write_documents
 from flatminima.text.sources import NotAvailable, TextError, collect, find_file, read_texts
-from flatminima.text.tokens import train_tokenizer
 from tests.hub.server import TinyHub, point_at
 from tests.workflow import ROOT
-from workflow_scripts import fix_batches
 
 # What a reader that guesses types, line ends or paragraphs would change.
 TEXTS = [
@@ -233,9 +230,8 @@ def peak_mib(code: str, *arguments: object) -> int:
     return int(run.stdout.split()[-1])
 
 
-@pytest.mark.parametrize("unit", ["some words in a row ", "letters"])
-def test_a_single_line_of_64_mib_takes_little_memory(unit, tmp_path):
-    (tmp_path / "a.txt").write_text(unit * ((64 << 20) // len(unit)))
+def test_a_single_line_of_64_mib_takes_little_memory(tmp_path):
+    (tmp_path / "a.txt").write_text("letters" * ((64 << 20) // 7))
     assert peak_mib(ONE_LINE, tmp_path / "a.txt", tmp_path) < 1000
 
 
@@ -376,58 +372,30 @@ def test_what_stays_broken_is_one_line_with_the_file(hub):
 # The identity of the data
 
 
-def token_files(folder, validation, train):
-    """sha256 of both token files of these sources, and their manifests."""
-    folder.mkdir()
-    wanted = {"validation": {"amount": 2000}, "train": {"amount": 10**6}}
-    source = {"text": {"source": "files", "validation": validation, "train": train},
-              "wanted": wanted}  # fmt: skip
-    texts = {split: folder / f"{split}.jsonl" for split in ("train", "validation")}
-    (folder / "text.json").write_text(json.dumps(collect(source, **texts)))
-    train_tokenizer(TRAIN, 300).save(str(folder / "tokenizer.json"))
-    outputs = {split: folder / f"{split}.safetensors" for split in texts}
-    manifests = {f"{split}_manifest": folder / f"{split}.json" for split in texts}
-    fix_batches.main(
-        inputs={"tokenizer": folder / "tokenizer.json", "manifest": folder / "text.json"}
-        | {f"{split}_text": path for split, path in texts.items()},
-        batches={"validation": {"sequences": 4, "length": 32},
-                 "train": {"sequences": 26, "length": 64}},
-        vocabulary={"model_vocabulary": 304},
-        outputs=outputs | manifests,
-    )  # fmt: skip
-    records = {s: json.loads(manifests[f"{s}_manifest"].read_text()) for s in texts}
-    return {split: file_sha256(file) for split, file in outputs.items()}, records
-
-
-def test_the_token_files_are_the_same_whatever_the_route(hub, tmp_path):
-    local = tmp_path / "local"
-    local.mkdir()
+def test_the_documents_are_the_same_whatever_the_route(hub, tmp_path):
     for split, texts in (("val", VALIDATION), ("train", TRAIN)):
-        (local / f"{split}.jsonl").write_bytes(jsonl(texts))
-        (local / f"{split}.jsonl.zst").write_bytes(zstandard.compress(jsonl(texts)))
-        write_parquet(local / f"{split}.parquet", texts)
-    routes = {
-        ending: ([{"path": f"{local}/val{ending}"}], [{"path": f"{local}/train{ending}"}])
+        (tmp_path / f"{split}.jsonl").write_bytes(jsonl(texts))
+        (tmp_path / f"{split}.jsonl.zst").write_bytes(zstandard.compress(jsonl(texts)))
+        write_parquet(tmp_path / f"{split}.parquet", texts)
+    routes = [
+        ([{"path": f"{tmp_path}/val{ending}"}], [{"path": f"{tmp_path}/train{ending}"}])
         for ending in (".jsonl", ".jsonl.zst", ".parquet")
-    }
+    ]
     missing = {"repo": MIRROR, "file": "val.jsonl.zst"}
-    on_hub = {"repo": PILE, "file": "train/00.jsonl.zst"}
-    routes["hub"] = ([missing, FILE], [on_hub])
-    routes["both"] = ([{"repo": MIRROR, "file": "data/validation.parquet"}], routes[".jsonl"][1])
-    found = {name: token_files(tmp_path / name, *sources) for name, sources in routes.items()}
-    tokens, records = found["hub"]
-    assert all(other == tokens for other, _ in found.values())
-    assert tokens["validation"] != tokens["train"]
-
-    record = records["validation"]
-    assert record["sha256"] == tokens["validation"]
-    assert record["vocab_size"] == 300 and record["model_vocabulary"] == 304
-    assert record["documents_shared_with_training"] == 0
-    validation, train = record["text"]["validation"], record["text"]["train"]
-    assert validation["taken"] == "tiny/pile: val.jsonl.zst"
-    assert validation["commit"] == hub.commit(PILE, "main", "dataset")
-    assert validation["passed_over"][0]["source"] == "tiny/mirror: val.jsonl.zst"
-    assert "there is no val.jsonl.zst in it" in validation["passed_over"][0]["reason"]
+    routes.append(([missing, FILE], [{"repo": PILE, "file": "train/00.jsonl.zst"}]))
+    wanted, found = {"validation": {"amount": 2000}, "train": {"amount": 10**6}}, []
+    for validation, train in routes:
+        text = {"source": "files", "validation": validation, "train": train}
+        paths = tmp_path / "train", tmp_path / "validation"
+        record = collect({"text": text, "wanted": wanted}, *paths)
+        found.append(([path.read_bytes() for path in paths], record))
+    documents, record = found[-1]
+    assert all(other == documents for other, _ in found) and documents[0] != documents[1]
+    assert {other["validation"]["sha256"] for _, other in found} == {record["validation"]["sha256"]}
+    taken = record["validation"]
+    assert taken["taken"] == "tiny/pile: val.jsonl.zst"
+    assert taken["commit"] == hub.commit(PILE, "main", "dataset")
+    assert taken["passed_over"][0]["source"] == "tiny/mirror: val.jsonl.zst"
+    assert "there is no val.jsonl.zst in it" in taken["passed_over"][0]["reason"]
+    train = record["train"]
     assert train["left_out_as_validation"] == 1 and train["documents"] == len(TRAIN) - 1
-    digests = [r["validation"]["text"]["validation"]["sha256"] for _, r in found.values()]
-    assert set(digests) == {validation["sha256"]}

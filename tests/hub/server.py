@@ -12,7 +12,6 @@ import os
 import re
 import struct
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -69,9 +68,8 @@ class Fault:
     bytes of a large one. Kinds: ``status`` (answer with ``status`` and ``headers``), ``reset``
     (connection reset once ``after`` bytes of the body are out), ``truncate`` (closed cleanly
     there), ``short`` (only ``after`` bytes, and the length says so), ``wrong`` (right size,
-    wrong bytes), ``stall`` (nothing for ``seconds`` once ``after`` bytes are out),
-    ``wrong_range`` (a range is answered from another offset). ``times`` is how many requests
-    meet it, ``None`` for all.
+    wrong bytes), ``stall`` (nothing for ``seconds`` once ``after`` bytes are out). ``times`` is
+    how many requests meet it, ``None`` for all.
     """
 
     path: str
@@ -107,7 +105,6 @@ class TinyHub:
         self.ignored: set[tuple[str, str]] = set()
         self.requests: list[Request] = []
         self.stored: dict[str, Blob] = {}
-        self._versions: Counter = Counter()
 
     def __enter__(self) -> "TinyHub":
         self._stack, ports = ExitStack(), []
@@ -134,15 +131,9 @@ class TinyHub:
         self.ignored.clear()
         self.requests.clear()
 
-    def push(self, repo: str, branch: str, files: Mapping[str, Content]) -> None:
-        """A new commit on ``branch`` of a model."""
-        self.repositories["model", repo][branch] = files
-        self._versions["model", repo, branch] += 1
-
     def commit(self, repo: str, branch: str, kind: str = "model") -> str:
-        """The 40 digits that ``branch`` points to; they change with every push."""
-        text = f"{kind}/{repo}/{branch}/{self._versions[kind, repo, branch]}"
-        return hashlib.sha1(text.encode()).hexdigest()
+        """The 40 digits that ``branch`` points to."""
+        return hashlib.sha1(f"{kind}/{repo}/{branch}".encode()).hexdigest()
 
     def asked(self, pattern: str = "") -> list[Request]:
         """Requests of the log whose path the regular expression finds."""
@@ -289,7 +280,6 @@ class _Handler(BaseHTTPRequestHandler):
         first, last = int(match[1]), min(int(match[2] or blob.size), blob.size - 1)
         if first > last:
             return 416, {"Content-Range": f"bytes */{blob.size}"}, b""
-        first = 0 if fault == "wrong_range" else first
         told = {"Content-Range": f"bytes {first}-{last}/{blob.size}"}
         return 206, told, body[first : last + 1]
 
