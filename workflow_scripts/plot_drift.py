@@ -3,9 +3,10 @@
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pandas.api.typing import SeriesGroupBy
 
 from flatminima import style
-from flatminima.mechanism.findings import mean_of
+from flatminima.mechanism.findings import Value, mean_of
 from flatminima.style import DASHED, DOTTED, GREEN, GREY, LOOKS, RED
 
 MIDPOINTS = 3.0  # the index where every weight sits half-way between grid points
@@ -67,9 +68,8 @@ def _draw_phases(axes: Axes, flips: pd.DataFrame) -> None:
     looks = {"OLI": (-0.12, LOOKS["oli"].color, "o"), "baseline": (0.12, GREY, "s")}
     for arm, (shift, color, mark) in looks.items():
         own = flips[flips["arm"] == arm]
-        means = own.groupby("phase")["flipped_own"].apply(lambda f: mean_of(100 * f, "phases"))
-        table = pd.DataFrame([vars(mean) for mean in means], index=means.index)
-        if len(table):
+        if len(own):
+            table = _means(own.assign(flipped=100 * own["flipped_own"]).groupby("phase")["flipped"])
             places = table.index.map({"bump": 0, "cool": 1}) + shift
             style.band(axes, places, table, _ENDS, color=color, marker=mark, ls="", label=arm)
     updates = flips.groupby("phase")["updates"].median().reindex(["bump", "cool"], fill_value=0)
@@ -78,12 +78,17 @@ def _draw_phases(axes: Axes, flips: pd.DataFrame) -> None:
     axes.set_ylabel("% of codes, over one phase")
 
 
+def _means(groups: SeriesGroupBy) -> pd.DataFrame:
+    """Mean of each group with its 95 % interval: value, low, high."""
+    means = {name: mean_of(values, "") for name, values in groups}
+    return pd.DataFrame.from_dict(means, orient="index", columns=Value._fields)
+
+
 def _draw_walk(axes: Axes, table: pd.DataFrame, best: int, spacing: int) -> None:
     late = table[table["step"] - spacing * table["lag"] >= best]
-    found = {lag: vars(mean_of(rows["distance"], "")) for lag, rows in late.groupby("lag")}
-    if not found:
+    if late.empty:
         return
-    means = pd.DataFrame.from_dict(found, orient="index")
+    means = _means(late.groupby("lag")["distance"])
     style.band(axes, means.index, means, _ENDS, color="black")
     for power, label, dashes in ((0.5, "random walk", DASHED), (1.0, "straight", DOTTED)):
         line = means["value"].iloc[0] * means.index.to_numpy(float) ** power

@@ -2,13 +2,12 @@
 
 import torch
 
-from flatminima.files import describe_run, file_sha256, write_table
+from flatminima.files import describe_run, file_sha256
 from flatminima.jobs import run
 from flatminima.model import build_model, prepare_backend
 from flatminima.schedules import read_schedule
 from flatminima.text.tokens import check_ids, read_tokens
-from flatminima.training.loop import read_recipe, train_series
-from flatminima.training.workspace import Workspace, fingerprint
+from flatminima.training.loop import read_recipe, train_job
 
 
 def main(train: str, checkpoints: dict, final_state: str, losses: str, workspace: str,
@@ -22,25 +21,26 @@ def main(train: str, checkpoints: dict, final_state: str, losses: str, workspace
     torch.set_num_threads(threads)
     prepare_backend()
     inputs = [file_sha256(path) for path in (train, initial_state) if path]
-    made_by = {**describe_run(threads=threads), **settings, "due": list(checkpoints)}
-    identity = fingerprint(**made_by, inputs=inputs, code=code)
+    made_by = {**describe_run(threads=threads), **settings, "due": list(checkpoints),
+               "inputs": inputs, "code": code}  # fmt: skip
     tokens, training = read_tokens(train), settings["training"]
     vocabulary = settings["vocab_size"]
     check_ids(tokens, vocabulary, whose="config key tokenizer.vocab_size: the vocabulary")
-    with Workspace(workspace, identity, save_every) as unfinished:
-        table = train_series(
-            build_model(settings["architecture"], vocabulary, training["seed"]),
-            tokens,
-            read_schedule(training, settings["total_steps"]),
-            read_recipe(training),
-            start=settings["start"],
-            stop=settings["stop"],
-            checkpoints=checkpoints,
-            workspace=unfinished,
-            initial_state=initial_state,
-            final_state=final_state,
-        )
-        write_table(losses, table)
+    train_job(
+        build_model(settings["architecture"], vocabulary, training["seed"]),
+        tokens,
+        read_schedule(training, settings["total_steps"]),
+        read_recipe(training),
+        start=settings["start"],
+        stop=settings["stop"],
+        checkpoints=checkpoints,
+        initial_state=initial_state,
+        final_state=final_state,
+        workspace=workspace,
+        save_every=save_every,
+        made_by=made_by,
+        losses=losses,
+    )
 
 
 if __name__ == "__main__":

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import torch
 
-from flatminima.files import describe_run, file_sha256, write_json, write_table
+from flatminima.files import describe_run, file_sha256
 from flatminima.jobs import own_gpu, run, slots_folder
-from flatminima.model import WEIGHTS_FILE, choose_device, load_model, prepare_backend
+from flatminima.model import choose_device, load_model, prepare_backend
 from flatminima.schedules import Condition
 from flatminima.text.tokens import check_ids, read_tokens
 from flatminima.training.gradients import Compute, set_attention
-from flatminima.training.loop import read_recipe, train_series
-from flatminima.training.workspace import Workspace, fingerprint
+from flatminima.training.loop import read_recipe, train_job
 
 
 def main(inputs: dict, checkpoints: str, losses: str, provenance: str, seed: int, settings: dict,
@@ -33,27 +32,22 @@ def main(inputs: dict, checkpoints: str, losses: str, provenance: str, seed: int
     hashes = {name: file_sha256(p) for name, p in inputs.items() if Path(p).is_file()}
     made_by = {**describe_run(device=device, threads=threads), **settings, "seed": seed,
                "inputs": hashes, "code": code}  # fmt: skip
-    folders = {step: f"{checkpoints}/step{step}" for step in condition.saved_steps}
-    with Workspace(workspace, fingerprint(**made_by), save_every) as unfinished:
-        model = load_model(source, device)
-        tokens = read_tokens(inputs["train"])
-        length = condition.fork.get("length", tokens.shape[1])
-        if tokens.shape[1] % length:
-            raise ValueError(f"sequences of {tokens.shape[1]} tokens do not divide into {length}")
-        tokens = tokens.reshape(-1, length)
-        check_ids(tokens, model.config.vocab_size, whose="the vocabulary")
-        set_attention(model, compute.attention)
-        recipe = read_recipe(
-            condition.training, batch_size=condition.fork["batch_size"], seed=seed, compute=compute
-        )
-        table = train_series(
-            model, tokens, condition.schedule, recipe,
-            start=condition.start, stop=condition.stop, checkpoints=folders,
-            workspace=unfinished, initial_state=inputs.get("state"), key=key,
-        )  # fmt: skip
-        write_table(losses, table)
-        made = {step: file_sha256(f"{folder}/{WEIGHTS_FILE}") for step, folder in folders.items()}
-        write_json(provenance, made_by | {"weights_sha256": made})
+    model, tokens = load_model(source, device), read_tokens(inputs["train"])
+    length = condition.fork.get("length", tokens.shape[1])
+    if tokens.shape[1] % length:
+        raise ValueError(f"sequences of {tokens.shape[1]} tokens do not divide into {length}")
+    tokens = tokens.reshape(-1, length)
+    check_ids(tokens, model.config.vocab_size, whose="the vocabulary")
+    set_attention(model, compute.attention)
+    train_job(
+        model, tokens, condition.schedule,
+        read_recipe(condition.training, batch_size=condition.fork["batch_size"], seed=seed,
+                    compute=compute),
+        start=condition.start, stop=condition.stop, initial_state=inputs.get("state"), key=key,
+        checkpoints={step: f"{checkpoints}/step{step}" for step in condition.saved_steps},
+        workspace=workspace, save_every=save_every, made_by=made_by, losses=losses,
+        provenance=provenance,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -2,13 +2,12 @@
 
 import torch
 
-from flatminima.files import describe_run, file_sha256, write_json, write_table
+from flatminima.files import describe_run, file_sha256
 from flatminima.jobs import run
-from flatminima.model import WEIGHTS_FILE, build_model, prepare_backend
+from flatminima.model import build_model, prepare_backend
 from flatminima.schedules import read_schedule
 from flatminima.text.tokens import read_tokens
-from flatminima.training.loop import read_recipe, train_series
-from flatminima.training.workspace import Workspace, fingerprint
+from flatminima.training.loop import read_recipe, train_job
 
 
 def main(train: str, checkpoints: str, losses: str, provenance: str, settings: dict,
@@ -23,21 +22,20 @@ def main(train: str, checkpoints: str, losses: str, provenance: str, settings: d
     training, last = settings["training"], settings["steps"][-1]
     made_by = {**describe_run(threads=threads), **settings,
                "train_sha256": file_sha256(train), "code": code}  # fmt: skip
-    folders = {step: f"{checkpoints}/step{step}" for step in settings["steps"]}
-    with Workspace(workspace, fingerprint(**made_by), save_every) as unfinished:
-        table = train_series(
-            build_model(settings["architecture"], settings["vocab_size"], training["seed"]),
-            read_tokens(train)[: settings["train_sequences"]],
-            read_schedule(training, last),
-            read_recipe(training),
-            start=0,
-            stop=last,
-            checkpoints=folders,
-            workspace=unfinished,
-        )
-        write_table(losses, table)
-        made = {step: file_sha256(f"{folder}/{WEIGHTS_FILE}") for step, folder in folders.items()}
-        write_json(provenance, made_by | {"weights_sha256": made})
+    train_job(
+        build_model(settings["architecture"], settings["vocab_size"], training["seed"]),
+        read_tokens(train)[: settings["train_sequences"]],
+        read_schedule(training, last),
+        read_recipe(training),
+        start=0,
+        stop=last,
+        checkpoints={step: f"{checkpoints}/step{step}" for step in settings["steps"]},
+        workspace=workspace,
+        save_every=save_every,
+        made_by=made_by,
+        losses=losses,
+        provenance=provenance,
+    )
 
 
 if __name__ == "__main__":

@@ -19,11 +19,12 @@ import torch
 from torch import nn
 
 from flatminima.errors import Diverged
+from flatminima.files import file_sha256, write_json, write_table
 from flatminima.jobs import progress
-from flatminima.model import save_model
+from flatminima.model import WEIGHTS_FILE, save_model
 from flatminima.schedules import Schedule
 from flatminima.training.gradients import PLAIN, Compute, batch_gradients, sharpness_aware_gradients
-from flatminima.training.workspace import Workspace, load_state, save_state
+from flatminima.training.workspace import Workspace, fingerprint, load_state, save_state
 
 # Where torch has AdamW as one kernel; elsewhere it falls back on the slower one.
 _FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
@@ -186,3 +187,20 @@ def train_series(
     workspace.publish(checkpoints)
     table = pd.DataFrame({"step": range(start + 1, stop + 1)})
     return table.assign(lr=(table["step"] - 1).map(schedule), loss_nats_per_token=losses)
+
+
+def train_job(
+    *series: object, workspace: str, save_every: int, made_by: Mapping, losses: str,
+    checkpoints: Mapping[int, str], provenance: str | None = None, **more: object,
+) -> None:  # fmt: skip
+    """``train_series`` in a job that goes on where it was stopped, as long as ``made_by`` is alike.
+
+    Writes the loss of every update and, where asked, what made the checkpoints with the sha256
+    of their weights.
+    """
+    with Workspace(workspace, fingerprint(**made_by), save_every) as unfinished:
+        table = train_series(*series, checkpoints=checkpoints, workspace=unfinished, **more)
+        write_table(losses, table)
+        if provenance is not None:
+            made = {s: file_sha256(f"{folder}/{WEIGHTS_FILE}") for s, folder in checkpoints.items()}
+            write_json(provenance, {**made_by, "weights_sha256": made})
