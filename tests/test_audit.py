@@ -265,17 +265,15 @@ def spoil(model, step):
 
 
 def test_a_diverged_checkpoint_is_named_wherever_it_stands(make, audited, tmp_path):
-    code, printed, record = audited(make(steps=(5, 10, 20, 30, 40, 50, 60), change=spoil))
+    folder = make(steps=(5, 10, 20, 30, 40, 50, 60), change=spoil)
+    code, printed, record = audited(folder)
     assert code == PASSED and steps_of(tmp_path) == [10, 50]
     assert list(record["left_out"]) == ["5", "20", "30", "40", "60"]
     assert all(f"checkpoint-{step}: step {step}: " in printed for step in record["left_out"])
     assert "step 60, the last, could not be measured" in record["answers"][0]
-
-
-def test_where_none_can_be_measured_it_is_one_line(make, audited, tmp_path):
-    code, printed, _ = audited(make(change=spoil, steps=(60,)))
+    # Where none can be measured it is one line; so it is in a suite.
+    code, printed, _ = audited(folder, revisions=("60",))
     assert code == BAD_INPUT and len(printed.splitlines()) == 1
-    # So it is in a suite.
     write_tokens(tmp_path / "v.safetensors", np.ones((4, 16), dtype=np.int32))
     probes, table = tmp_path / "step60.parquet", tmp_path / "step60.csv"
     probe_checkpoints.main(
@@ -295,13 +293,14 @@ def edit(folder, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def retype(dtype):
-    def change(folder):
-        path = folder / "model.safetensors"
-        stored = {n: t.to(dtype) if t.ndim > 1 else t for n, t in load_file(path).items()}
-        save_file(stored, path, metadata={"format": "pt"})
+def replace(folder, change):
+    path = folder / "model.safetensors"
+    save_file(change(load_file(path)), path, metadata={"format": "pt"})
 
-    return change
+
+def as_float8(folder):
+    replace(folder, lambda w: {n: t.to(torch.float8_e4m3fn) if t.ndim > 1 else t
+                               for n, t in w.items()})  # fmt: skip
 
 
 def as_pickle(folder):
@@ -318,34 +317,21 @@ def masked(folder):
     build("bert", vocab_size=300).save_pretrained(folder)
 
 
-def cut(folder):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-
-
 # What stands in a folder, and a word of the line that says why it is not measured.
 REFUSED = [
     (lambda f: edit(f, quantization_config={"quant_method": "gptq", "bits": 4}), "(gptq)"),
-    (lambda f: edit(f, quantization_config={"load_in_4bit": True}), "already quantized"),
     (lambda f: edit(f, text_config={"quantization_config": {"quant_method": "fp8"}}), "(fp8)"),
-    (retype(torch.float8_e4m3fn), "stored as F8_E4M3"),
-    (retype(torch.int8), "stored as I8"),
+    (as_float8, "stored as F8_E4M3"),
     (lambda f: edit(f, model_type="martian"), "cannot be read as a checkpoint"),
-    (lambda f: edit(f, model_type=None), "cannot be read as a checkpoint"),
     (lambda f: edit(f, hidden_size=64), "has shape"),
-    (lambda f: edit(f, num_hidden_layers="two"), "step "),
-    (lambda f: edit(f, hidden_act="none of them"), "step "),
-    (lambda f: edit(f, rope_parameters={"rope_type": "none of them"}), "step "),
     (lambda f: edit(f, num_attention_heads=3), "step "),
     (written("config.json", b'{"model_type": "lla'), "config.json"),
-    (written("config.json", b"[1, 2]"), "step "),
     (written("adapter_config.json", b'{"peft_type": "LORA"}'), "an adapter lies beside"),
     (masked, "looks ahead"),
 ]
 SKIPPED = [
     (as_pickle, "pytorch_model.bin"),
     (written("model.safetensors", b"version https://git-lfs.github.com/spec/v1"), "is not whole"),
-    (cut, "is not whole"),
 ]
 
 
@@ -377,9 +363,7 @@ def test_wider_and_narrower_floats_in_shards_are_float32(make, audited, tmp_path
         model.save_pretrained(place, max_shard_size="20KB")
         assert (place / "model.safetensors.index.json").is_file()
     code, _, record = audited(folder)
-    assert (
-        code == PASSED and len({c["weights_sha256"] for c in record["checkpoints"].values()}) == 3
-    )
+    assert code == PASSED and not record["notes"], "three models"
     found = pd.read_csv(tmp_path / "out/audit.csv").query("role == 'fp32'").set_index("step")
     ids = torch.from_numpy(read_tokens(tmp_path / "out/validation.safetensors")).long()
     for step, model in models.items():
@@ -397,33 +381,32 @@ def test_a_model_above_its_checkpoints_is_said_and_can_be_asked_for(make, audite
     assert steps_of(tmp_path) == [0]
 
 
-def test_a_head_of_its_own_is_used_and_said(make, audited):
+def test_models_of_many_kinds_are_measured_and_described(make, audited):
     folder = make(steps=(10,), tie_word_embeddings=True)
-    path = folder / "checkpoint-10/model.safetensors"
     torch.manual_seed(7)
-    save_file(load_file(path) | {"lm_head.weight": torch.randn(300, 32)}, path,
-              metadata={"format": "pt"})  # fmt: skip
+    replace(folder / "checkpoint-10", lambda w: w | {"lm_head.weight": torch.randn(300, 32)})
     _, _, record = audited(folder)
     assert "a head of its own" in record["peculiarities"][0]
-
-
-def test_text_and_vision_in_one_configuration(make, audited):
+    # Text and vision in one configuration.
     vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
               "num_attention_heads": 2, "image_size": 16, "patch_size": 8}  # fmt: skip
-    folder = make("gemma3", steps=(10,), vision_config=vision)
-    code, printed, record = audited(folder)
+    code, printed, record = audited(make("gemma3", steps=(10,), vision_config=vision))
     assert code == PASSED, printed
     covered = record["coverage"]["int8_channel"]
     assert covered["unread"] and all("vision" in n or "multi_modal" in n for n in covered["unread"])
     assert covered["weights"] + sum(covered["left"].values()) == covered["of"]
-
-
-def test_one_narrow_layer_has_its_own_group(make, audited, tmp_path):
-    """Mamba reads the weight of ``dt_proj``, whose 2 inputs are the fewest, without calling it."""
+    # Mamba reads the weight of dt_proj, whose 2 inputs are the fewest, without calling it.
     code, _, record = audited(make("mamba", steps=(10,)), group_size=16)
     covered = record["coverage"]["int4_g16"]
     assert code == PASSED and covered["narrowed"] == {"backbone.layers.*.mixer.dt_proj.weight": 2}
     assert not covered["unread"]
+
+    def flat(model, step):
+        for weight in linear_weights(model).values():
+            weight.fill_(1 / 8)
+
+    _, _, record = audited(make(steps=(10,), change=flat))
+    assert "gap of exactly 0 %" in record["notes"][0]
 
 
 def test_documents_end_and_begin_as_the_tokenizer_says(make, audited, tmp_path):
@@ -442,15 +425,6 @@ def test_documents_end_and_begin_as_the_tokenizer_says(make, audited, tmp_path):
     assert code == PASSED and f"{first} before each sequence" in printed
     tokens = read_tokens(tmp_path / "out/validation.safetensors")
     assert tokens.shape == (4, 16) and (tokens[:, 0] == 7).all()
-
-
-def test_weights_that_change_nothing_are_questioned(make, audited):
-    def flat(model, step):
-        for weight in linear_weights(model).values():
-            weight.fill_(1 / 8)
-
-    _, _, record = audited(make(steps=(10,), change=flat))
-    assert "gap of exactly 0 %" in record["notes"][0]
 
 
 def test_a_damaged_trainer_state_costs_only_the_rates(make, audited, tmp_path):

@@ -22,28 +22,22 @@ SHORT = {"steps": 24, "every": 4, "hidden_size": 32, "vocab_size": 300, "length"
 def example(tmp_path_factory):
     """What the two rules leave, from a run of 24 updates."""
     root = tmp_path_factory.mktemp("checkout")
-    folder = root / "results/example"
-    folder.mkdir(parents=True)
+    folder = Path("results/example")
+    (root / folder).mkdir(parents=True)
+    run, validation = str(folder / "run"), str(folder / "validation.jsonl")
+    options = {"length": 32, "batch_size": 4, "sequences": 16, "resamples": 20}
     with contextlib.chdir(root):
-        make(Path("results/example"))
-    return folder
+        train_example.main(run, validation, str(folder / "monitor.json"), SHORT)
+        audit_example.main(run, validation, str(folder / "audit/audit.csv"), options)
+    return root / folder
 
 
-def make(folder):
-    train_example.main(
-        run=str(folder / "run"), validation=str(folder / "validation.jsonl"),
-        record=str(folder / "monitor.json"), settings=SHORT,
-    )  # fmt: skip
-    audit_example.main(
-        run=str(folder / "run"), validation=str(folder / "validation.jsonl"),
-        table=str(folder / "audit/audit.csv"),
-        options={"length": 32, "batch_size": 4, "sequences": 16, "resamples": 20},
-    )  # fmt: skip
+def losses_of(folder):
+    history = json.loads((folder / "monitor.json").read_text())["history"]
+    return {entry["step"]: entry["eval_loss"] for entry in history if "eval_loss" in entry}
 
 
-def test_the_run_is_one_as_the_trainer_leaves_it(example):
-    names = sorted(path.name for path in (example / "run").iterdir())
-    assert set(names) >= {f"checkpoint-{step}" for step in range(4, 28, 4)}
+def test_the_run_is_one_as_the_trainer_leaves_it_and_its_audit_has_a_learning_rate(example):
     assert (example / "run/checkpoint-24/tokenizer.json").is_file()
     state = json.loads((example / "run/checkpoint-24/trainer_state.json").read_text())
     kept = state["stateful_callbacks"]["ConvergenceCallback"]["saved"]
@@ -51,16 +45,12 @@ def test_the_run_is_one_as_the_trainer_leaves_it(example):
     record = json.loads((example / "monitor.json").read_text())
     assert record["events"] == kept["events"]
     assert not any("runtime" in key for entry in record["history"] for key in entry)
-
-
-def test_its_audit_has_a_learning_rate(example):
     audited = pd.read_csv(example / "audit/audit.csv")
     assert audited.step.unique().tolist() == list(range(4, 28, 4))
     assert audited.lr_fraction.max() == 1.0 and audited.lr_fraction.notna().all()
-    losses = {e["step"]: e["eval_loss"] for e in json.loads(
-        (example / "monitor.json").read_text())["history"] if "eval_loss" in e}  # fmt: skip
     fp32 = audited[audited.role == "fp32"].set_index("step").nll_nats_per_token
     # The audit scores the same held-out text as the Trainer's own evaluation.
+    losses = losses_of(example)
     assert fp32.to_numpy() == pytest.approx([losses[step] for step in fp32.index], rel=1e-5)
 
 
@@ -86,11 +76,10 @@ def test_from_train_to_the_finished_curve(tmp_path):
     run = snakemake("--cores", "1", target, folder=tmp_path / "checkout")
     assert run.returncode == 0, run.stdout[-3000:]
     folder = tmp_path / "checkout/results/example"
-    record = json.loads((folder / "monitor.json").read_text())
-    losses = {e["step"]: e["eval_loss"] for e in record["history"] if "eval_loss" in e}
+    losses = losses_of(folder)
     best = min(losses, key=losses.get)
     # It sees its text many times: validation loss converges, is noticed, and rises.
-    [event] = record["events"]
+    [event] = json.loads((folder / "monitor.json").read_text())["events"]
     assert best <= event["step"] <= best + 160
     assert losses[600] > losses[best] + 0.1
     audited = pd.read_csv(folder / "audit/audit.csv")

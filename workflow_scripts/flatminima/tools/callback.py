@@ -81,7 +81,6 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
             raise MonitorError(f"probe: {one_line(error)}") from error
         self.events: list[dict] = []
         self._trainer = None
-        self._other_losses: set[str] | None = set()  # without ``metric``; None once that is said
 
     def attach(self, trainer: object) -> "ConvergenceCallback":
         """Become a callback of ``trainer`` and log to whatever it reports to."""
@@ -92,10 +91,10 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
 
     def state(self) -> dict:
         """What the Trainer writes into ``trainer_state.json``; ``saved`` changes in training."""
-        settings = {name: getattr(self, name) for name in ("actions", "metric", "stderr_metric",
-                                                           "probe")}  # fmt: skip
+        asked = {"monitor": self.monitor.settings, "actions": self.actions, "metric": self.metric,
+                 "stderr_metric": self.stderr_metric, "probe": self.probe}  # fmt: skip
         return {
-            "args": {"monitor": self.monitor.settings, **settings},
+            "args": asked,
             "attributes": {},
             "saved": {"monitor": self.monitor.state_dict(), "events": self.events},
         }
@@ -129,13 +128,13 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
             yield "no evaluation is planned, so nothing can converge; set eval_strategy"
         if "save" in self.actions and args.save_total_limit:
             yield f"save_total_limit {args.save_total_limit} may delete what it saves"
-        data = getattr(self._trainer, "eval_dataset", None)
+        data, losses = getattr(self._trainer, "eval_dataset", None), ["eval_loss"]
         if isinstance(data, Mapping):
             losses = [f"eval_{name}_loss" for name in data]
-            if self.metric not in losses:
-                self._other_losses = None
-                yield _no_metric(self.metric, losses)
             data = next(iter(data.values()), None)
+        own = getattr(self._trainer, "compute_metrics", None)  # whose names are not known yet
+        if self._trainer is not None and not own and self.metric not in losses:
+            yield f"no {self.metric} among {', '.join(losses)}; set metric="
         if "probe" in self.actions and data is not None:
             try:
                 check_model(model, args)
@@ -155,7 +154,6 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
     ) -> None:
         """Update the monitor, log what it says, and act where the loss has just converged."""
         if self.metric not in metrics:
-            self._miss(metrics, state)
             return
         seen = [metrics[self.metric], metrics.get(self.stderr_metric)]
         loss, stderr = broadcast_object_list(seen)  # that of rank 0, on every rank
@@ -186,17 +184,6 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
         if self._trainer is not None:
             self._trainer.log(_logged(now) | {f"eval_{name}": gap for name, gap in gaps.items()})
 
-    def _miss(self, metrics: Mapping, state: TrainerState) -> None:
-        """Log once that ``metric`` does not come: when the other sets come a second time."""
-        if self.monitor.state is not None or self._other_losses is None:
-            return
-        losses = {name for name in metrics if name.endswith("_loss")} or {"no loss"}
-        if not losses <= self._other_losses:
-            self._other_losses |= losses
-            return
-        _log(state, _no_metric(self.metric, sorted(self._other_losses)))
-        self._other_losses = None
-
     def _measure(self, args: TrainingArguments, model: nn.Module, loader: object) -> dict:
         try:
             check_model(model, args)
@@ -209,10 +196,6 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
 def _log(state: TrainerState, line: str) -> None:
     if state.is_world_process_zero:
         log(f"monitor: {line}")
-
-
-def _no_metric(metric: str, losses: Sequence[str]) -> str:
-    return f"no {metric} among {', '.join(losses)}; set metric="
 
 
 def _logged(now: MonitorState) -> dict[str, float]:
