@@ -13,7 +13,7 @@ import yaml
 from flatminima import calibration, plan_forks
 from flatminima.errors import ConfigError
 from flatminima.files import read_json
-from flatminima.forks import RIVAL_COLUMNS, compare, settled_rows
+from flatminima.forks import RIVAL_COLUMNS, compare
 from flatminima.model import build_model, load_model, save_model
 from flatminima.plan import ledger_facts
 from flatminima.plan_mechanism import extended_outputs
@@ -118,9 +118,7 @@ def test_a_rival_changes_what_its_line_says():
     suite = suite_of("mini", lambda section: section.update(compute={"tf32": True}))
     assert variant("bf16", suite).compute == {"tf32": True, "precision": "bf16"}
 
-
-def test_every_kind_of_schedule_may_be_a_fork_of_the_paper():
-    def change(section):
+    def change(section):  # what a rival may be, a fork of the paper may be
         section["fork"]["schedules"]["own"] = {"kind": "wsd", "decay_steps": 40, "sam_radius": 0.1}
 
     settings = settings_of(suite_of("mini", change), "forks", "own")
@@ -165,18 +163,15 @@ def test_averages_are_of_the_runs_own_checkpoints_up_to_the_end_of_the_fork():
     assert averages == {"early_stop", "run", "lawa_5", "lawa_10", "ema"}
 
 
-@pytest.mark.parametrize(
-    ("ask", "named"),
-    [
+def test_a_condition_that_is_not_there_is_one_line():
+    for ask, named in (
         (lambda: settings_of(MINI, "forks", "olli"), "'olli'.*did you mean oli"),
         (lambda: plan_forks.branch(MINI, "variants", "ema").inputs(), "'ema'"),
         (lambda: settings_of(MINI, "cycles", "sgdr-coolfirst"), "'sgdr-coolfirst'"),
         (lambda: plan_forks.average_steps(MINI, "wsd"), "'wsd'.*early_stop"),
-    ],
-)
-def test_a_condition_that_is_not_there_is_one_line(ask, named):
-    with pytest.raises(ConfigError, match=named):
-        ask()
+    ):
+        with pytest.raises(ConfigError, match=named):
+            ask()
 
 
 @pytest.mark.parametrize("key", ["pilot", "amplitudes", "rivals"])
@@ -245,21 +240,14 @@ def rows_of_variant(name: str, like: str, seed: int) -> pd.DataFrame:
     return rows[(rows["schedule"] == like) & (rows["seed"] == seed)].assign(schedule=name)
 
 
-def test_a_fork_counts_at_its_end_and_oli_at_the_last_end_of_each_phase():
-    forks = synthetic.forks()
-    rows = settled_rows(forks)
-    plain = rows[rows["schedule"] != "oli"]
-    assert set(plain["step"]) == {4000} and set(plain["update_phase"]) == {""}
-    found, own = (
-        part[part["schedule"] == "oli"].groupby("update_phase")["step"] for part in (rows, forks)
-    )
-    assert found.unique().map(list).to_dict() == {k: [v] for k, v in own.max().items()}
-
-
 def test_rivals_are_gathered_with_the_two_perplexities_side_by_side(tmp_path):
-    """The script tells trained conditions from averages by the folder."""
+    """A fork counts at its end, OLI at the last end of each phase as well.
+
+    The script tells trained conditions from averages by the folder.
+    """
+    forks = synthetic.forks()
     for path, rows in (
-        ("forks.csv", synthetic.forks()),
+        ("forks.csv", forks),
         ("variants/wsd-seed0.csv", rows_of_variant("wsd", "cosine", 0)),
         ("variants/wsd-seed1.csv", rows_of_variant("wsd", "cosine", 1)),
         ("variants/oli_small-seed0.csv", rows_of_variant("oli_small", "oli", 0)),
@@ -277,6 +265,12 @@ def test_rivals_are_gathered_with_the_two_perplexities_side_by_side(tmp_path):
     assert table.groupby("group", sort=False)["schedule"].unique().map(list).to_dict() == {
         "paper": ["cosine", "sgdr", "oli"], "rival": ["oli_small", "wsd"], "average": ["run"],
     }  # fmt: skip
+    plain = table[~table["schedule"].str.startswith("oli")]
+    assert set(plain["step"]) == {4000} and plain["update_phase"].isna().all()
+    found, own = (
+        part[part["schedule"] == "oli"].groupby("update_phase")["step"] for part in (table, forks)
+    )
+    assert found.unique().map(list).to_dict() == {k: [v] for k, v in own.max().items()}
     assert (table["seed"].isna() == (table["group"] == "average")).all()
     assert table.groupby(["schedule", "seed", "update_phase"], dropna=False).size().eq(3).all()
     found = compare(table)
