@@ -10,10 +10,9 @@ import pytest
 import torch
 import yaml
 
-from flatminima import calibration, plan_forks
+from flatminima import plan_forks
 from flatminima.errors import ConfigError
 from flatminima.files import read_json
-from flatminima.forks import RIVAL_COLUMNS, compare
 from flatminima.model import build_model, load_model, save_model
 from flatminima.plan import ledger_facts
 from flatminima.plan_mechanism import extended_outputs
@@ -27,7 +26,7 @@ from tests import synthetic
 from tests.conftest import TINY, TINY_VOCABULARY, affine
 from tests.test_workspace import PROBE
 from tests.workflow import ROOT
-from workflow_scripts import average_checkpoints, calibrate_amplitude, gather_rivals
+from workflow_scripts import average_checkpoints, calibrate_amplitude, gather_rivals, plot_rivals
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
 INT4 = affine(4, "group", False, group_size=8)
@@ -261,7 +260,7 @@ def test_rivals_are_gathered_with_the_two_perplexities_side_by_side(tmp_path):
                        table=str(output))  # fmt: skip
     assert ",0," in output.read_text() and ",0.0,0.0,4000" not in output.read_text()
     table = pd.read_csv(output)
-    assert list(table.columns) == RIVAL_COLUMNS
+    assert list(table.columns) == gather_rivals.COLUMNS
     assert table.groupby("group", sort=False)["schedule"].unique().map(list).to_dict() == {
         "paper": ["cosine", "sgdr", "oli"], "rival": ["oli_small", "wsd"], "average": ["run"],
     }  # fmt: skip
@@ -273,7 +272,7 @@ def test_rivals_are_gathered_with_the_two_perplexities_side_by_side(tmp_path):
     assert found.unique().map(list).to_dict() == {k: [v] for k, v in own.max().items()}
     assert (table["seed"].isna() == (table["group"] == "average")).all()
     assert table.groupby(["schedule", "seed", "update_phase"], dropna=False).size().eq(3).all()
-    found = compare(table)
+    found = plot_rivals.compare(table)
     np.testing.assert_allclose(
         found["low_bit_ppl"], found["fp32_ppl"] * (1 + found["gap_pct"] / 100), rtol=1e-9
     )
@@ -331,14 +330,16 @@ def test_the_mean_step_of_the_grid_is_four_times_the_mean_move_to_it(tiny_model)
         (w - quantized_weights(tiny_model, INT4)[name]).abs().flatten()
         for name, w in linear_weights(tiny_model).items()
     ]
-    expected = calibration.mean_grid_step(tiny_model, INT4) / 4
+    expected = calibrate_amplitude.mean_grid_step(tiny_model, INT4) / 4
     assert torch.cat(moved).mean().item() == pytest.approx(expected, rel=0.05)
 
 
 def test_gradient_statistics_agree_with_autograd(tiny_model, tiny_tokens):
-    found = calibration.gradient_statistics(
-        tiny_model, tiny_tokens, INT4, start=0, batches=1, batch_size=9, eps=1e-3
+    settings = {"start": 0, "batches": 1, "batch_size": 9, "training": {"eps": 1e-3}}
+    found = calibrate_amplitude.gradient_statistics(
+        tiny_model, tiny_tokens, linear_weights(tiny_model), settings
     )
+    tiny_model.zero_grad()
     ids = torch.from_numpy(tiny_tokens.astype(np.int64))
     tiny_model(input_ids=ids, labels=ids).loss.backward()
     norm = math.sqrt(sum((p.grad.double() ** 2).sum().item() for p in tiny_model.parameters()))

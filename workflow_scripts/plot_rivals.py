@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flatminima import style
-from flatminima.forks import compare
+from flatminima.quantizer_specs import FP32, LOW_BIT
 from flatminima.style import GREY, LOOKS, SCHEDULES, role_labels
 
 ISO_GAPS_PCT = (0, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -16,6 +16,16 @@ GROUPS = {
     "average": (LOOKS["oli"].color, "D", "averages, no training"),
 }
 _WIDE = 2.0  # where the best and the worst FP32 model are further apart, axes are logarithmic
+
+
+def compare(rivals: pd.DataFrame) -> pd.DataFrame:
+    """One row per condition, phase and seed: fp32_ppl and low_bit_ppl side by side, and gap_pct."""
+    keys = ["group", "schedule", "update_phase", "seed"]
+    rivals = rivals.astype({"update_phase": object}).fillna({"update_phase": ""})
+    fp32 = rivals.loc[rivals["role"] == FP32, [*keys, "ppl"]].rename(columns={"ppl": "fp32_ppl"})
+    low_bit = rivals.loc[rivals["role"] == LOW_BIT, [*keys, "ppl", "gap_pct"]]
+    low_bit = low_bit.rename(columns={"ppl": "low_bit_ppl"})
+    return fp32.merge(low_bit, on=keys, how="left", validate="one_to_one")
 
 
 @style.style()

@@ -102,12 +102,9 @@ def linear_layers(model: nn.Module, layers: str = "blocks") -> dict[str, LinearW
 
 def _find_head(model: nn.Module) -> nn.Module | None:
     """The output head: what the model says, else its last linear layer of the vocabulary's size."""
-    head = model.get_output_embeddings()
     rows = getattr(getattr(model, "config", None), "vocab_size", None)
-    if head is not None or rows is None:
-        return head
     linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == rows]
-    return linear[-1] if linear else None
+    return model.get_output_embeddings() or (linear[-1] if linear else None)
 
 
 def _multiplied(model: nn.Module, name: str, parameter: Tensor) -> LinearWeight | None:

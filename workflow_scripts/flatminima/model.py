@@ -124,8 +124,7 @@ def damage_named(path: str | Path) -> Iterator[None]:
 def check_kind(folder: Path) -> int:
     """How many numbers a checkpoint's weights are, read from its headers alone.
 
-    Raises ``DamagedFile`` for what would be measured as something that it is not: weights
-    that are quantized already, or a base model beside the adapter that was trained.
+    Raises ``DamagedFile`` where it would be measured as something that it is not.
     """
     already = f"{folder}: its weights are already quantized ({{}}); measure the model they are of"
     with damage_named(folder / CONFIG_FILE):
@@ -149,13 +148,12 @@ def check_kind(folder: Path) -> int:
 
 
 def load_model(folder: str | Path, device: str = "cpu") -> nn.Module:
-    """Load a causal language model with its weights widened to float32, ready to evaluate.
+    """A causal language model with its weights widened to float32, ready to evaluate.
 
-    transformers would otherwise keep the dtype of the file, float16 for Pythia, and
-    fill weights that the file lacks with random numbers. Only safetensors are read, and
-    no code that comes with a checkpoint is run. Raises ``DamagedFile`` where a file is
-    not as it was written or where its weights are not exactly the model's (legacy buffers
-    are ignored), ``Diverged`` where one is not finite.
+    Only safetensors are read, and no code that comes with a checkpoint is run. Raises
+    ``DamagedFile`` where a file is not as it was written or where its weights are not exactly
+    the model's (transformers would draw what is missing at random), ``Diverged`` where one is
+    not finite.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -204,8 +202,7 @@ def check_causal(model: nn.Module, ids: Tensor) -> None:
     """Raise ``NotMeasured`` where tokens change what is said of those before them.
 
     ``ids`` is ``[1, length]``; the first half, turned round, takes the place of the second, and
-    the logits of the first must stay. A model of masked language, whose perplexity would mean
-    nothing, fails.
+    the logits of the first must stay.
     """
     half = ids.shape[1] // 2
     other = torch.cat([ids[:, :half], ids[:, :half].flip(1)], dim=1)
@@ -216,8 +213,8 @@ def check_causal(model: nn.Module, ids: Tensor) -> None:
     if (first - second).abs().amax() > LOOKS_AHEAD * first.abs().amax():
         name = (model.config.architectures or [type(model).__name__])[0]
         raise NotMeasured(
-            f"{name} looks ahead: tokens change what it says of those before "
-            "them, so it is no causal language model"
+            f"{name} looks ahead: tokens change what it says of those before them, so it is no "
+            "causal language model"
         )
 
 

@@ -26,11 +26,6 @@ Schedule = Callable[[int], float]
 OliPhase = Literal["bump", "cool"]
 
 
-def _check_step(step: int, start: int = 0) -> None:
-    if step < start:
-        raise ValueError(f"step {step}: this schedule starts at {start}")
-
-
 def _half_cosine(progress: float) -> float:
     """1 at progress 0, 0 at progress 1, along half a cosine period."""
     return 0.5 * (1.0 + math.cos(math.pi * min(max(progress, 0.0), 1.0)))
@@ -52,7 +47,8 @@ class RunSchedule(Section):
 
     def __call__(self, step: int) -> float:
         """Learning rate of the update that takes the weights from ``step`` to ``step + 1``."""
-        _check_step(step)
+        if step < 0:
+            raise ValueError(f"step {step}: a training step is 0 or larger")
         warming = step < self.warmup_steps
         return self.lr_max * step / self.warmup_steps if warming else self.lr(step)
 
@@ -77,8 +73,7 @@ class Cosine(RunSchedule):
     """Linear warm-up, then a cosine that reaches ``lr_min`` at ``total_steps``.
 
     The formula behind the learning-rate column of the paper's Table 1:
-    lr_min + (lr_max - lr_min)/2 * (1 + cos(pi * (s - W) / (T - W))).
-    After ``total_steps`` the rate stays at ``lr_min``.
+    lr_min + (lr_max - lr_min)/2 * (1 + cos(pi * (s - W) / (T - W))), lr_min after T.
     """
 
     kind: Literal["cosine"] = "cosine"
@@ -91,11 +86,9 @@ class Cosine(RunSchedule):
 class CosineNeoxV1(RunSchedule):
     """The schedule Pythia really ran: a cosine to zero with ``lr_min`` as a floor.
 
-    max(lr_min, lr_max/2 * (1 + cos(pi * (min(s, T - W) - W) / T))), from the
-    ``AnnealingLR`` of gpt-neox v1.0 (the release Pythia was trained with; the
-    formula was changed later by gpt-neox pull request 1008). With Pythia's
-    numbers the floor is met at step 115,139 and the last 27,861 steps run at a
-    constant rate.
+    max(lr_min, lr_max/2 * (1 + cos(pi * (min(s, T - W) - W) / T))), from the ``AnnealingLR`` of
+    gpt-neox v1.0 (pull request 1008 changed it later). With Pythia's numbers the floor is met
+    at step 115,139 and the last 27,861 steps run at a constant rate.
     """
 
     kind: Literal["cosine_neox_v1"] = "cosine_neox_v1"
@@ -110,10 +103,7 @@ RUN_SCHEDULES = {c.model_fields["kind"].default: c for c in RunSchedule.__subcla
 
 
 def read_schedule(training: Mapping, total_steps: int) -> RunSchedule:
-    """The schedule of a whole run from its section ``training``.
-
-    Raises ``ValueError`` where ``schedule`` there names none.
-    """
+    """The schedule of a whole run from its section ``training``; ``ValueError`` for no kind."""
     kind = training["schedule"]
     if kind not in RUN_SCHEDULES:
         raise ValueError(f"schedule {kind!r}: known are {', '.join(RUN_SCHEDULES)}")
@@ -128,9 +118,9 @@ def read_schedule(training: Mapping, total_steps: int) -> RunSchedule:
 class ForkSchedule:
     """A kind of schedule where it leaves ``run`` at ``start``; ``schedule(step)`` by absolute step.
 
-    ``stop`` is the step after the last update. ``rewarm_steps`` above 0 lets the rate rise
-    from zero over the first updates, for forks whose moments are fresh: Adam's first updates
-    would otherwise be full steps in the direction of a single batch's signs.
+    ``stop`` is the step after the last update. With ``rewarm_steps`` the rate rises from zero, for
+    forks whose moments are fresh: Adam's first updates would otherwise be full steps in the
+    direction of a single batch's signs.
     """
 
     kind: "ScheduleKind"
@@ -141,15 +131,15 @@ class ForkSchedule:
 
     def __call__(self, step: int) -> float:
         """Learning rate of the update that takes the weights from ``step`` to ``step + 1``."""
-        _check_step(step, self.start)
-        rate = self.kind.lr(step, self)
-        if self.rewarm_steps:
-            rate *= min(1.0, (step - self.start) / self.rewarm_steps)
-        return rate
+        if step < self.start:
+            raise ValueError(f"step {step}: this schedule starts at {self.start}")
+        warm = min(1.0, (step - self.start) / self.rewarm_steps) if self.rewarm_steps else 1.0
+        return self.kind.lr(step, self) * warm
 
     def last_update_phase(self, step: int) -> OliPhase | None:
         """Phase of the update that made the weights of ``step``; ``None`` without such phases."""
-        _check_step(step - 1, self.start)
+        if step <= self.start:
+            raise ValueError(f"step {step - 1}: this schedule starts at {self.start}")
         return self.kind.phase(step - 1 - self.start)
 
 
@@ -167,12 +157,8 @@ class ScheduleKind(ConditionKind):
     modifiers: ClassVar = {"training": ("weight_decay", "sam_radius"), "compute": ("precision",)}
 
     weight_decay: float | None = Field(None, ge=0, description="In place of the run's.")
-    sam_radius: float | None = Field(
-        None, gt=0, description="Radius of sharpness-aware minimization."
-    )
-    precision: Literal["float32", "bf16"] | None = Field(
-        None, description="In place of that of compute."
-    )
+    sam_radius: float | None = Field(None, gt=0, description="Of sharpness-aware minimization.")
+    precision: Literal["float32", "bf16"] | None = Field(None, description="In place of compute's.")
 
     def lr(self, step: int, fork: ForkSchedule) -> float:
         """The rate at ``step``, which is not before ``fork.start``."""
@@ -253,10 +239,9 @@ class OscillatoryLockIn(ScheduleKind):
     def visible_phases(self, probe_every: int) -> list[int]:
         """Positions in the cycle at which probes every ``probe_every`` steps can land.
 
-        Position p means that p updates of the current cycle lie behind the probe
-        (``period`` itself: the cycle has just ended). Probing at a cadence that shares
-        a factor with the period sees only some of them: 1,000 and 375 share 125, which
-        leaves three (125, 250 and 375), which is what the paper's probes could see.
+        At position p that many updates of the cycle lie behind the probe. A cadence that shares a
+        factor with the period sees few: 1,000 and 375 share 125, so that the paper's probes could
+        see three (125, 250 and 375).
         """
         shared = math.gcd(probe_every, self.period)
         return list(range(shared, self.period + 1, shared))
@@ -289,10 +274,7 @@ class Linear(ScheduleKind):
 
 
 class Cooldown(ScheduleKind):
-    """A straight line from the run's own rate at the start to its ``lr_min``.
-
-    The branch that every fork gets after its end, so that forks are compared at equal rates.
-    """
+    """A straight line to the run's ``lr_min``: the branch that compares forks at equal rates."""
 
     kind: Literal["cooldown"] = "cooldown"
 
@@ -319,8 +301,7 @@ class WarmupStableDecay(ScheduleKind):
 class Restarts(ScheduleKind):
     """SGDR whose restarts are ``amplitude`` times the run's rate there instead of ``lr_max``.
 
-    With OLI's amplitude it tells SGDR's shape and cadence from its amplitude, which the
-    paper's two conditions (section 5.1) change together.
+    With OLI's amplitude it tells SGDR's shape from its amplitude, which the paper changes together.
     """
 
     kind: Literal["restarts"] = "restarts"
@@ -350,11 +331,8 @@ class AverageKind(ConditionKind):
     def mistakes(self, grid: Sequence[int], start: int, end: int) -> Mistakes:
         """Key and mistake of everything that does not go with these revisions."""
         if end not in self.steps(grid, start, end):
-            yield (
-                "kind",
-                f"{self.kind} averages the run's checkpoints up to step {end}, the end of the "
-                "fork, which is not on the grid",
-            )
+            ends = f"checkpoints up to step {end}, the end of the fork, which is not on the grid"
+            yield "kind", f"{self.kind} averages the run's {ends}"
 
 
 class EarlyStop(AverageKind):
@@ -386,10 +364,7 @@ class Average(AverageKind):
 
 
 class Ema(AverageKind):
-    """An exponential average from the fork point on, which weighs older checkpoints less.
-
-    average = decay * average + (1 - decay) * checkpoint, beginning with the oldest one.
-    """
+    """From the fork point on: average = decay * average + (1 - decay) * checkpoint."""
 
     kind: Literal["ema"] = "ema"
     decay: float = Field(
@@ -411,10 +386,7 @@ _RIVALS: TypeAdapter = TypeAdapter(AnyRival)
 
 
 def read_kind(definition: Mapping) -> ScheduleKind | AverageKind:
-    """The class behind an entry of ``fork.schedules`` or ``fork.rivals``.
-
-    Raises pydantic's ``ValidationError``, a ``ValueError``, for what is no such entry.
-    """
+    """The class behind an entry of ``fork.schedules`` or ``fork.rivals``, else a ``ValueError``."""
     return _RIVALS.validate_python(dict(definition))
 
 
@@ -429,10 +401,9 @@ def fork_schedule(
 class Condition:
     """What one fork is: when it starts, stops and is saved, at which rate it trains.
 
-    ``definition`` is an entry of ``fork.schedules`` or ``fork.rivals``; ``fork`` and
-    ``training`` are the sections of the suite with what the condition changes in them;
-    ``total_steps`` is the last step of the suite's own run; ``compute`` says how gradients
-    are computed. ``fork`` may hold, beyond the keys of the configuration, ``length``
+    ``definition`` is an entry of ``fork.schedules`` or ``fork.rivals``; ``fork``, ``training`` and
+    ``compute`` are the sections of the suite with what the condition changes in them;
+    ``total_steps`` is the last step of the suite's own run. ``fork`` may hold besides ``length``
     (tokens per training sequence) and ``probe_at`` or ``probe_last`` (updates).
     """
 

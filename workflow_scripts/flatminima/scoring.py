@@ -1,12 +1,11 @@
 """Perplexity of models and their distance to the full-precision one, on fixed batches.
 
-``score(tokens, forwards)`` is the one interface: a forward is a name and a callable that
-gives the next-token logits of a batch, whether of a model, of one with some weights replaced
-or rounded on the way, or of another library's. ``Prober`` is the probe of the paper's audit.
+``score(tokens, forwards)`` is the one interface: a forward is a callable that gives the next-token
+logits of a batch, whether of a model, of one with some weights replaced or rounded on the way, or
+of another library's. ``Prober`` is the probe of the paper's audit.
 
-Perplexity is exp of the token-weighted mean negative log-likelihood (NLL), summed
-in float64. A sequence of T tokens scores T - 1 of them; documents are packed, no
-padding exists, so every sequence weighs the same.
+Perplexity is exp of the token-weighted mean negative log-likelihood (NLL), summed in float64. A
+sequence of T tokens scores T - 1 of them; documents are packed, so that all weigh the same.
 """
 
 import os
@@ -62,10 +61,9 @@ class _OnRead(dict):
 def model_logits(model: nn.Module, ids: Tensor, at_once: int = LOGITS_AT_ONCE) -> Iterator[Tensor]:
     """Next-token logits of the positions that are scored, ``[some positions, vocabulary]`` each.
 
-    ``ids`` is ``[batch, length]``; positions come sequence by sequence, the last of each left
-    out. Logits are by far the largest thing that a measurement makes, for Pythia 50,304 numbers
-    a token: where they would be more than ``at_once``, the head is applied to some positions at
-    a time. Pieces of models with one vocabulary are equally long.
+    ``ids`` is ``[batch, length]``; positions come sequence by sequence, the last of each left out.
+    Where logits, for Pythia 50,304 numbers a token, would be more than ``at_once``, the head is
+    applied to some positions at a time. Pieces of models with one vocabulary are equally long.
     """
     head = head_in_pieces(model, ids, at_once)
     if head is None:
@@ -217,11 +215,10 @@ def score_quantized(
 def _kl_divergence(reference: Tensor, log_probabilities: Tensor, p: Tensor) -> Tensor:
     """KL divergence in nats of each token, never negative; ``p`` is exp of ``reference``.
 
-    With p the reference and q the other distribution, d = log q - log p and both
-    summing to one, KL = sum of p (e^d - 1 - d): equal to the textbook's sum of
-    -p d, but every term is non-negative, and the rounding of the logarithms, larger
-    than the whole divergence of a good quantizer, enters squared. Where d is large
-    p e^d is taken as q, which cannot overflow.
+    With d = log q - log p and both summing to one it is the sum of p (e^d - 1 - d): equal to the
+    textbook's sum of -p d, but every term is non-negative, and the rounding of the logarithms,
+    larger than the whole divergence of a good quantizer, enters squared. Where d is large p e^d
+    is taken as q, which cannot overflow.
     """
     d = log_probabilities - reference
     terms = torch.expm1(d).sub_(d).mul_(p)
