@@ -131,13 +131,12 @@ def statistics(**differences: tuple[float, float, float]) -> pd.DataFrame:
     """Rows of statistics.csv by comparison and measure: difference and interval."""
     default = {"sgdr|final": (4.4, 2.0, 6.8), "oli cool|mean": (-2.4, -3.0, -1.8),
                "oli all|final": (-1.0, -1.5, -0.5)}  # fmt: skip
-    return pd.DataFrame([
-        {"test": "Welch t", "unit": "seed", "comparison": f"{arm} v cosine",
-         "measure": f"{measure}_gap_pct", "difference": d, "interval_low": low,
-         "interval_high": high}
-        for name, (d, low, high) in (default | differences).items()
-        for arm, measure in [name.split("|")]
-    ])  # fmt: skip
+    found = []
+    for name, values in (default | differences).items():
+        arm, measure = name.split("|")
+        found.append(("Welch t", "seed", f"{arm} v cosine", f"{measure}_gap_pct", *values))
+    columns = ["test", "unit", "comparison", "measure", "difference", "interval_low"]
+    return pd.DataFrame(found, columns=[*columns, "interval_high"])
 
 
 def suite_table() -> pd.DataFrame:
@@ -161,20 +160,17 @@ def findings(**changed: tuple[float, float, float]) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["finding", "value", "low", "high"])
 
 
-def pilot(suite: dict, shorter: float = 1.5) -> pd.DataFrame:
+def pilot(shorter: float = 1.5) -> pd.DataFrame:
     """Forks of two windows, equal tokens, two states of Adam; and the paper's small pilot."""
-    designs = [(512, 16, s) for s in ("fresh", "rewarmed")]
-    designs += [(2048, 4, s) for s in ("fresh", "rewarmed")] + [(512, 4, "fresh")]
-    found = []
-    for (length, batch, state), seed in product(designs, range(3)):
-        ppl = (40.0 + 0.1 * seed) * (shorter if length == 512 else 1)
-        found.append({
-            "schedule": f"{length}x{batch}{state}", "length": length, "batch_size": batch,
-            "optimizer_state": state, "seed": seed, "fork_step": suite["fork"]["start"],
-            "step": suite["fork"]["start"] + 40, "role": "fp32",
-            "ppl": ppl * (2.1 if (length, batch) == (512, 4) else 1),
-        })  # fmt: skip
-    return pd.DataFrame(found)
+    windows, states = ((512, 16), (2048, 4)), ("fresh", "rewarmed")
+    found = [(*window, state) for window in windows for state in states] + [(512, 4, "fresh")]
+    columns = ["length", "batch_size", "optimizer_state", "seed"]
+    table = pd.DataFrame([(*f, seed) for f in found for seed in range(3)], columns=columns)
+    small = (table["length"] == 512) & (table["batch_size"] == 4)
+    ppl = (40.0 + 0.1 * table["seed"]) * np.where(table["length"] == 512, shorter, 1)
+    names = table[columns[:3]].astype(str).agg("-".join, axis=1)
+    return table.assign(schedule=names, role="fp32", fork_step=70000, step=70040,
+                        ppl=ppl * np.where(small, 2.1, 1))  # fmt: skip
 
 
 def law(excess: float) -> dict:
@@ -185,7 +181,7 @@ def measure(suite: dict = PYTHIA, **changed: object) -> Measured:
     files = {
         "audit": audit(suite), "phases": phases(suite), "kurtosis": kurtosis(suite),
         "forks": forks(suite), "statistics": statistics(), "suite_table": suite_table(),
-        "mechanism": findings(), "pilot": pilot(suite), "scaling_law": law(13.0),
+        "mechanism": findings(), "pilot": pilot(), "scaling_law": law(13.0),
     }  # fmt: skip
     return Measured(LEDGER.pythia, paper(), suite, files | changed)
 
@@ -443,21 +439,19 @@ def pythia() -> Measured:
 GAP = ["gap_pct", "gap_low_pct", "gap_high_pct"]
 
 
-def scaled(role: str, column: str, factor: float, suite: dict = PYTHIA, first: int = 0):
-    """The audit with one column of a role changed from a step on."""
-    table = audit(suite)
-    changed = (table["role"] == role) & (table["step"] >= first)
-    table.loc[changed, GAP if column == "gap_pct" else [column]] *= factor
+def times(factor: float, role: str, columns: str | list, of=audit, suite=PYTHIA, **where: object):
+    """The audit (or the forks) with columns of a role multiplied where others have a value."""
+    table = of(suite)
+    chosen = table["role"] == role
+    for name, value in where.items():
+        chosen &= table[name] == value
+    table.loc[chosen, columns] *= factor
     return table
 
 
-def late(role: str, column: str, factor: float) -> pd.DataFrame:
-    return scaled(role, column, factor, first=143000)
-
-
-def at_zero(gap: float) -> pd.DataFrame:
+def at(step: int, role: str, column: str | list, value: float) -> pd.DataFrame:
     table = audit(PYTHIA)
-    table.loc[(table["role"] == "low_bit") & (table["step"] == 0), GAP] = gap
+    table.loc[(table["role"] == role) & (table["step"] == step), column] = value
     return table
 
 
@@ -466,50 +460,41 @@ def with_phases(part: str | None = None, **values: object) -> dict:
     return found | ({part: found[part] | values} if part else values)
 
 
-def ends(gaps: dict[str, float], column: str = "gap_pct") -> pd.DataFrame:
-    """The forks with all low-bit gaps (or FP32 perplexities) of a kind scaled."""
-    table = forks(PYTHIA)
-    role = "low_bit" if column == "gap_pct" else "fp32"
-    for name, factor in gaps.items():
-        table.loc[(table["schedule"] == name) & (table["role"] == role), column] *= factor
-    return table
-
-
 BEYOND = ((1, 0.5, 1.5), (-9, -10, -8))  # of a difference of OLI: the wrong way, and too far
 # What makes each measured row go wrong, from below and from above where it is two-sided.
 MEASURED_CHANGES = {
-    "C43": [{"audit": late("low_bit", "gap_pct", f)} for f in (0.02, 90.0)],
-    "C25": [{"audit": late("low_bit", "gap_pct", f)} for f in (0.7, 1.4)],
+    "C43": [{"audit": times(f, "low_bit", GAP, step=143000)} for f in (0.02, 90.0)],
+    "C25": [{"audit": times(f, "low_bit", GAP, step=143000)} for f in (0.7, 1.4)],
     "C39": [{"phases": with_phases(lag_steps=k, lag_low=k - 1000, lag_high=k + 1000)}
             for k in (6000, -6000)],
-    "C27": [{"audit": scaled("high_bit", "gap_pct", 2.0)}],
+    "C27": [{"audit": times(2.0, "high_bit", GAP)}],
     "C52": [{"kurtosis": kurtosis(PYTHIA).assign(excess_kurtosis=9.0)}],
     "C46": [{"mechanism": findings(prediction_added_loss_papers_layers_r2=(0.96, 0.95, 0.97))}],
     "C62": [{"statistics": statistics(**{"sgdr|final": v})} for v in ((-4, -6, -2), (30, 28, 32))],
     "C63": [{"statistics": statistics(**{"oli cool|mean": v})} for v in BEYOND],
-    "C74": [{"audit": late("low_bit", "gap_pct", 0.02)}],
+    "C74": [{"audit": times(0.02, "low_bit", GAP, step=143000)}],
     "C76": [{"mechanism": findings(trace_growth=v)} for v in ((1.2, 1.1, 1.3), (0.2, 0.1, 0.3))],
     "X42": [{"scaling_law": law(excess)} for excess in (1.0, 0.2)],
     "C32": [],
-    "C06": [{"audit": scaled("fp32", "ppl", f)} for f in (0.95, 1.05)],
-    "C16": [{"audit": scaled("low_bit", "gap_pct", f)} for f in (0.0, 0.7, 1.3)],
-    "C26": [{"audit": scaled("high_bit", "gap_pct", f)} for f in (0.0, 0.7, 1.3)],
-    "C33": [{"audit": scaled("low_bit", "gap_pct", f)} for f in (0.3, 3.0)],
+    "C06": [{"audit": times(f, "fp32", "ppl")} for f in (0.95, 1.05)],
+    "C16": [{"audit": times(f, "low_bit", GAP)} for f in (0.0, 0.7, 1.3)],
+    "C26": [{"audit": times(f, "high_bit", GAP)} for f in (0.0, 0.7, 1.3)],
+    "C33": [{"audit": times(f, "low_bit", GAP)} for f in (0.3, 3.0)],
     "C36": [{"phases": with_phases("convergence", step=60000, step_low=60000, step_high=61000)}],
-    "C38": [{"audit": scaled("fp32", "ppl", f)} for f in (0.9, 1.1)],
-    "C44": [{"audit": late("fp32", "ppl", f)} for f in (0.95, 1.05)],
-    "C47": [{"audit": late("high_bit", "gap_pct", f)} for f in (0.1, 9.0)],
-    "C56": [{"forks": ends({"cosine": f})} for f in (0.5, 1.5)],
-    "C60": [{"forks": ends({"sgdr": f}, "ppl")} for f in (0.9, 1.1)],
-    "C65": [{"forks": ends({"oli": f})} for f in (0.0, 3.0)],
-    "C66": [{"forks": ends({"oli": f}, "ppl")} for f in (0.5, 1.5)],
+    "C38": [{"audit": times(f, "fp32", "ppl")} for f in (0.9, 1.1)],
+    "C44": [{"audit": times(f, "fp32", "ppl", step=143000)} for f in (0.95, 1.05)],
+    "C47": [{"audit": times(f, "high_bit", GAP, step=143000)} for f in (0.1, 9.0)],
+    "C56": [{"forks": times(f, "low_bit", GAP, forks, schedule="cosine")} for f in (0.5, 1.5)],
+    "C60": [{"forks": times(f, "fp32", "ppl", forks, schedule="sgdr")} for f in (0.9, 1.1)],
+    "C65": [{"forks": times(f, "low_bit", GAP, forks, schedule="oli")} for f in (0.0, 3.0)],
+    "C66": [{"forks": times(f, "fp32", "ppl", forks, schedule="oli")} for f in (0.5, 1.5)],
     "C84": [{"mechanism": findings(layers_sum_over_all=(1.0, 0.99, 1.01))}],
     "C72": [{"mechanism": findings(misalignment_last=(1.0, 0.99, 1.01))}],
     "C73": [{"mechanism": findings(walk_exponent=v)} for v in ((0.3, 0.29, 0.31), (0.8, 0.7, 0.9))],
     "C71": [{"mechanism": findings(oli_bump_flips=(0.01, 0.01, 0.01))}],
-    "C86": [{"forks": ends({"oli": 0.5}, "ppl")}],
-    "C69": [{"pilot": pilot(PYTHIA, shorter=0.9)}],
-    "C82": [{"audit": at_zero(2.0)}],
+    "C86": [{"forks": times(0.5, "fp32", "ppl", forks, schedule="oli")}],
+    "C69": [{"pilot": pilot(shorter=0.9)}],
+    "C82": [{"audit": at(0, "low_bit", GAP, 2.0)}],
     "X40": [{"statistics": statistics(**{"oli all|final": v})} for v in BEYOND],
 }  # fmt: skip
 
@@ -540,10 +525,9 @@ def test_a_wide_interval_is_inconclusive_and_no_onset_no_replication():
 def test_one_definition_of_kurtosis_has_to_fit_all_numbers():
     """Each of two definitions fits half of them: together they would, alone none does."""
     table = kurtosis(PYTHIA)
-    mean = table["statistic"] == "mean_over_tensors"
-    table.loc[mean & (table["step"] == 143000), "excess_kurtosis"] = 20.0
-    pooled = table["statistic"] == "pooled"
-    table.loc[pooled & (table["step"] == 143000), "excess_kurtosis"] = 3.3
+    for statistic, last in (("mean_over_tensors", 20.0), ("pooled", 3.3)):
+        here = (table["statistic"] == statistic) & (table["step"] == 143000)
+        table.loc[here, "excess_kurtosis"] = last
     assert answer("C52", "measured", suite=measure(kurtosis=table)) == "not replicated"
 
 
@@ -584,7 +568,7 @@ def test_another_suite_is_never_a_measurement_of_pythia(judged):
 def test_the_analogue_follows_the_data():
     quiet, loud = (
         judge_row(ROWS["C27"], paper(), measure(MINI, audit=table)).analogue
-        for table in (audit(MINI), scaled("high_bit", "gap_pct", 2, MINI))
+        for table in (audit(MINI), times(2, "high_bit", GAP, suite=MINI))
     )
     assert quiet.startswith("at most 0.790") and quiet.endswith("; by the same bound as claimed")
     assert loud.startswith("at most 1.580") and loud.endswith("not as claimed")
@@ -598,17 +582,13 @@ def test_the_analogue_follows_the_data():
 def test_both_kinds_of_evidence_agree_on_the_same_numbers(pythia):
     """One function a statistic: on a run through Table 1 both give the printed value."""
     for name in ("growth", "growth8", "acceleration", "rise", "largest8"):
-        assert float(getattr(paper(), name)()) == pytest.approx(float(getattr(pythia, name)())), (
-            name
-        )
+        theirs, own = (float(getattr(evidence, name)()) for evidence in (paper(), pythia))
+        assert own == pytest.approx(theirs), name
     flat = tables()["table1"].assign(int4_gap_pct="5.0")
     with pytest.raises(NotFound):
         paper(table1=flat).onset()
-
-
-def test_two_trends_are_no_correlation():
-    m = measure()
-    levels, rest = m.kurtosis_correlation(), m.kurtosis_correlation(detrended=True)
+    # Two trends are no correlation.
+    levels, rest = pythia.kurtosis_correlation(), pythia.kurtosis_correlation(detrended=True)
     assert float(levels) < -0.6 and levels.high - levels.low > 0.5
     assert abs(float(rest)) < abs(float(levels))
 
