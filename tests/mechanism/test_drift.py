@@ -35,13 +35,18 @@ def normal(shape, seed=0):
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.description)
-def test_level_times_step_is_the_quantized_weight(spec):
+def test_level_times_step_is_the_quantized_weight_and_a_constant_group_has_no_grid(spec):
     w = normal((6, 128))
     values, step = fake_quantize(w, spec), grid_steps(w, spec)
     inside = (levels(w, step) * step - values).abs() < 1e-5 * w.abs().max()
     # Equal wherever the code was not clamped; clamped codes are at the ends of a range.
     assert step.shape == w.shape and (step > 0).all() and inside.double().mean() > 0.95
     assert ((values - w).abs() <= step * 1.001)[inside].all()
+    w[0, :64] = 0.3
+    if spec == INT4:
+        assert levels(w, grid_steps(w, spec))[0, :64].abs().sum() == 0
+        assert torch.isnan(residuals(w, spec)[0, :64]).all()
+        assert len(group_index(residuals(w, spec), spec)) == 11
 
 
 def on_grid(offset: torch.Tensor) -> torch.Tensor:
@@ -64,14 +69,6 @@ def test_the_index_of_weights_at_one_place_in_their_cells_and_anywhere():
     assert found["index_shifted"] == pytest.approx(1.0, abs=0.02)
     assert found["n_groups"] == 1024
     assert found["index_p05"] < found["index_p50"] < found["index_p95"]
-
-
-def test_a_constant_group_has_no_grid_and_no_index():
-    w = normal((2, 128))
-    w[0, :64] = 0.3
-    assert levels(w, grid_steps(w, INT4))[0, :64].abs().sum() == 0
-    assert torch.isnan(residuals(w, INT4)[0, :64]).all()
-    assert len(group_index(residuals(w, INT4), INT4)) == 3
 
 
 def test_flips_of_weights_that_move_by_a_known_part_of_their_step():
@@ -137,17 +134,15 @@ def test_a_move_and_the_way_back_through_saved_checkpoints(tiny_model, tmp_path)
     assert by_lag.loc[(20, 1), "distance"] == pytest.approx(far, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("first", "ends"),
-    [
+def test_phases_end_where_the_rate_changes():
+    run = Cosine(lr_max=0.01, lr_min=0.001, warmup_steps=1, total_steps=200)
+    oli = {"kind": "oli", "bump_steps": 1, "cool_steps": 5, "amplitude": 4.0}
+    for first, ends in (
         ("cool", {105: "cool", 106: "bump", 111: "cool", 112: "bump"}),
         ("bump", {101: "bump", 106: "cool", 107: "bump", 112: "cool"}),
-    ],
-)
-def test_phases_end_where_the_rate_changes(first, ends):
-    run = Cosine(lr_max=0.01, lr_min=0.001, warmup_steps=1, total_steps=200)
-    oli = {"kind": "oli", "bump_steps": 1, "cool_steps": 5, "amplitude": 4.0, "first": first}
-    assert phase_ends(fork_schedule(oli, baseline=run, start=100, stop=112)) == ends
+    ):
+        fork = fork_schedule(oli | {"first": first}, baseline=run, start=100, stop=112)
+        assert phase_ends(fork) == ends
 
 
 def trace(amplitude: float) -> pd.DataFrame:
