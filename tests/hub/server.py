@@ -155,13 +155,15 @@ class TinyHub:
                 return 200, {}, self.stored[path.rsplit("/", 1)[1]]
             if match := RESOLVE.fullmatch(path):
                 return self._file(match[1] or "model", *match.groups()[1:], token)
-            kind, name, what, revision, folder = API.fullmatch(path).groups()
+            if not (match := API.fullmatch(path)):
+                raise LookupError("EntryNotFound")
+            kind, name, what, revision, folder = match.groups()
             if what == "refs":
                 found = self._refs(kind, name, token)
             else:
                 branch, files = self._branch(kind, name, revision or "main", token)
                 found = self._info(kind, name, branch, files, blobs)
-                found = _tree(files, f"{folder}/" * bool(folder)) if what == "tree" else found
+                found = _tree(files, folder) if what == "tree" else found
             return 200, {"Content-Type": "application/json"}, json.dumps(found).encode()
         except LookupError as error:
             code = str(error.args[0])
@@ -212,18 +214,14 @@ class TinyHub:
         }, b""  # fmt: skip
 
 
-def _tree(files: Mapping[str, Content], above: str) -> list[dict]:
-    """Files and folders right below the folder ``above``, as the hub lists them."""
-    entries = {}
-    for file in files:
-        if file.startswith(above):
-            blob, (name, _, below) = blob_of(files[file]), file.removeprefix(above).partition("/")
-            entries[name] = {"type": "directory" if below else "file", "path": f"{above}{name}",
-                             "size": blob.size, "oid": blob.oid}  # fmt: skip
-            if file.endswith(LARGE) and not below:
-                lfs = {"oid": blob.sha256, "size": blob.size, "pointerSize": 130}
-                entries[name]["lfs"] = lfs
-    return list(entries.values())
+def _tree(files: Mapping[str, Content], folder: str) -> list[dict]:
+    """Files right in ``folder``."""
+    return [
+        {"type": "file", "path": file, "size": blob.size, "oid": blob.oid}
+        for file in files
+        if file.rpartition("/")[0] == folder
+        for blob in (blob_of(files[file]),)
+    ]
 
 
 class _Handler(BaseHTTPRequestHandler):

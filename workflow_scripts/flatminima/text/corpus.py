@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from itertools import chain
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 
@@ -25,8 +25,12 @@ from flatminima.errors import UserError
 from flatminima.files import atomic_path
 from flatminima.jobs import progress
 
-FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
 COMPRESSIONS = {".zst": "zstd", ".gz": "gzip"}
+FORMATS = {
+    f"{ending}{packed}": form
+    for ending, form in ((".jsonl", "json"), (".json", "json"), (".txt", "text"))
+    for packed in ("", *COMPRESSIONS)
+} | {".parquet": "parquet"}
 WINDOW = 13  # words; what is commonly taken for text that was seen before
 MOST_WINDOWS = 100_000
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, with its bits well mixed
@@ -39,15 +43,10 @@ SURROGATES = re.compile("[\ud800-\udfff]")
 
 def file_format(name: str) -> str:
     """json, parquet or text, by the end of a file's name; ``ValueError`` for any other."""
-    path = PurePosixPath(name)
-    packed = path.suffix in COMPRESSIONS
-    found = FORMATS.get(PurePosixPath(path.stem).suffix if packed else path.suffix)
-    if found is None or (packed and found == "parquet"):
-        raise ValueError(
-            f"{name!r} has no known ending; valid: .jsonl, .json and .txt (each also with .zst "
-            "or .gz after it) and .parquet"
-        )
-    return found
+    for ending, form in FORMATS.items():
+        if name.endswith(ending):
+            return form
+    raise ValueError(f"{name!r} has no known ending; valid: {', '.join(FORMATS)}")
 
 
 def write_documents(path: str | Path, texts: Iterable[str]) -> int:

@@ -59,7 +59,7 @@ class TextFile:
     @property
     def format(self) -> str:
         """json, parquet or text."""
-        return file_format(PurePosixPath(self.location).name)
+        return file_format(self.location)
 
 
 # Which file
@@ -80,7 +80,7 @@ def find_file(source: Mapping) -> TextFile:
         path = Path(name)
         if not path.is_file():
             raise NotAvailable("is no file" if path.exists() else "no such file")
-        file_format(path.name)
+        file_format(name)
         return TextFile(name, name, field)
     repo, file = source["repo"], source["file"]
     try:
@@ -88,7 +88,7 @@ def find_file(source: Mapping) -> TextFile:
     except HubError as error:
         raise NotAvailable(str(error)) from error
     if file not in found.files:
-        texts = [other for other in found.files if {*PurePosixPath(other).suffixes} & {*FORMATS}]
+        texts = [other for other in found.files if other.endswith(tuple(FORMATS))]
         raise NotAvailable(f"there is no {file} in it; {suggest(file, texts)}")
     cached = try_to_load_from_cache(repo, file, revision=found.commit, repo_type="dataset")
     remote = f"{REMOTE}datasets/{repo}@{found.commit}/{file}"
@@ -143,13 +143,11 @@ def _texts(file: TextFile) -> Iterator[str]:
         stream = open(file.location, "rb")  # noqa: SIM115
     with stream:
         for where, text in _READERS[file.format](stream, file):
-            what = f"{file.name}: {where}: the field {file.field!r}"
-            if not isinstance(text, str):
-                raise TextError(f"{what} is {json.dumps(text, default=str)[:20]}, not text")
-            if found := SURROGATES.search(text):
+            # Half a character can neither be written nor encoded.
+            if not isinstance(text, str) or SURROGATES.search(text):
+                shown = json.dumps(text, default=str)[:20]
                 raise TextError(
-                    f"{what} has half a character ({ascii(found[0])}), which no file and no "
-                    "tokenizer can hold"
+                    f"{file.name}: {where}: the field {file.field!r} is {shown}, not text"
                 )
             yield text
 
