@@ -85,7 +85,7 @@ PARQUET = pd.DataFrame({"n": range(7), "text": [*"abcdef", None]}).to_parquet()
 BROKEN = [
     ("a.jsonl", GOOD + b'{"txt": "g", "n": 1}\n', "line 7 lacks the field 'text'; it has txt, n"),
     ("a.jsonl", GOOD + b'{"text": null}\n', "line 7: the field 'text' is null, not text"),
-    ("a.jsonl", GOOD + b'{"text": "a\\ud800b"}\n', "line 7: the field 'text' is \"a\\ud800b\", not"),
+    ("a.jsonl", GOOD + b'{"text": "a\\ud800b"}\n', "line 7: the field 'text' is \"a\\ud800b\""),
     ("a.jsonl", GOOD + b'{"text": "cut o', "line 7 is not JSON, one object a line (Unterminated"),
     ("a.jsonl", GOOD + b'"text"\n', "line 7 is \"text\"; each line must be an object"),
     ("a.jsonl", GOOD + b'{"text": "\xff"}\n', "byte 0xff"),
