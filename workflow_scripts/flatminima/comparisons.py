@@ -56,11 +56,8 @@ def conditions(forks: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 def by_seed(probes: pd.DataFrame, column: str, how: str) -> pd.Series:
     """Each seed's ``final`` value or ``mean`` over its probes."""
-    return (
-        probes.sort_values("step")
-        .groupby("seed")[column]
-        .agg({"final": "last", "mean": "mean"}[how])
-    )
+    groups = probes.sort_values("step").groupby("seed")[column]
+    return groups.last() if how == "final" else groups.mean()
 
 
 def fork_rows(forks: pd.DataFrame, baseline: str) -> Iterator[Row]:
@@ -88,11 +85,9 @@ def fork_rows(forks: pd.DataFrame, baseline: str) -> Iterator[Row]:
         a, b = probes["gap_pct"].to_numpy(), matching["gap_pct"].to_numpy()
         yield from t_tests(a, b, at_these, PROBES_DEPEND)
         yield from exact_tests(a, b, at_these, PROBES_DEPEND)
-        a_wide, b_wide = (
-            part.pivot(index="step", columns="seed", values="gap_pct")
-            for part in (probes, matching)
-        )
-        differences = (a_wide - b_wide).dropna(axis="columns", how="all").dropna()
+        wide = {"index": "step", "columns": "seed", "values": "gap_pct"}
+        differences = probes.pivot(**wide) - matching.pivot(**wide)
+        differences = differences.dropna(axis="columns", how="all").dropna()
         yield from block_rows(differences.to_numpy(float), at_these, describe(a, b))
         if fewer:
             where = where | {"comparison": f"{comparison} (all probes)"}
@@ -101,10 +96,8 @@ def fork_rows(forks: pd.DataFrame, baseline: str) -> Iterator[Row]:
 
 def cooled_rows(cooled: pd.DataFrame, baseline: str) -> Iterator[Row]:
     """Forks at equal rates: each after the same cool-down, the run being the unit."""
-    measure, note = (
-        "cooled_gap_pct",
-        join_notes(ONE_RUN, "after a common cool-down to the lowest rate"),
-    )
+    measure, about = "cooled_gap_pct", "after a common cool-down to the lowest rate"
+    note = join_notes(ONE_RUN, about)
     gaps = cooled[cooled["role"] == LOW_BIT].groupby("schedule", sort=False)
     gaps = {name: part.set_index("seed")["gap_pct"] for name, part in gaps}
     for name, gap in gaps.items():
@@ -138,10 +131,11 @@ def block_rows(differences: np.ndarray, where: dict, described: dict) -> list[Ro
     if why:
         return [block, Row("segment t", **where, statistic="t", difference=difference, note=why)]
     kept = "a difference that grows along the run counts as scatter"
-    found, means = intervals.stationary_bootstrap(differences), intervals.segment_means(differences)
+    low, high, p, length = intervals.stationary_bootstrap(differences)
+    means = intervals.segment_means(differences)
     block = replace(
-        block, interval_low=found.low, interval_high=found.high, p_value=found.p_value,
-        note=f"unit: a stretch of {found.length:g} probes on average, of all {seeds} seeds "
+        block, interval_low=low, interval_high=high, p_value=p,
+        note=f"unit: a stretch of {length} probes on average, of all {seeds} seeds "
         f"together, less the baseline; of {count} probes, which is few: the interval is still "
         f"too narrow; {kept}",
     )  # fmt: skip

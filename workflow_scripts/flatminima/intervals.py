@@ -27,18 +27,12 @@ STRETCHES = 10  # long enough to hold several documents, enough for Student's t
 
 @dataclass(frozen=True)
 class PairedScores:
-    """Scores of all models on one set of sequences, ready to be resampled.
+    """Scores of all models on one set of sequences, ready to be resampled."""
 
-    ``rows``: one line per model (key columns, ``quantizer``, ``role``), full
-    precision first within each key. ``nll_nats``: float64 ``[rows, sequences]``
-    sums over the scored tokens. ``scored``: ``[sequences]`` scored tokens.
-    ``reference``: for each row the row of its own full-precision model.
-    """
-
-    rows: pd.DataFrame
-    nll_nats: np.ndarray
-    scored: np.ndarray
-    reference: np.ndarray
+    rows: pd.DataFrame  # a model each: keys, quantizer, role; full precision first in each key
+    nll_nats: np.ndarray  # [rows, sequences], sums over the scored tokens
+    scored: np.ndarray  # [sequences], scored tokens
+    reference: np.ndarray  # [rows], the row of its own full-precision model
 
     def mean_nll(self) -> np.ndarray:
         """Token-weighted mean NLL of each row, nats per token."""
@@ -48,22 +42,19 @@ class PairedScores:
 def paired_scores(sequences: pd.DataFrame, keys: list[str]) -> PairedScores:
     """Arrange a long per-sequence table by model.
 
-    ``sequences`` has the columns of ``keys`` (such as ``["step"]``), ``quantizer``,
-    ``role``, ``sequence``, ``nll_nats`` and ``scored``; its order does not matter
-    except that quantizers keep the order of their first appearance. Raises
-    ``ValueError`` where a model lacks a sequence or occurs twice, where a key has no
-    full-precision row, or where models disagree on a sequence's scored tokens.
+    ``sequences`` has the columns of ``keys`` (such as ``["step"]``), ``quantizer``, ``role``,
+    ``sequence``, ``nll_nats`` and ``scored``; quantizers keep the order of their first
+    appearance. Raises ``ValueError`` for scores that cannot be paired.
     """
     order = {name: place for place, name in enumerate(sequences["quantizer"].unique())}
     rank = sequences["quantizer"].map(order).where(sequences["role"] != FP32, -1)
     index = [*keys, "rank", "quantizer", "role"]
-    table = sequences.assign(rank=rank).pivot(
-        index=index, columns="sequence", values=["nll_nats", "scored"]
-    )
+    values = ["nll_nats", "scored"]
+    table = sequences.assign(rank=rank).pivot(index=index, columns="sequence", values=values)
     if (lacking := table.isna().any(axis=1)).any():
         where = ", ".join(map(str, table.index[lacking][0]))
         raise ValueError(f"{where}: every model must be scored on the same sequences")
-    nll, scored = (table[name].to_numpy(np.float64) for name in ("nll_nats", "scored"))
+    nll, scored = (table[name].to_numpy(np.float64) for name in values)
     if (scored != scored[0]).any():
         raise ValueError("models differ in how many tokens of a sequence they score")
     rows = table.index.to_frame(index=False).drop(columns="rank")
@@ -135,12 +126,10 @@ def resampled_curves(
     """
     scores = paired_scores(sequences[sequences["step"].isin(steps)], ["step"])
     means = resampled_means(scores, resamples=resamples, seed=seed)
-    curves = {}
-    for role, rows in scores.rows.groupby("role", sort=False):
+    for role, rows in scores.rows.groupby("role"):
         if list(rows["step"]) != list(steps):
             raise ValueError(f"role {role}: one row at each of the {len(steps)} steps is needed")
-        curves[role] = means[rows.index].T
-    return curves
+    return {role: means[rows.index].T for role, rows in scores.rows.groupby("role")}
 
 
 def summarise(
@@ -184,39 +173,25 @@ def summarise(
 
 FEWEST_PROBES = 12  # below, the choice of the block length has no autocorrelations to look at
 SEGMENTS = 5
-RESAMPLES = 4_999
-
-
-@dataclass(frozen=True)
-class BlockResult:
-    """Mean difference over blocks of neighbouring probes: 95 % interval and two-sided p.
-
-    ``length``: mean number of probes in a block.
-    """
-
-    low: float
-    high: float
-    p_value: float
-    length: float
 
 
 def stationary_bootstrap(
-    differences: np.ndarray, *, resamples: int = RESAMPLES, seed: int = 0
-) -> BlockResult:
-    """Politis and Romano's bootstrap of the mean of ``differences`` ``[probes, series]``.
+    differences: np.ndarray, *, resamples: int = 4_999
+) -> tuple[float, float, float, int]:
+    """95 % interval, two-sided p and block length of the mean of ``[probes, series]``.
 
-    A resample takes the same stretches from all series, so that what they share at a step
-    stays together. The mean length of a stretch is Politis and White's choice for the
-    mean over series, rounded up; ask it of ``FEWEST_PROBES`` or more.
+    Politis and Romano's bootstrap. A resample takes the same stretches from all series, so that
+    what they share at a step stays together. The mean length of a stretch is Politis and White's
+    choice for the mean over series, rounded up; ask it of ``FEWEST_PROBES`` or more.
     """
     # Here and not above: two seconds of every job that summarises scores.
     from arch.bootstrap import StationaryBootstrap, optimal_block_length
 
     lengths = optimal_block_length(differences.mean(axis=1))
     length = max(1, int(np.ceil(lengths["stationary"].iloc[0])))
-    bootstrap = StationaryBootstrap(length, differences, seed=np.random.default_rng(seed))
+    bootstrap = StationaryBootstrap(length, differences, seed=np.random.default_rng(0))
     draws = bootstrap.apply(np.mean, resamples)[:, 0]
-    return BlockResult(*percentile_interval(draws), two_sided_p(draws), length)
+    return *percentile_interval(draws), two_sided_p(draws), length
 
 
 def segment_means(differences: np.ndarray) -> np.ndarray:

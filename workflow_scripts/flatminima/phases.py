@@ -7,6 +7,7 @@ points, so each fit is exact; tests hold it against scipy's splines and the pack
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -69,17 +70,12 @@ FALSE_ALARMS_PCT = {
 }
 
 
-@dataclass(frozen=True)
-class BrokenLine:
-    """A continuous piecewise straight line.
+class BrokenLine(NamedTuple):
+    """A continuous piecewise straight line."""
 
-    ``breaks``: indices of the points where the slope changes. ``slopes``: one per
-    piece, per unit of x. ``residuals``: ``[points]``.
-    """
-
-    breaks: tuple[int, ...]
-    slopes: np.ndarray
-    residuals: np.ndarray
+    breaks: list[int]  # points where the slope changes
+    slopes: np.ndarray  # of each piece
+    residuals: np.ndarray  # [points]
 
 
 def fit_broken_line(
@@ -101,7 +97,7 @@ def fit_broken_line(
     design = np.hstack([line, hinges[:, found]])
     coefficients = np.linalg.lstsq(design, y, rcond=None)[0]
     slopes = np.cumsum(coefficients[1:]) / (x[-1] - x[0])
-    return BrokenLine(tuple(found), slopes, y - design @ coefficients)
+    return BrokenLine(found, slopes, y - design @ coefficients)
 
 
 def _best_breaks(
@@ -202,8 +198,7 @@ def smoothed(steps: np.ndarray, values: np.ndarray) -> np.ndarray:
     return lowess(values, steps.astype(float), frac=share, it=0, return_sorted=False)
 
 
-@dataclass(frozen=True)
-class Phases:
+class Phases(NamedTuple):
     """The three boundaries of one run, in steps."""
 
     convergence: int

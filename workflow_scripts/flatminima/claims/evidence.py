@@ -181,8 +181,7 @@ def fewest_df(t: object, p: float) -> int:
 
 def p_of_r(r: object, n: int) -> float:
     """Two-sided p of a Pearson correlation of ``n`` independent pairs."""
-    null = stats.beta(n / 2 - 1, n / 2 - 1, loc=-1, scale=2)
-    return float(2 * null.sf(abs(float(r))))
+    return p_of_t(float(r) * math.sqrt((n - 2) / (1 - float(r) ** 2)), n - 2)
 
 
 def interval_of_r(r: object, n: float) -> Interval:

@@ -74,8 +74,7 @@ def mean_of_series(values: np.ndarray, unit: str, value: float | None = None) ->
     """
     values, low, high = np.asarray(values, dtype=float), np.nan, np.nan
     if len(values) >= FEWEST_PROBES:
-        found = stationary_bootstrap(values[:, None])
-        low, high = found.low, found.high
+        low, high, *_ = stationary_bootstrap(values[:, None])
     mean = values.mean() if len(values) else np.nan
     return Value(mean if value is None else value, low, high, len(values), unit)
 
