@@ -16,7 +16,7 @@ sys.path.insert(0, Path(workflow.basedir, "workflow_scripts").as_posix())
 
 from flatminima import plan, plan_forks, plan_mechanism
 from flatminima.code_hash import code_hash
-from flatminima.config import as_in_a_file, find_suite, read_yaml, whole_config
+from flatminima.config import as_in_a_file, find_suite, whole_config
 from flatminima.errors import ConfigError
 from flatminima.plan_forks import Branch
 from flatminima.revisions import notice_replaced
@@ -33,8 +33,6 @@ def one_line(function, *arguments, **fixed):
 
 for key, value in (workflow.config_settings.config or {}).items():
     update_config(config, {key: as_in_a_file(value)} if isinstance(value, dict) else {})
-for path in workflow.configfiles:  # again, for keys that stand twice
-    one_line(read_yaml, Path(path))
 one_line(whole_config, config)
 
 

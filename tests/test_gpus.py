@@ -60,8 +60,8 @@ def test_only_gpus_that_the_user_left_visible_are_taken_and_none_without_a_choic
         ("2,3", "2"), ("GPU-8f0a, GPU-91bc", "GPU-8f0a"), ("MIG-1/7/0,MIG-1/8/0", "MIG-1/7/0"),
     ):  # fmt: skip
         environment = {"CUDA_VISIBLE_DEVICES": visible}
-        slot = own_gpu("auto", 8, environment, tmp_path)
-        assert slot.gpu == environment["CUDA_VISIBLE_DEVICES"] == expected
+        assert own_gpu("auto", 8, environment, tmp_path)
+        assert environment["CUDA_VISIBLE_DEVICES"] == expected
     for device, count, environment in (
         ("cpu", 4, {}), ("cuda", 1, {}), ("auto", 0, {}),
         ("cuda", 1, {"CUDA_VISIBLE_DEVICES": "3"}),

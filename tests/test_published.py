@@ -79,17 +79,14 @@ def test_what_is_restored_can_be_published_again(tmp_path):
 
 
 def test_results_of_other_code_are_not_published(tmp_path, monkeypatch):
-    suite = read_suite("mini", [])
-    monkeypatch.chdir(tmp_path)
+    suite, folder = read_suite("mini", []), Path("resources/published/mini")
     monkeypatch.setattr(freezing, "git", lambda *arguments: "")
-    record = tmp_path / suite.root / "forks/cosine-seed0.json"
-    record.parent.mkdir(parents=True)
-    record.write_text(json.dumps({"code": "0" * 16}))
-    with pytest.raises(UserError, match=r"forks/cosine-seed0.json was made by other code"):
-        freezing.check_current(suite, [], Path("resources/published/mini"))
+    monkeypatch.setattr(freezing, "dry_run", lambda *targets, configfiles: (0, {"probe": 2}, []))
+    with pytest.raises(UserError, match=r"results/mini is not what this code measures"):
+        freezing.check_current(suite, [], folder)
     monkeypatch.setattr(freezing, "git", lambda *arguments: "workflow_scripts/x.py")
     with pytest.raises(UserError, match=r"workflow_scripts/x.py has changes"):
-        freezing.check_current(suite, [], Path("resources/published/mini"))
+        freezing.check_current(suite, [], folder)
 
 
 def test_what_was_not_measured_is_not_in_the_frozen_suite():

@@ -60,21 +60,10 @@ DEFAULTS = {
 # Files and the command line.
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-    """Refuses a key that stands twice in one mapping, of which YAML would take the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if twice := [key for number, key in enumerate(keys) if key in keys[:number]]:
-            line = node.start_mark.line + 1
-            raise ConfigError(f"key {twice[0]!r} stands twice in the mapping at line {line}")
-        return super().construct_mapping(node, deep)
-
-
 def read_yaml(path: Path) -> dict:
     """The mapping of a YAML file. Raises ``ConfigError``, one line that names the file."""
     try:
-        read = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader) or {}
+        read = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader) or {}
     except (yaml.YAMLError, ValueError, OSError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
     if not isinstance(read, dict):

@@ -64,14 +64,19 @@ DocumentFile = Annotated[FilePath, _passes(file_format)]
 SuiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,60}$")]
 Package = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$"), _passes(_installed)]
+Packages = Annotated[list[Package], Unique, Field(min_length=1)]
 Repo = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$")]
 Reference = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]*$")]
 Step = Annotated[int, Field(ge=0)]
 Steps = Annotated[list[Step], Unique, Field(min_length=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Seeds = Annotated[list[Seed], Unique, Field(min_length=1)]
+Ratios = Annotated[list[Annotated[float, Field(gt=0)]], Unique, Field(min_length=1)]
+Decays = Annotated[list[Annotated[float, Field(ge=0)]], Unique, Field(min_length=1)]
+Sizes = Annotated[list[PositiveInt], Unique]
 Bits = Annotated[int, Field(ge=2, le=8)]
 Resamples = Annotated[int, Field(ge=20, le=100_000)]
+Format = Literal["nf4", "mxfp4", "nvfp4"]
 Severity = Literal["stop", "warn", "ignore"]
 Precision = Literal["float32", "bf16"]
 
@@ -128,9 +133,7 @@ class ListedGrid(Section):
     """A choice of the revisions of a run; with source hub or local."""
 
     steps: Steps = key("The steps.")
-    last: PositiveInt = key(
-        "Last step of the run, for its learning rate; by default the largest of steps.", None
-    )
+    last: PositiveInt = key("Last step of the run; by default the largest of steps.", None)
 
     def _mistakes(self) -> Mistakes:
         if self.last is not None and self.last < max(self.steps):
@@ -159,9 +162,7 @@ class Integrity(Section):
     """What is done where revisions are not what their names say, by kind of finding."""
 
     duplicate: Severity = key("Equal weights under two steps, other than 0 and 1.", "stop")
-    final_weights_early: Severity = key(
-        "Weights of the end of training under an earlier step.", "stop"
-    )
+    final_weights_early: Severity = key("Weights of the end under an earlier step.", "stop")
     stale_shard: Severity = key("Tensors of another step among those of a step.", "stop")
     swapped_steps: Severity = key("Two steps in each other's place.", "stop")
     foreign_series: Severity = key("Weights of another training run.", "stop")
@@ -192,9 +193,7 @@ class FoundArchitecture(Architecture):
         "Rows of the embedding, which may be more than the tokenizer has entries; 50304 as Pythia "
         "has where left out. Where given, token ids at or above it are refused.", None,
     )  # fmt: skip
-    dtype: Literal["float16", "bfloat16", "float32"] = key(
-        "Of the published weights, which their size follows from.", "float16"
-    )
+    dtype: Literal["float16", "bfloat16", "float32"] = key("Of the published weights.", "float16")
     intermediate_size: PositiveInt = key("Width inside the MLP; by default 4 hidden sizes.", None)
 
 
@@ -202,16 +201,10 @@ class PackageText(Section):
     """Text of installed packages, split by document."""
 
     source: Literal["packages"] = key("Text of installed packages.")
-    documents: Literal["docstrings", "modules"] = key(
-        "What a document is: a docstring, or the whole source of a module.", "docstrings"
-    )
-    packages: Annotated[list[Package], Unique] = key(
-        "Import names of installed packages, in order.", min_length=1
-    )
+    documents: Literal["docstrings", "modules"] = key("What a document is.", "docstrings")
+    packages: Packages = key("Import names of installed packages, in order.")
     min_characters: PositiveInt = key("Shorter documents are left out.")
-    validation_fraction: float = key(
-        "Fraction of the documents held out for validation.", gt=0, lt=1
-    )
+    validation_fraction: float = key("Fraction held out for validation.", gt=0, lt=1)
     seed: Seed = key("Seed of shuffling and split.")
 
 
@@ -249,9 +242,11 @@ class FileText(Section):
     validation: list[TextFile] = key("Sources, the first that can be had.", min_length=1)
     train: list[TextFile] = key("Sources, the first that can be had.", None, min_length=1)
     characters_per_token: PositiveInt = key(
-        "Characters that are collected for each token that the batches need. Text in which a "
-        "token stands for more needs a higher number.", 8,
-    )  # fmt: skip
+        "Characters collected for each token needed; more where a token stands for more.", 8
+    )
+
+
+AnyText = Annotated[PackageText | FileText, Field(discriminator="source")]
 
 
 class TrainedTokenizer(Section):
@@ -287,9 +282,8 @@ class Batches(Section):
     )  # fmt: skip
     longest_document: PositiveInt = key("Documents of more tokens are left out.", None)
     sha256: str = key(
-        "sha256 of the token file, by which the same data is known on another machine; another "
-        "one is an error.", None, pattern="^[0-9a-f]{64}$",
-    )  # fmt: skip
+        "Of the token file, to be the same on another machine.", None, pattern="^[0-9a-f]{64}$"
+    )
 
 
 class Splits(Section):
@@ -306,9 +300,7 @@ class Training(Section):
     """How the suite was trained; forks continue with the same numbers."""
 
     seed: Seed = key("Seed of initialisation and data order.")
-    schedule: Literal["cosine", "cosine_neox_v1"] = key(
-        "cosine is the paper's formula; cosine_neox_v1 is what Pythia really ran."
-    )
+    schedule: Literal["cosine", "cosine_neox_v1"] = key("The paper's formula, or what Pythia ran.")
     lr_max: float = key("Highest learning rate.", gt=0)
     lr_min: float = key("Lowest learning rate after the warm-up.", ge=0)
     warmup_steps: Step = key("Steps of the linear warm-up.")
@@ -318,13 +310,10 @@ class Training(Section):
     eps: float = key("Adam's epsilon.", gt=0)
     weight_decay: float = key("Decoupled; not on biases and norms.", ge=0)
     clip_norm: float = key("Largest norm of the gradient.", gt=0)
-    save_every: PositiveInt = key(
-        "Updates between two saved states, from which a killed job goes on."
-    )
+    save_every: PositiveInt = key("Updates between two states that a killed job goes on from.")
     jobs_end_at: Annotated[list[PositiveInt], Unique] = key(
-        "With source pretrain, steps at which one training job hands over to the next; the last "
-        "is grid.last.", None, min_length=1,
-    )  # fmt: skip
+        "Where trained here: steps at which one job hands over to the next, to grid.last.", None
+    )
 
     def _mistakes(self) -> Mistakes:
         if self.lr_min > self.lr_max:
@@ -336,9 +325,7 @@ class Compute(Section):
 
     precision: Precision = key("bf16 runs the forward pass under autocast.", "float32")
     tf32: StrictBool = key("Allow TF32 in training on CUDA.", False)
-    micro_batch: PositiveInt = key(
-        "Sequences per forward pass, for less memory; all of a batch where left out.", None
-    )
+    micro_batch: PositiveInt = key("Sequences per forward pass; a batch where left out.", None)
     attention: Literal["sdpa", "eager"] = key("Attention implementation of transformers.", "sdpa")
 
 
@@ -395,7 +382,7 @@ class Primary(Section):
     comparison: str = key("A condition against the control, such as `sgdr v cosine`.")
     unit: Literal["seed"] = key("What counts as one observation.")
     measure: Literal["cooled_gap_pct", "final_gap_pct", "mean_gap_pct"] = key(
-        "Low-bit gap in percent: after the cool-down, at the last probe, or over all probes."
+        "Low-bit gap after the cool-down, at the last probe, or over all probes."
     )
 
 
@@ -408,34 +395,21 @@ class Fork(Section):
     phase_resolved: PhaseResolved
     batch_size: PositiveInt = key("Sequences per update.")
     keep_checkpoints: StrictBool = key(
-        "Whether weights of forks stay on disk once they are measured, so that another quantizer "
-        "needs no training; by default with source pretrain only.",
+        "Keep weights that were measured, for another quantizer; by default where trained here.",
         None,
     )
-    optimizer_state: Literal["fresh", "rewarmed", "restored"] = key(
-        "Adam's moments at the fork; restored needs a state of the run at start."
-    )
-    rewarm_steps: PositiveInt = key(
-        "Updates over which the rate rises from zero; with optimizer_state rewarmed.", None
-    )
+    optimizer_state: Literal["fresh", "rewarmed", "restored"] = key("Adam's moments at the fork.")
+    rewarm_steps: PositiveInt = key("Updates over which a rewarmed fork's rate rises.", None)
     seeds: Seeds = key("Each seed is one data order.")
-    schedules: dict[Name, AnySchedule] = key(
-        "Conditions by name; the name is part of the fork's file name.", min_length=1
-    )
+    schedules: dict[Name, AnySchedule] = key("Conditions by name, a part of file names.")
     cooldown_steps: PositiveInt = key(
-        "Updates of the branch that every fork gets after its end, a straight line from the "
-        "run's rate there to its lr_min, so that forks are compared at equal rates.",
-        None,
+        "Updates of the line to lr_min after each fork, so that rates are equal.", None
     )
     primary: Primary = None
     pilot: Pilot = None
-    amplitudes: Annotated[list[Annotated[float, Field(gt=0)]], Unique] = key(
-        "Lambdas of OLI that are tried at its own cadence and at SGDR's.", None, min_length=1
-    )
+    amplitudes: Ratios = key("Lambdas of OLI, tried at its own cadence and at SGDR's.", None)
     rivals: dict[Name, AnyRival] = key("Conditions that the paper does not have, by name.", None)
-    rival_seeds: Seeds = key(
-        "Data orders of rivals, amplitudes and pilot; seeds where left out.", None
-    )
+    rival_seeds: Seeds = key("Data orders of all that is not in schedules; else seeds.", None)
 
     def _mistakes(self) -> Mistakes:
         if self.steps % self.probe_every:
@@ -515,12 +489,8 @@ class Factorial(MeasuredInJobs):
     """Every combination of bits, symmetry and granularity."""
 
     bits: Annotated[list[Bits], Unique] = key("Bits per weight.", min_length=2)
-    group_sizes: Annotated[list[PositiveInt], Unique] = key(
-        "Groups besides per tensor and per channel."
-    )
-    formats: Annotated[list[Literal["nf4", "mxfp4", "nvfp4"]], Unique] = key(
-        "Four-bit formats with a code book."
-    )
+    group_sizes: Sizes = key("Groups besides per tensor and per channel.")
+    formats: Annotated[list[Format], Unique] = key("Four-bit formats with a code book.")
 
 
 class Sensitivity(MeasuredInJobs):
@@ -550,19 +520,12 @@ class PhaseFlips(Section):
 class Replication(Section):
     """Small runs like the suite's own; with source pretrain only."""
 
-    widths: Annotated[list[Annotated[int, Field(ge=4)]], Unique] = key(
-        "Hidden sizes.", min_length=1
-    )
+    widths: Sizes = key("Hidden sizes.", min_length=1)
     seeds: Seeds = key("Each is one initialisation and data order.")
-    weight_decays: Annotated[list[Annotated[float, Field(ge=0)]], Unique] = key(
-        "Each makes runs of its own; the suite's own where left out.", None,
-        min_length=1,
-    )  # fmt: skip
+    weight_decays: Decays = key("Each makes runs of its own; else the suite's own.", None)
     spacing: PositiveInt = key("Updates between two probes.")
     last: PositiveInt = key("Updates of a run; a multiple of spacing.", None)
-    tokens_per_weight: PositiveInt = key(
-        "Length of a run in tokens per weight of its blocks, instead of last.", None
-    )
+    tokens_per_weight: PositiveInt = key("Length in tokens per weight, instead of last.", None)
     train_sequences: PositiveInt = key("The part of the text it sees; all of it by default.", None)
     sequences: int = key("Validation sequences that are used.", ge=2)
     low_bit: str = key("Quantizer that the runs are probed with.")
@@ -615,16 +578,12 @@ class Suite(Section):
     label: Label = key("Name in every title and caption; no markup.")
     is_paper_model: StrictBool = key("Whether the paper's numbers are about this very model.")
     device: Literal["auto", "cpu", "cuda", "mps"] = key(
-        "Where models run; auto takes the first of cuda, mps and cpu that is there."
+        "Where models run; auto takes what is there."
     )
     threads: PositiveInt = key("CPU threads of a training or probing job.")
-    grid: AnyGrid = key(
-        "Which revisions there are: by formula, by list, or discover, as they are found."
-    )
+    grid: AnyGrid = key("Revisions: by formula, by list, or discover, as they are found.")
     architecture: FoundArchitecture = None
-    text: Annotated[PackageText | FileText, Field(discriminator="source")] = key(
-        "Where documents come from."
-    )
+    text: AnyText = key("Where documents come from.")
     tokenizer: HubTokenizer
     batches: Splits
     training: Training = None
@@ -770,12 +729,8 @@ class Config(Section):
     """Configuration of the workflow; closed at every level."""
 
     suite: str = key("Name of the suite that is built when no target is named.")
-    quantizers: dict[Name, AnyQuantizer] = key(
-        "Quantizers by name; suites refer to them.", min_length=1
-    )
-    suites: dict[SuiteName, AnySuite] = key(
-        "Training runs by name; the name is a folder under results/.", min_length=1
-    )
+    quantizers: dict[Name, AnyQuantizer] = key("Quantizers by name; suites refer to them.")
+    suites: dict[SuiteName, AnySuite] = key("Training runs by name, a folder under results/.")
 
     def _mistakes(self) -> Mistakes:
         if self.suite not in self.suites:

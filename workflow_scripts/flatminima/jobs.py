@@ -8,6 +8,7 @@ disk, ends a job with one line; anything else with its traceback, in the log as 
 import errno
 import fcntl
 import inspect
+import itertools
 import os
 import re
 import subprocess
@@ -17,7 +18,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO, TypeVar
 
@@ -161,48 +161,20 @@ def progress(items: Iterable[Item], name: str, total: int | None = None) -> tqdm
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Slot:
-    """One GPU, by its number or name, held as long as ``lock`` is open."""
-
-    gpu: str
-    lock: TextIO
-
-
 def slots_folder() -> Path:
     """Where all jobs of a user on this machine keep the locks of its GPUs."""
     return Path(tempfile.gettempdir()) / f"gpu-slots-{os.getuid()}"
 
 
-def take_slot(gpus: Sequence[str], folder: Path) -> Slot:
-    """Lock the first GPU that no other job has; waits until there is one.
-
-    Snakemake counts GPUs and does not say which, so two jobs would both take the first.
-    The kernel lets a lock go when its process ends, whatever ends it.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    waiting = False
-    while True:
-        for gpu in gpus:
-            lock = open(folder / gpu.replace("/", "_"), "a", encoding="utf-8")  # noqa: SIM115
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return Slot(gpu, lock)
-            except BlockingIOError:
-                lock.close()
-        if not waiting:
-            log(f"all {len(gpus)} GPUs are taken by other jobs; waiting for one")
-            waiting = True
-        time.sleep(2.0)
-
-
 def own_gpu(
     device: str, count: int, environment: MutableMapping[str, str], folder: Path
-) -> Slot | None:
+) -> TextIO | None:
     """Take one of ``count`` GPUs for this process and hide the others from it.
 
-    Nothing is taken where ``device`` is none, where there is no choice, or where a cluster
-    has chosen. Must come before anything is done on a GPU; hold on to what is returned.
+    Snakemake counts GPUs and does not say which, so two jobs would both take the first: each
+    waits for a lock on one. Hold on to the lock that is returned; the kernel lets it go when the
+    process ends, whatever ends it. Nothing is taken where ``device`` is none, where there is no
+    choice, or where a cluster has chosen. Must come before anything is done on a GPU.
     """
     if device not in ("cuda", "auto") or any(name in environment for name in _GIVEN_BY_A_CLUSTER):
         return None
@@ -210,10 +182,21 @@ def own_gpu(
     gpus = listed or [str(number) for number in range(count)]
     if len(gpus) < 2:
         return None
-    slot = take_slot(gpus, folder)
-    environment[VISIBLE] = slot.gpu
-    log(f"GPU {slot.gpu} of {', '.join(gpus)}")
-    return slot
+    folder.mkdir(parents=True, exist_ok=True)
+    for tries in itertools.count():
+        for gpu in gpus:
+            lock = open(folder / gpu.replace("/", "_"), "a", encoding="utf-8")  # noqa: SIM115
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.close()
+                continue
+            environment[VISIBLE] = gpu
+            log(f"GPU {gpu} of {', '.join(gpus)}")
+            return lock
+        if not tries:
+            log(f"all {len(gpus)} GPUs are taken by other jobs; waiting for one")
+        time.sleep(2.0)
 
 
 def dry_run(
