@@ -16,11 +16,11 @@ sys.path.insert(0, Path(workflow.basedir, "workflow_scripts").as_posix())
 
 from flatminima import plan, plan_forks, plan_mechanism
 from flatminima.code_hash import code_hash
-from flatminima.config import as_in_a_file, find_suite, whole_config
+from flatminima.config import as_in_a_file, whole_config
 from flatminima.errors import ConfigError
 from flatminima.plan_forks import Branch
 from flatminima.revisions import notice_replaced
-from flatminima.suites import Suite
+from flatminima.suites import Suite, find_suite
 
 
 def one_line(function, *arguments, **fixed):
@@ -39,7 +39,7 @@ one_line(whole_config, config)
 @cache
 def suite_of(name):
     """A suite by its name."""
-    return Suite(name, one_line(find_suite, config, name), config["quantizers"])
+    return one_line(find_suite, config, name)
 
 
 @cache

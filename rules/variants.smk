@@ -5,8 +5,8 @@ rule average_checkpoints:
     """Weights averaged over the run's own checkpoints, or one of them, without training."""
     input:
         checkpoints=planned(
-            lambda suite, average: plan.checkpoint_files(
-                suite, plan_forks.average_steps(suite, average)
+            lambda suite, name: plan.checkpoint_files(
+                suite, plan_forks.average_steps(suite, name)
             ),
             "average",
         ),
@@ -27,16 +27,9 @@ rule average_checkpoints:
     resources:
         gpu=planned(plan.gpus),
     params:
-        definition=planned(
-            lambda suite, average: plan_forks.average(suite, average).model_dump(
-                exclude_unset=True
-            ),
-            "average",
-        ),
+        definition=planned(lambda suite, name: suite.section["fork"]["rivals"][name], "average"),
         folders=planned(
-            lambda suite, average: list(
-                map(suite.folder, plan_forks.average_steps(suite, average))
-            ),
+            lambda suite, name: [*map(suite.folder, plan_forks.average_steps(suite, name))],
             "average",
         ),
         steps=planned(plan_forks.average_steps, "average"),

@@ -70,7 +70,6 @@ MINI = CONFIG["suites"]["mini"]
 MISTAKES = {
     "mini": [
         ("source", "hubb", "'hubb' is not valid; did you mean hub? valid: pretrain, hub"),
-        ("source", DELETE, "suites.mini lacks source"),
         ("repo", "some/model", "repo is not known; valid: architecture, batches"),
         ("probe.low_bits", 1, "low_bits is not known; did you mean low_bit?"),
         ("probe.low_bit", "int4_g46", "'int4_g46' is not known; did you mean int4_g64?"),
@@ -84,11 +83,8 @@ MISTAKES = {
         ("training.warmup_steps", 5720, "not below the suite's last step 5720"),
         ("training.lr_min", 0.1, "above lr_max 0.01"),
         ("training.eps", "1e-8", "'1e-8' is not valid: input should be a valid number"),
-        ("training.seed", 2**70, "is not valid: input should be less than 4294967296"),
-        ("grid.powers_of_two", 10.0, "10.0 is not valid: input should be a valid integer"),
         ("grid.last", 5721, "must be a multiple of spacing 40"),
         ("grid", "discover", "valid with source pretrain: powers_of_two"),
-        ("grid", "discovr", "'discovr' is not valid; did you mean discover?"),
         ("architecture.num_heads", 5, "5 does not divide hidden_size 64"),
         ("batches.train.length", 65, "65 is longer than architecture.max_length 64"),
         ("text.packages", ["numpy", "nosuchpackage"], "'nosuchpackage' is not installed"),
@@ -104,7 +100,6 @@ MISTAKES = {
         ("fork.optimizer_state", "rewarmed", "rewarm_steps goes with optimizer_state rew"),
         ("fork.pilot.length", 12, "12 must divide batches.train.length 64 and be shorter"),
         ("fork.rivals.sgdr", {"kind": "linear"}, "rivals.sgdr: this name is taken"),
-        ("fork.rivals.wsd.decay_steps", 1201, "1201 is more than fork.steps 1200"),
         ("fork.rivals.run.window", 200, "up to step 4000 are more than there are; valid:"),
         ("mechanism.layers.steps", [40], "mechanism.layers takes every or steps; one of"),
         ("mechanism.drift", {"steps": [41]}, "step 41 is not on the grid; nearest: 40 and"),
@@ -113,7 +108,6 @@ MISTAKES = {
         ("mechanism.replication.widths", [34], "num_heads 4 does not divide 34"),
     ],
     "pythia-160m": [
-        ("repo", DELETE, "suites.pythia-160m lacks repo"),
         ("repo", "a b", "suites.pythia-160m.repo: 'a b' is not valid"),
         ("revision", "step(?P<step>[0-9]+", "is no regular expression"),
         ("revision", "step[0-9]+", "has no group (?P<step>...) for the step"),
@@ -130,7 +124,6 @@ OF_ALL = [
     ("sute", "mini", "config key sute is not known; did you mean suite?"),
     ("suites.mini", None, "suites.mini: None is not valid"),
     ("quantizers.int4_g64.bits", 1, "1 is not valid: input should be greater than or equal to 2"),
-    ("quantizers.int4_g64.granularity", "grup", "did you mean group?"),
     ("quantizers.int8_channel.group_size", 64, "takes no group_size"),
     ("quantizers.nf4", {"kind": "nf5"}, "quantizers.nf4.kind: 'nf5' is not valid; did you mean"),
     ("quantizers.fp32", CONFIG["quantizers"]["int8_channel"], "taken by full precision"),
@@ -256,9 +249,6 @@ def test_whatever_is_changed_is_planned_or_refused_in_one_line(changes):
         plan_everything(config)
 
 
-# The schema and the list of keys
-
-
 def test_the_committed_schema_and_page_are_those_of_the_keys_and_every_key_is_described():
     remedy = "PYTHONPATH=workflow_scripts python -m flatminima.config"
     assert json.loads(SCHEMA_FILE.read_text()) == json_schema(), remedy
@@ -266,15 +256,9 @@ def test_the_committed_schema_and_page_are_those_of_the_keys_and_every_key_is_de
     described = describe_keys()
     assert [path for path, (_, _, meaning) in described.items() if not meaning] == []
     assert len(described) > 150
+    assert {k: f.default for k, f in Integrity.model_fields.items()} == DEFAULT_SEVERITY
     kind = described["suites.NAME.fork.schedules.NAME.kind"][0]
     assert "sgdr" in kind and "suites.NAME.grid.spacing" in described
-
-
-def test_every_kind_of_finding_has_its_severity():
-    assert {k: f.default for k, f in Integrity.model_fields.items()} == DEFAULT_SEVERITY
-
-
-# Files and the command line
 
 
 def test_a_file_that_is_no_configuration_is_one_line(tmp_path):

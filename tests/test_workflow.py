@@ -188,7 +188,7 @@ MISTAKEN_TARGETS = {
     "results/mini/cycles/sgdr-bumpfirst-seed0.csv": "'sgdr-bumpfirst' is not known; did you mean",
     "results/mini/variants/wds-seed0.csv": "variants 'wds' is not known; did you mean wsd?",
     "results/mini/averages/lawa.csv": "suite mini: average 'lawa' is not known; did you mean lawa",
-    "results/mini/claims/C999.json": "claims.yaml has no claim 'C999'; valid: C01",
+    "results/mini/claims/C999.json": "claims.yaml: claim 'C999' is not known; valid: C01",
     "results/pythia-70m/forks.csv": "suite pythia-70m: config key fork.seeds is needed for this",
     "results/mini-published/probes/step0.csv": "has no checkpoints, only what is frozen in",
     "results/pythia-160m/checkpoints/step1001/model.safetensors":

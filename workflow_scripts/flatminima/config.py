@@ -216,14 +216,6 @@ def check_config(config: Mapping) -> None:
         raise ConfigError(_line(config, error.errors(include_url=False)[0])) from None
 
 
-def find_suite(config: Mapping, name: str) -> dict:
-    """The suite ``name`` of a checked configuration; one line if there is none."""
-    if name not in config["suites"]:
-        hint = suggest(name, list(config["suites"]))
-        raise ConfigError(f"config key suite: {name!r} is not known; {hint}")
-    return config["suites"][name]
-
-
 def whole_config(config: dict) -> dict:
     """The configuration with whole suites, those that come with the workflow among them, checked.
 

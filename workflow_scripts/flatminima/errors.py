@@ -5,7 +5,10 @@ valid; ``jobs.logged`` ends a job with that line instead of a traceback.
 """
 
 import difflib
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
+Found = TypeVar("Found")
 SHOWN = 12  # of a long list of names
 
 
@@ -29,12 +32,20 @@ class ConfigError(UserError):
     """A mistake in the configuration."""
 
 
-def suggest(name: str, valid: list[str]) -> str:
+def suggest(name: str, names: Iterable[str]) -> str:
     """The nearest of the valid names where one is near, and all of them, or the first of many."""
+    valid = list(names)
     close = difflib.get_close_matches(name, valid, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     more = f" and {len(valid) - SHOWN} more" if len(valid) > 2 * SHOWN else ""
     return f"{hint}valid: {', '.join(valid[:SHOWN] if more else valid)}{more}"
+
+
+def find(name: str, known: Mapping[str, Found], what: str) -> Found:
+    """What ``known`` has under ``name``; a ``ConfigError`` that says what ``what`` may be."""
+    if name not in known:
+        raise ConfigError(f"{what} {name!r} is not known; {suggest(name, known)}")
+    return known[name]
 
 
 def one_line(error: BaseException, most: int = 300) -> str:

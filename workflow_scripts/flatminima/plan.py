@@ -13,7 +13,7 @@ from pathlib import Path
 
 from flatminima.config import ROOT, read_yaml
 from flatminima.config_keys import Batches
-from flatminima.errors import ConfigError, suggest
+from flatminima.errors import ConfigError, find
 from flatminima.files import CHECKPOINT_FILES, DIGESTS_FILE, read_digests
 from flatminima.integrity import DEFAULT_SEVERITY
 from flatminima.quantizer_specs import printed_names, read_spec, read_specs
@@ -317,8 +317,7 @@ def claim_facts(suite: Suite, claim: str, ledger: str) -> dict:
     """The same for one claim; one line where the ledger never had it."""
     rows = read_yaml(ROOT / ledger)["rows"]
     known = sorted(name for row in rows for name in (row["id"], *row.get("merges", ())))
-    if claim not in known:
-        raise ConfigError(f"{ledger} has no claim {claim!r}; {suggest(claim, known)}")
+    find(claim, dict.fromkeys(known), f"{ledger}: claim")
     return ledger_facts(suite)
 
 

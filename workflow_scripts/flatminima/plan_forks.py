@@ -6,11 +6,12 @@ of each fork after its end); a *condition* is one name in it. Rivals that are av
 run's own checkpoints are not trained.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from flatminima.config_keys import Fork
-from flatminima.errors import ConfigError, suggest
+from flatminima.errors import ConfigError, find
 from flatminima.files import CHECKPOINT_FILES
 from flatminima.plan import frozen_names, training, weights
 from flatminima.schedules import (
@@ -194,10 +195,7 @@ def branches(suite: Suite, series: str) -> list[Branch]:
 def branch(suite: Suite, series: str, name: str) -> Branch:
     """A condition by its name; one line where there is none of it."""
     known = {found.name: found for found in branches(suite, series)}
-    if name not in known:
-        hint = suggest(name, list(known))
-        raise ConfigError(f"suite {suite.name}: {series} {name!r} is not known; {hint}")
-    return known[name]
+    return find(name, known, f"suite {suite.name}: {series}")
 
 
 def runs(suite: Suite, series: str) -> list[str]:
@@ -238,23 +236,15 @@ def keeps_forks(section: Mapping) -> bool:
 
 
 def averages(suite: Suite) -> dict[str, AverageKind]:
-    """They by name."""
+    """They, by name."""
     rivals = suite.key("fork").rivals or {}
     return {name: kind for name, kind in rivals.items() if isinstance(kind, AverageKind)}
 
 
-def average(suite: Suite, name: str) -> AverageKind:
-    """One of them; one line where there is none of this name."""
-    known = averages(suite)
-    if name not in known:
-        hint = suggest(name, list(known))
-        raise ConfigError(f"suite {suite.name}: average {name!r} is not known; {hint}")
-    return known[name]
-
-
 def average_steps(suite: Suite, name: str) -> list[int]:
     """Revisions that it is made from, in order."""
-    kind, fork = average(suite, name), suite.config.fork
+    kind = find(name, averages(suite), f"suite {suite.name}: average")
+    fork = suite.config.fork
     span = (suite.steps, fork.start, fork.stop)
     for _, mistake in kind.mistakes(*span):  # not known before where steps are found
         raise ConfigError(f"suite {suite.name}: fork.rivals.{name}: {mistake}")
@@ -287,22 +277,21 @@ def calibration_settings(suite: Suite) -> dict:
     }
 
 
-def fork_measurements(suite: Suite) -> dict[str, str]:
-    """What the ledger reads of conditions beyond the paper, by its name there.
+def _made(suite: Suite, names: Iterable[str]) -> list[str]:
+    """Those of the tables that a suite makes; of a published suite only what is frozen."""
+    made = frozen_names(suite) if suite.source == "published" else names
+    return [f"{suite.root}/{name}" for name in names if name in made]
 
-    Of a published suite only what is frozen.
-    """
+
+def fork_measurements(suite: Suite) -> dict[str, str]:
+    """What the ledger reads of conditions beyond the paper, by its name there."""
     if not (fork := suite.config.fork):
         return {}
-    names = {key: f"{key}.csv" for key in _GATHERED if getattr(fork, key)}
-    names["calibration"] = "calibration.json"
-    frozen = frozen_names(suite) if suite.source == "published" else names.values()
-    return {key: f"{suite.root}/{name}" for key, name in names.items() if name in frozen}
+    names = [f"{key}.csv" for key in _GATHERED if getattr(fork, key)] + ["calibration.json"]
+    return {Path(path).stem: path for path in _made(suite, names)}
 
 
 def cooled_table(suite: Suite) -> list[str]:
     """cooled.csv where the suite has it."""
-    if not (suite.config.fork and suite.config.fork.cooldown_steps):
-        return []
-    frozen = suite.source != "published" or "cooled.csv" in frozen_names(suite)
-    return [f"{suite.root}/cooled.csv"] if frozen else []
+    fork = suite.config.fork
+    return _made(suite, ["cooled.csv"]) if fork and fork.cooldown_steps else []

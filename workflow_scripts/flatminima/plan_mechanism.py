@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from flatminima.errors import ConfigError, suggest
+from flatminima.errors import ConfigError, find
 from flatminima.plan import probe, training, weights
 from flatminima.plan_forks import fork_measurements
 from flatminima.sections import Section
@@ -206,11 +206,7 @@ def replicas(suite: Suite) -> dict[str, Replica]:
 
 def replica(suite: Suite, name: str) -> Replica:
     """One of them; one line where there is none of that name."""
-    known = replicas(suite)
-    if name not in known:
-        hint = suggest(name, list(known))
-        raise ConfigError(f"suite {suite.name} has no small run {name}; {hint}")
-    return known[name]
+    return find(name, replicas(suite), f"suite {suite.name}: small run")
 
 
 def replica_probe(suite: Suite) -> dict:

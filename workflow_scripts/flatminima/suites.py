@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from flatminima.config import ROOT, find_suite, read_config
+from flatminima.config import ROOT, read_config
 from flatminima.config_keys import AnySuite, nearest
-from flatminima.errors import ConfigError
+from flatminima.errors import ConfigError, find
 from flatminima.files import CHECKPOINT_FILES
 from flatminima.revisions import (
     DEFAULT_PATTERN,
@@ -201,8 +201,12 @@ class Suite:
         return self._frozen
 
 
+def find_suite(config: Mapping, name: str) -> Suite:
+    """A suite of a checked configuration; one line if there is none of that name."""
+    return Suite(name, find(name, config["suites"], "config key suite:"), config["quantizers"])
+
+
 def read_suite(name: str | None, files: Sequence[str | Path]) -> Suite:
     """A suite, or the one that the configuration names, for commands outside Snakemake."""
     config = read_config(files)
-    name = name or config["suite"]
-    return Suite(name, find_suite(config, name), config["quantizers"])
+    return find_suite(config, name or config["suite"])
