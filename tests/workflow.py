@@ -139,7 +139,6 @@ def _declared(rule) -> Iterator[dict]:
         "benchmark": rule.benchmark and str(rule.benchmark),
         "code": code,
         "inputs": [str(path) for path in rule.input if not callable(path)],
-        "outputs": [path.regex().pattern for path in rule.output],
     }
     named = re.search(r"\{wildcards\.(\w+)\}", rule.script or "")
     if not named:

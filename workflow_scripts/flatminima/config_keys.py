@@ -631,8 +631,9 @@ class Suite(Section):
 
     @property
     def training_states(self) -> list[int]:
-        """Steps at which jobs of the suite's own training end."""
-        return (self.training and self.training.jobs_end_at) or []
+        """Steps at which jobs of the suite's own training have left its state."""
+        here = self.source in ("pretrain", "published")
+        return (here and self.training and self.training.jobs_end_at) or []
 
     def named_quantizers(self) -> dict[str, str]:
         """Quantizers of the configuration that the suite names, by the key that does."""

@@ -32,8 +32,6 @@ Item = TypeVar("Item")
 _REFUSALS = {
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO,
 }  # fmt: skip
-# What a rule declares by name.
-PARTS = ("input", "output", "params", "resources")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # What Snakemake says of every dry run.
 _SAID_ALWAYS = ("Config file", "Assuming unrestricted", "Building DAG", "Using workflow specific")
@@ -48,8 +46,7 @@ def run(main: Callable[..., None], snakemake: object) -> None:
     name, or ``threads``; ``inputs`` and ``outputs`` take all of them, as a mapping where
     the parameter is annotated ``dict`` and as a list otherwise. A parameter annotated
     ``int`` gets a number; one annotated ``DataFrame``, a list of them or ``dict`` gets what the
-    files hold. A wildcard gives way to what the rule declares under its name; raises
-    ``TypeError`` where two others have a name that ``main`` asks for.
+    files hold.
     """
     with logged(snakemake.log[0]):
         main(**arguments(main, snakemake))
@@ -57,21 +54,16 @@ def run(main: Callable[..., None], snakemake: object) -> None:
 
 def arguments(main: Callable, job: object) -> dict[str, object]:
     """What each parameter of ``main`` takes of a job, by name."""
-    named = [_items(getattr(job, name, None)) for name in PARTS]
-    named.append({"threads": getattr(job, "threads", 1)})
-    wildcards, found = _items(getattr(job, "wildcards", None)), {}
+    known, found = {"threads": getattr(job, "threads", 1)}, {}
+    for part in ("wildcards", "resources", "params", "output", "input"):  # the last one counts
+        known |= _items(getattr(job, part, None))
     for name, parameter in inspect.signature(main).parameters.items():
         if name in ("inputs", "outputs"):
             files = job.input if name == "inputs" else job.output
             wants_names = str(parameter.annotation).startswith(("dict", "<class 'dict'"))
             found[name] = _plain(dict(files.items()) if wants_names else list(files))
-            continue
-        values = [part[name] for part in named if name in part]
-        if len(values) > 1:
-            raise TypeError(f"{name} is the name of {len(values)} things that the rule declares")
-        values = values or [wildcards[n] for n in wildcards if n == name]
-        for value in values:
-            found[name] = _read(value, parameter.annotation)
+        elif name in known:
+            found[name] = _read(known[name], parameter.annotation)
     return found
 
 
