@@ -92,6 +92,11 @@ def setting(key):
     return planned(Suite.key, path=key)
 
 
+def of_ranges(pattern):
+    """The files of a pattern for every range of revisions of a suite."""
+    return collect(pattern, steps=planned(lambda suite: suite.ranges), allow_missing=True)
+
+
 def suites_where(condition):
     """Pattern that matches the names of the suites that meet a condition, and nothing else."""
     names = [name for name in config["suites"] if condition(suite_of(name))]

@@ -29,11 +29,7 @@ rule gather_kurtosis:
     """Kurtosis of the whole suite in step order."""
     input:
         suite_table="results/{suite}/suite.csv",
-        tables=collect(
-            "results/{suite}/kurtosis/{steps}.csv",
-            steps=planned(lambda suite: suite.ranges),
-            allow_missing=True,
-        ),
+        tables=of_ranges("results/{suite}/kurtosis/{steps}.csv"),
     output:
         table="results/{suite}/kurtosis.csv",
     log:

@@ -55,16 +55,8 @@ rule gather_audit:
     """The tidy table of the audit: a row per step and quantizer."""
     input:
         suite_table="results/{suite}/suite.csv",
-        tables=collect(
-            "results/{suite}/probes/{steps}.csv",
-            steps=planned(lambda suite: suite.ranges),
-            allow_missing=True,
-        ),
-        scores=collect(
-            "results/{suite}/probes/{steps}.parquet",
-            steps=planned(lambda suite: suite.ranges),
-            allow_missing=True,
-        ),
+        tables=of_ranges("results/{suite}/probes/{steps}.csv"),
+        scores=of_ranges("results/{suite}/probes/{steps}.parquet"),
     output:
         audit=in_report("results/{suite}/audit.csv", "Audit", "All rows"),
         sequences="results/{suite}/audit_sequences.parquet",

@@ -141,16 +141,8 @@ rule describe_checkpoints:
 rule gather_suite:
     """The table of revisions; stops where they are not what their names say."""
     input:
-        tables=collect(
-            "results/{suite}/revisions/{steps}.csv",
-            steps=planned(lambda suite: suite.ranges),
-            allow_missing=True,
-        ),
-        fingerprints=collect(
-            "results/{suite}/revisions/{steps}.parquet",
-            steps=planned(lambda suite: suite.ranges),
-            allow_missing=True,
-        ),
+        tables=of_ranges("results/{suite}/revisions/{steps}.csv"),
+        fingerprints=of_ranges("results/{suite}/revisions/{steps}.parquet"),
     output:
         table=in_report("results/{suite}/suite.csv", "Audit", "Revisions"),
     log:
