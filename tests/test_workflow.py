@@ -56,7 +56,7 @@ def test_every_rule_declares_everything_under_its_name(rules):
 
 def test_scripts_have_one_guard():
     for path in (ROOT / "workflow_scripts").glob("[a-z]*.py"):
-        guard = r'if __name__ == "__main__":\n    run(_job)?\(main, snakemake\)\n\Z'
+        guard = r'if __name__ == "__main__":\n    (style\.)?run(_job)?\(\w+, snakemake\)\n\Z'
         assert path.stem in COMMANDS or re.search(guard, path.read_text()), path
 
 
