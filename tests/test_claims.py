@@ -598,28 +598,20 @@ def test_both_kinds_of_evidence_agree_on_the_same_numbers(pythia):
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 
 
-def build(folder: Path, suite: dict | None, names: list[str], **inputs: str) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    main(inputs=PATHS | inputs, suite=suite, outputs=[str(folder / name) for name in names])
-    return folder
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> dict[str, Path]:
+    """The pages of the printed tables alone, and of what was invented for mini."""
     root = tmp_path_factory.mktemp("results")
-    folder, inputs = root / "mini", {}
-    folder.mkdir()
-    for name, table in {"audit": audit(MINI), "kurtosis": kurtosis(MINI), "forks": forks(MINI),
-                        "statistics": statistics()}.items():  # fmt: skip
-        inputs[name] = str(folder / f"{name}.csv")
-        table.to_csv(inputs[name], index=False)
-    inputs["phases"] = str(folder / "phases.json")
-    Path(inputs["phases"]).write_text(json.dumps(phases(MINI)), encoding="utf-8")
     names = ["claims.csv", "claims.md", "claims.html", "claims/C39.json", "claims/X13.json"]
-    return {
-        "paper": build(root / "paper", None, names),
-        "mini": build(folder, MINI, names, **inputs),
-    }
+    for name in ("paper", "mini"):
+        (root / name).mkdir()
+    measured = {"audit": audit, "kurtosis": kurtosis, "forks": forks}
+    paths = {name: str(root / f"mini/{name}.csv") for name in measured}
+    for name, make in measured.items():
+        make(MINI).to_csv(paths[name], index=False)
+    main(PATHS, [str(root / "paper" / name) for name in names], None)
+    main(PATHS | paths, [str(root / "mini" / name) for name in names], MINI)
+    return {name: root / name for name in ("paper", "mini")}
 
 
 @pytest.mark.parametrize("suite", ["paper", "mini"])
@@ -649,13 +641,10 @@ def test_pages_hold_every_row_and_their_links_resolve(built, suite):
     assert ("nothing measured on it is a result about Pythia" in text) == (suite == "mini")
 
 
-def test_an_old_id_is_a_target_that_names_its_successor(built):
+def test_an_old_id_is_a_target_that_names_its_successor_and_another_is_refused(built, tmp_path):
     found = json.loads((built["paper"] / "claims/X13.json").read_text(encoding="utf-8"))
     assert found["asked_for"] == "X13" and found["successor"] == found["id"] == "C02"
     own = json.loads((built["mini"] / "claims/C39.json").read_text(encoding="utf-8"))
     assert own["id"] == "C39" and own["measured"] == "not measured" and "successor" not in own
-
-
-def test_a_claim_that_never_was_is_named(tmp_path):
     with pytest.raises(UserError, match="C99"):
-        build(tmp_path / "x", None, ["claims/C99.json"])
+        main(PATHS, [str(tmp_path / "C99.json")], None)

@@ -27,6 +27,12 @@ from flatminima.scaling_law import printed_excess
 from flatminima.schedules import RunSchedule, read_schedule
 
 KINDS = ("cosine", "sgdr", "oli")  # the three arms of the fork experiment
+# Columns of the printed table by role and column of the audit.
+TABLE_1 = {
+    "fp32_ppl": ("fp32", "ppl"),
+    "int4_gap_pct": ("low_bit", "gap_pct"),
+    "int8_gap_pct": ("high_bit", "gap_pct"),
+}
 
 
 class NotMeasured(Exception):
@@ -386,7 +392,7 @@ class Printed(Evidence):
         return self.curve(role, column)[step]
 
     def curve(self, role: str, column: str) -> dict[int, Interval]:
-        name = {"fp32": "fp32_ppl", "low_bit": "int4_gap_pct", "high_bit": "int8_gap_pct"}[role]
+        [name] = (n for n, measured in TABLE_1.items() if measured == (role, column))
         return {step: printed(cell) for step, cell in self._by_step(name).items()}
 
     def best(self) -> Interval:
@@ -525,12 +531,9 @@ class Measured(Evidence):
 
     def worst_error(self, column: str, steps: tuple[int, ...] | None = None) -> float:
         """Largest distance from a column of Table 1, in percent of the printed value."""
-        role, measured = {
-            "fp32_ppl": ("fp32", "ppl"), "int4_gap_pct": ("low_bit", "gap_pct"),
-            "int8_gap_pct": ("high_bit", "gap_pct"),
-        }[column]  # fmt: skip
-        cells = self.paper.curve(role, measured)
-        ratios = [float(self.at(role, measured, s)) / float(cells[s]) for s in steps or cells]
+        measured = TABLE_1[column]
+        cells = self.paper.curve(*measured)
+        ratios = [float(self.at(*measured, s)) / float(cells[s]) for s in steps or cells]
         return max(100 * abs(ratio - 1) for ratio in ratios)
 
     # Forks.
