@@ -14,20 +14,11 @@ CONFIGS = {
     "mixtral": {**WIDTHS, **HEADS, "num_local_experts": 4},
     "olmoe": {**WIDTHS, **HEADS, "num_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {**WIDTHS, **HEADS, "head_dim": 16, "num_local_experts": 4},
-    "jetmoe": {"hidden_size": 32, "num_hidden_layers": 2, "num_key_value_heads": 2,
-               "kv_channels": 8, "intermediate_size": 48, "num_local_experts": 4},
-    "llama4_text": {**WIDTHS, **HEADS, "head_dim": 16, "intermediate_size_mlp": 64,
-                    "num_local_experts": 4, "attention_chunk_size": 32},
     "bert": {**WIDTHS, "num_attention_heads": 2, "max_position_embeddings": 32},
     "mamba": {"hidden_size": 32, "state_size": 4, "num_hidden_layers": 2},
     "gemma3": {"text_config": {**COMMON, **WIDTHS, **HEADS, "vocab_size": 300, "head_dim": 16},
                "mm_tokens_per_image": 4, "boi_token_index": 290, "eoi_token_index": 291,
                "image_token_index": 292},
-    "dbrx": {"d_model": 32, "n_heads": 2, "n_layers": 2, "max_seq_len": 32,
-             "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
-             "attn_config": {"kv_n_heads": 1, "clip_qkv": 8.0, "rope_theta": 1e4}},
-    "recurrent_gemma": {**WIDTHS, "num_hidden_layers": 3, "num_attention_heads": 2,
-                        "num_key_value_heads": 1, "head_dim": 16, "lru_width": 32},
 }  # fmt: skip
 
 

@@ -1,4 +1,7 @@
-"""Which weights are quantized in other families of models, along which axis, and which are left."""
+"""Which weights are quantized in other families of models, along which axis, and which are left.
+
+The zoo holds what comes out to a plain script, stacks of matrices among it.
+"""
 
 import copy
 import re
@@ -90,68 +93,12 @@ def test_groups_run_along_the_inputs_to_the_bit(family, models):
             assert weight.shape == dict(model.named_parameters())[name].shape
 
 
-@pytest.mark.parametrize(
-    ("family", "names"),
-    [
-        ("mixtral", ("block_sparse_moe.experts.{e}.w1", "block_sparse_moe.experts.{e}.w3",
-                     "block_sparse_moe.experts.{e}.w2")),
-        ("olmoe", ("mlp.experts.{e}.gate_proj", "mlp.experts.{e}.up_proj",
-                   "mlp.experts.{e}.down_proj")),
-    ],
-)  # fmt: skip
-def test_experts_are_the_matrices_of_the_file(family, names, models, tmp_path):
-    """Published files hold each expert as ``[out, in]`` matrices of its own."""
-    models[family].save_pretrained(tmp_path)
-    stored = load_file(tmp_path / "model.safetensors")
-    found = matrices_of(load_model(tmp_path), "blocks")
-    for layer, expert in np.ndindex(2, 4):
-        gate, up, down = (
-            stored[f"model.layers.{layer}.{name.format(e=expert)}.weight"] for name in names
-        )
-        experts = f"model.layers.{layer}.mlp.experts"
-        assert torch.equal(found[f"{experts}.gate_up_proj[{expert}]"], torch.cat([gate, up]))
-        assert torch.equal(found[f"{experts}.down_proj[{expert}]"], down)
-
-
-def test_experts_stored_as_the_transpose_read_along_their_inputs(models):
-    """gpt-oss multiplies ``x @ w``: its experts' inputs are the axis before the last."""
-    experts = models["gpt_oss"].model.layers[0].mlp.experts
-    layer = linear_layers(models["gpt_oss"])["model.layers.0.mlp.experts.down_proj"]
-    assert tuple(experts.down_proj.shape) == (4, 48, 32)
-    assert layer.in_features == 48
-    assert torch.equal(layer.matrices()[1], experts.down_proj[1].T)
-
-
 def test_a_head_is_one_matrix_more_unless_it_is_tied(models):
     both = [set(linear_layers(models["llama"], layers)) for layers in ("blocks", "blocks+head")]
     assert both[1] - both[0] == {"lm_head.weight"}
     for family in ("gpt2", "qwen3"):
         with pytest.raises(ValueError, match="layers blocks\\+head: .* tied to its input embedd"):
             linear_layers(models[family], "blocks+head")
-
-
-# Weights of several matrices in modules that do not say how they lie: inputs of each, and how many.
-STACKS = {
-    "jetmoe": {"mlp.input_linear.weight": (32, 4), "mlp.output_linear.weight": (48, 4),
-               "experts.input_linear.weight": (32, 4), "experts.output_linear.weight": (16, 4)},
-    "llama4_text": {"experts.gate_up_proj": (32, 4), "experts.down_proj": (48, 4)},
-    "dbrx": {"mlp.w1": (32, 4), "mlp.v1": (32, 4), "mlp.w2": (48, 4)},  # below each other
-    "recurrent_gemma": {"input_gate_weight": (16, 2), "recurrent_gate_weight": (16, 2)},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("family", STACKS)
-def test_how_a_stack_lies_is_seen_in_the_products_that_it_enters(family):
-    model = build(family)
-    stacks = linear_layers(model).items()
-    layers = {name: stack for name, stack in stacks if len(stack.matrices()) > 1}
-    for suffix, (inputs, count) in STACKS[family].items():
-        found = {n: layer for n, layer in layers.items() if n.endswith(suffix)}
-        assert len(found) == 2
-        for name, layer in found.items():
-            assert (layer.in_features, len(layer.matrices())) == (inputs, count), name
-            assert torch.equal(layer.restored(layer.matrices()), layer.weight)
-    assert len(layers) == 2 * len(STACKS[family])
 
 
 def test_convolutions_over_time_are_left_and_named():
