@@ -17,8 +17,8 @@ from flatminima.model import build_model
 from flatminima.schedules import Cosine
 from flatminima.training import gradients
 from flatminima.training.gradients import PLAIN, Compute, next_token_loss
-from flatminima.training.loop import Recipe, batch_rows, build_optimizer, train, train_series
-from flatminima.training.workspace import Workspace, load_state, save_state
+from flatminima.training.loop import Recipe, batch_rows, build_optimizer, train, train_job
+from flatminima.training.workspace import load_state, save_state
 from tests.conftest import TINY, TINY_VOCABULARY
 from tests.oracles import BigramAdamW
 
@@ -300,11 +300,11 @@ def test_a_loss_or_a_gradient_that_is_not_finite_moves_nothing(tiny_tokens):
 @pytest.mark.parametrize("stop", [1, 5], ids=["at the last update", "on the way"])
 def test_a_rate_that_is_too_high_ends_in_one_line_with_its_key(tiny_tokens, tmp_path, stop):
     schedule = Cosine(lr_max=1e308, lr_min=0.0, warmup_steps=0, total_steps=20)
-    with Workspace(tmp_path / "w", "", 100) as workspace, pytest.raises(Diverged) as caught:
-        train_series(
+    with pytest.raises(Diverged) as caught:
+        train_job(
             build_model(TINY, TINY_VOCABULARY, 0), tiny_tokens, schedule, RECIPE, start=0,
-            stop=stop, checkpoints={stop: str(tmp_path / "last")}, workspace=workspace,
-            key="fork.schedules.oli",
+            stop=stop, checkpoints={stop: str(tmp_path / "last")}, losses=str(tmp_path / "l.csv"),
+            workspace=str(tmp_path / "w"), save_every=100, made_by={}, key="fork.schedules.oli",
         )  # fmt: skip
     line = str(caught.value)
     assert "step 1" in line and "loss" in line and "1e+308" in line and "\n" not in line

@@ -136,71 +136,56 @@ def train(
         yield Update(step + 1, rate, value)
 
 
-def train_series(
-    model: nn.Module,
-    tokens: np.ndarray,
-    schedule: Schedule,
-    recipe: Recipe,
-    *,
-    start: int,
-    stop: int,
-    checkpoints: Mapping[int, str],
-    workspace: Workspace,
-    initial_state: str | None = None,
-    final_state: str | None = None,
-    key: str = "training.lr_max",
-) -> pd.DataFrame:
-    """Train from ``start`` to ``stop`` and write the checkpoints due on the way, as float32.
+def train_job(
+    model: nn.Module, tokens: np.ndarray, schedule: Schedule, recipe: Recipe, *, start: int,
+    stop: int, checkpoints: Mapping[int, str], losses: str, workspace: str, save_every: int,
+    made_by: Mapping, provenance: str | None = None, initial_state: str | None = None,
+    final_state: str | None = None, key: str = "training.lr_max",
+) -> None:  # fmt: skip
+    """Train from ``start`` to ``stop``; write the checkpoints due on the way and all losses.
 
     ``model`` holds the weights of ``start``, ``tokens`` is ``[sequences, length]``;
-    ``checkpoints`` maps each step to its folder. Adam's moments are those of ``initial_state``,
-    or fresh; ``final_state`` receives the state of the end. Nothing appears in its place before
-    the whole job is done. Returns one row per update: step, lr, loss_nats_per_token. Raises
-    ``Diverged`` with ``key``, the one of the configuration to blame.
+    ``checkpoints`` maps each step to its folder, float32. Adam's moments are those of
+    ``initial_state``, or fresh; ``final_state`` receives the state of the end, ``provenance``
+    what made the checkpoints and the sha256 of their weights. The job goes on where it was
+    stopped, as long as ``made_by`` is alike, and nothing appears in its place before all is
+    done. Raises ``Diverged`` with ``key``, the one of the configuration to blame.
     """
     optimizer = build_optimizer(model, recipe)
     if initial_state is not None:
         load_state(Path(initial_state), model, optimizer)
-    step, losses = workspace.resume(model, optimizer, start)
-    if step == start and start in checkpoints:
-        save_model(model, workspace.staged(start), digests=True)
-    updates = train(model, optimizer, tokens, schedule, recipe, start=step, stop=stop)
-    bar = progress(updates, f"training, steps {step} to {stop}", total=stop - step)
-    try:
-        for update in bar:
-            losses.append(update.loss_nats)
-            if update.step in checkpoints:
-                if not all(parameter.isfinite().all() for parameter in model.parameters()):
-                    raise Diverged(
-                        f"training diverged: the update to step {update.step} has left weights "
-                        f"that are not finite; its loss is {update.loss_nats} nats per token, its "
-                        f"learning rate {update.lr:g}"
-                    )
-                save_model(model, workspace.staged(update.step), digests=True)
-                bar.set_postfix_str(f"loss {update.loss_nats:.3f} nats", refresh=False)
-            workspace.save(model, optimizer, update.step, losses)
-    except Diverged as error:
-        raise Diverged(f"{error}; lower config key {key}") from None
-    if final_state is not None:
-        mark = {"step": stop, "fingerprint": workspace.fingerprint}
-        save_state(Path(final_state), model, optimizer, losses=[], **mark)
-    workspace.publish(checkpoints)
-    table = pd.DataFrame({"step": range(start + 1, stop + 1)})
-    return table.assign(lr=(table["step"] - 1).map(schedule), loss_nats_per_token=losses)
-
-
-def train_job(
-    *series: object, workspace: str, save_every: int, made_by: Mapping, losses: str,
-    checkpoints: Mapping[int, str], provenance: str | None = None, **more: object,
-) -> None:  # fmt: skip
-    """``train_series`` in a job that goes on where it was stopped, as long as ``made_by`` is alike.
-
-    Writes the loss of every update and, where asked, what made the checkpoints with the sha256
-    of their weights.
-    """
     with Workspace(workspace, fingerprint(**made_by), save_every) as unfinished:
-        table = train_series(*series, checkpoints=checkpoints, workspace=unfinished, **more)
-        write_table(losses, table)
+        step, nats = unfinished.resume(model, optimizer, start)
+        if step == start and start in checkpoints:
+            save_model(model, unfinished.staged(start), digests=True)
+        updates = train(model, optimizer, tokens, schedule, recipe, start=step, stop=stop)
+        bar = progress(updates, f"training, steps {step} to {stop}", total=stop - step)
+        try:
+            for update in bar:
+                nats.append(update.loss_nats)
+                if update.step in checkpoints:
+                    _check_finite(model, update)
+                    save_model(model, unfinished.staged(update.step), digests=True)
+                    bar.set_postfix_str(f"loss {update.loss_nats:.3f} nats", refresh=False)
+                unfinished.save(model, optimizer, update.step, nats)
+        except Diverged as error:
+            raise Diverged(f"{error}; lower config key {key}") from None
+        if final_state is not None:
+            save_state(Path(final_state), model, optimizer, step=stop, losses=[],
+                       fingerprint=unfinished.fingerprint)  # fmt: skip
+        unfinished.publish(checkpoints)
+        table = pd.DataFrame({"step": range(start + 1, stop + 1)})
+        lr = (table["step"] - 1).map(schedule)
+        write_table(losses, table.assign(lr=lr, loss_nats_per_token=nats))
         if provenance is not None:
             made = {s: file_sha256(f"{folder}/{WEIGHTS_FILE}") for s, folder in checkpoints.items()}
             write_json(provenance, {**made_by, "weights_sha256": made})
+
+
+def _check_finite(model: nn.Module, update: Update) -> None:
+    if not all(parameter.isfinite().all() for parameter in model.parameters()):
+        raise Diverged(
+            f"training diverged: the update to step {update.step} has left weights that are not "
+            f"finite; its loss is {update.loss_nats} nats per token, its learning rate "
+            f"{update.lr:g}"
+        )
