@@ -17,11 +17,6 @@ from flatminima.layers import matrices_of
 from flatminima.model import load_model
 
 
-def excess_kurtosis(weights: np.ndarray) -> float:
-    """Excess kurtosis of all entries of an array, taken in float64."""
-    return float(stats.kurtosis(np.asarray(weights, dtype=np.float64), axis=None, fisher=True))
-
-
 def kurtosis_table(step: int, weights: Mapping[str, np.ndarray]) -> pd.DataFrame:
     """Rows of one checkpoint: step, statistic, tensor, n_weights, excess_kurtosis.
 
@@ -32,11 +27,13 @@ def kurtosis_table(step: int, weights: Mapping[str, np.ndarray]) -> pd.DataFrame
         if not np.isfinite(w).all() or w.min() == w.max():
             reason = "are all equal" if np.isfinite(w).all() else "are not all finite"
             raise UserError(f"step {step}: the weights of {name} {reason}; no kurtosis is defined")
-    rows = [("per_tensor", name, w.size, excess_kurtosis(w)) for name, w in weights.items()]
-    total = sum(w.size for w in weights.values())
-    mean = float(np.mean([row[3] for row in rows]))
-    pooled = excess_kurtosis(np.concatenate([w.ravel() for w in weights.values()]))
-    rows += [("mean_over_tensors", "all", total, mean), ("pooled", "all", total, pooled)]
+    whole = np.concatenate([w.ravel() for w in weights.values()])
+    excess = {name: stats.kurtosis(w.astype(float), axis=None) for name, w in weights.items()}
+    rows = [("per_tensor", name, w.size, excess[name]) for name, w in weights.items()]
+    rows += [
+        ("mean_over_tensors", "all", whole.size, np.mean(list(excess.values()))),
+        ("pooled", "all", whole.size, stats.kurtosis(whole.astype(float))),
+    ]
     table = pd.DataFrame(rows, columns=["statistic", "tensor", "n_weights", "excess_kurtosis"])
     table.insert(0, "step", step)
     return table
