@@ -222,6 +222,11 @@ def test_pieces_are_what_all_logits_are(tiny_model, tiny_tokens, spec, positions
     assert max(map(len, pieces)) == positions
     assert whole.shape == (9 * 15, 64)
     torch.testing.assert_close(torch.cat(pieces), whole, rtol=1e-5, atol=1e-6)
+    nll = [
+        score(tiny_tokens, {FP32: ModelForward(tiny_model, weights, size)}, batch_size=4)[FP32]
+        for size in (positions * 64, WHOLE)
+    ]
+    np.testing.assert_allclose(nll[0].nll_nats, nll[1].nll_nats, rtol=1e-6)
 
 
 def test_a_head_whose_outputs_are_changed_afterwards_is_not_taken_apart(tiny_model, tiny_tokens):
