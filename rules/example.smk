@@ -15,7 +15,6 @@ rule train_example:
     conda:
         "../envs/torch.yaml"
     params:
-        settings={},
         code=code_hash("workflow_scripts/train_example.py"),
     message:
         "Training the example run"

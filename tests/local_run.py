@@ -4,6 +4,17 @@ import json
 from pathlib import Path
 
 import numpy as np
+import torch
+from safetensors.numpy import save_file
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+)
+
+from flatminima.text.tokens import END_OF_TEXT, train_tokenizer
 
 SEQUENCE = 32
 
@@ -15,24 +26,12 @@ def documents(count: int, seed: int) -> list[str]:
     return [" ".join(random.choice(words, 60)) for _ in range(count)]
 
 
-def train_tokenizer_of(texts: list[str]):
-    """A fast tokenizer of 300 entries, as ``AutoTokenizer`` would load it."""
-    from transformers import PreTrainedTokenizerFast
-
-    from flatminima.text.tokens import END_OF_TEXT, train_tokenizer
-
-    return PreTrainedTokenizerFast(
-        tokenizer_object=train_tokenizer(texts, 300), eos_token=END_OF_TEXT, pad_token=END_OF_TEXT
-    )
-
-
 def run_trainer(folder: Path, *, steps: int = 24, save_every: int = 4) -> None:
     """Train a tiny GPT-2 and leave its ``checkpoint-*`` folders, optimizer state and all."""
-    import torch
-    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
-
     texts = documents(60, seed=0)
-    tokenizer = train_tokenizer_of(texts)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=train_tokenizer(texts, 300), eos_token=END_OF_TEXT, pad_token=END_OF_TEXT
+    )
     ids = [tokenizer(text)["input_ids"][:SEQUENCE] for text in texts]
     rows = [{"input_ids": row, "labels": row} for row in ids if len(row) == SEQUENCE]
     torch.manual_seed(0)
@@ -45,17 +44,12 @@ def run_trainer(folder: Path, *, steps: int = 24, save_every: int = 4) -> None:
         per_device_train_batch_size=4, report_to=[], use_cpu=True, disable_tqdm=True,
         logging_strategy="no",
     )  # fmt: skip
-    trainer = Trainer(
-        model=GPT2LMHeadModel(config), args=arguments, train_dataset=rows,
-        processing_class=tokenizer,
-    )  # fmt: skip
-    trainer.train()
+    model = GPT2LMHeadModel(config)
+    Trainer(model, arguments, train_dataset=rows, processing_class=tokenizer).train()
 
 
 def fake_checkpoint(folder: Path, *, weights: str | None = "model.safetensors") -> Path:
     """A folder with a configuration and weights of one number."""
-    from safetensors.numpy import save_file
-
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     (folder / "optimizer.pt").write_bytes(b"of no interest")

@@ -148,38 +148,24 @@ def test_one_model_without_text_of_its_own_as_it_would_ship(run, audited, tmp_pa
 # Hub repositories
 
 
-@pytest.fixture(scope="module")
-def server(tokenizer_bytes):
+@pytest.fixture
+def hub(tokenizer_bytes, monkeypatch, tmp_path):
     branches = model_branches((8,), ("safetensors",))
-    models = {"tiny/run": lazy_branches((8, 16), tokenizer_bytes), "tiny/gated": branches,
-              "tiny/plain": {"main": branches["step8"]}}  # fmt: skip
+    own = lazy_branches((8, 16), tokenizer_bytes)
     for step in (8, 16):
-        models["tiny/run"][f"step{step}"]["tokenizer.json"] = tokenizer_bytes
-    models["tiny/run"]["step24"] = {"README.md": b"no weights"}
-    models["tiny/run"]["step32"] = dict(models["tiny/run"]["step16"])
-    with TinyHub(models, gated=("tiny/gated",), token="hf_test") as hub:
-        yield hub
+        own[f"step{step}"]["tokenizer.json"] = tokenizer_bytes
+    own |= {"step24": {"README.md": b"no weights"}, "step32": dict(own["step16"])}
+    models = {"tiny/run": own, "tiny/gated": branches, "tiny/plain": {"main": branches["step8"]}}
+    with TinyHub(models, gated=("tiny/gated",), token="hf_test") as server:
+        point_at(monkeypatch, server, tmp_path / "home")
+        yield server
 
 
-@pytest.fixture
-def hub(server, monkeypatch, tmp_path):
-    server.requests.clear()
-    point_at(monkeypatch, server, tmp_path / "home")
-    return server
-
-
-@pytest.fixture
-def short_text(tmp_path):
-    """Text whose every token is in the vocabulary of 64 of the hub's tiny models."""
-    path = tmp_path / "short.txt"
-    path.write_text("!" * 400)
-    return str(path)
-
-
-def test_a_hub_repository_is_audited_and_each_revision_has_its_identity(
-    hub, audited, short_text, tmp_path
-):
-    code, printed, record = audited("tiny/run", data=short_text, sequences=2, batch_size=2)
+def test_a_hub_repository_is_audited_and_each_revision_has_its_identity(hub, audited, tmp_path):
+    text = tmp_path / "short.txt"
+    text.write_text("!" * 400)  # whose every token is in the models' vocabulary of 64
+    small = {"data": text, "sequences": 2, "batch_size": 2}
+    code, printed, record = audited("tiny/run", **small)
     assert code == PASSED, printed
     assert "tiny/run at step24: it holds no weights" in record["left_out"]["24"]
     assert steps_of(tmp_path) == [8, 16, 32]
@@ -189,8 +175,7 @@ def test_a_hub_repository_is_audited_and_each_revision_has_its_identity(
     assert known["16"]["weights_sha256"] == known["32"]["weights_sha256"]
     assert record["notes"] == ["steps 16, 32 hold the same weights"]
     # Where all are the same, the hub ignores the revision.
-    code, printed, _ = audited("tiny/run", revisions=("step16", "step32"), data=short_text,
-                               sequences=2, batch_size=2)  # fmt: skip
+    code, printed, _ = audited("tiny/run", revisions=("step16", "step32"), **small)
     assert code == BAD_INPUT and "all 2 checkpoints hold the same weights" in printed
     assert steps_of(tmp_path) == [16, 32], "what was measured stays"
 

@@ -27,7 +27,7 @@ def example(tmp_path_factory):
     run, validation = str(folder / "run"), str(folder / "validation.jsonl")
     options = {"length": 32, "batch_size": 4, "sequences": 16, "resamples": 20}
     with contextlib.chdir(root):
-        train_example.main(run, validation, str(folder / "monitor.json"), SHORT)
+        train_example.main(run, validation, str(folder / "monitor.json"), **SHORT)
         audit_example.main(run, validation, str(folder / "audit/audit.csv"), options)
     return root / folder
 

@@ -5,8 +5,6 @@ the two lines of this project are the schedule and the callback. The model sees 
 many times, so that its validation loss converges within a minute and then rises.
 """
 
-from dataclasses import dataclass
-
 import torch
 from transformers import (
     PreTrainedTokenizerFast,
@@ -28,50 +26,41 @@ PACKAGE, MIN_CHARACTERS = "numpy", 200
 DIFFERS = ("_runtime", "_per_second", "flos")  # from run to run
 
 
-@dataclass(frozen=True)
-class ExampleSettings:
-    """How large and how long the example is."""
+def main(
+    run: str, validation: str, record: str, *, steps: int = 600, every: int = 20,
+    hidden_size: int = 64, vocab_size: int = 512, length: int = 64, train_sequences: int = 512,
+    validation_sequences: int = 64, batch_size: int = 16,
+) -> None:  # fmt: skip
+    """Leave checkpoints in ``run``, held-out text, and the ``record`` of what the monitor saw.
 
-    steps: int = 600
-    every: int = 20  # updates between evaluations, each with a checkpoint
-    hidden_size: int = 64
-    vocab_size: int = 512
-    length: int = 64
-    train_sequences: int = 512
-    validation_sequences: int = 64
-    batch_size: int = 16
-    lr: float = 0.01
-
-
-def main(run: str, validation: str, record: str, settings: dict) -> None:
-    """Leave checkpoints in ``run``, held-out text, and the ``record`` of what the monitor saw."""
+    ``every`` so many updates there is an evaluation and a checkpoint.
+    """
     torch.set_num_threads(1)  # results do not depend on --cores
-    example = ExampleSettings(**settings)
     documents = deduplicate(package_documents(PACKAGE, MIN_CHARACTERS))
     texts, held_out = split(documents, validation_fraction=0.2, seed=0)
     write_documents(validation, held_out)
-    tokenizer = train_tokenizer(texts, example.vocab_size)
+    tokenizer = train_tokenizer(texts, vocab_size)
 
     def rows(texts: list[str], count: int) -> list[dict]:
-        tokens = pack(encode_stream(tokenizer, texts, 0), sequences=count, length=example.length)
+        tokens = pack(encode_stream(tokenizer, texts, 0), sequences=count, length=length)
         return [{"input_ids": row, "labels": row} for row in torch.from_numpy(tokens).long()]
 
     set_seed(0)
-    architecture = {"hidden_size": example.hidden_size, "num_layers": 2, "num_heads": 4,
-                    "max_length": example.length}  # fmt: skip
-    model = build_model(architecture, example.vocab_size, seed=0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=example.lr, weight_decay=0.0)
-    scheduler = get_cosine_neox_schedule(optimizer, example.steps // 100 + 1, example.steps)
+    architecture = {"hidden_size": hidden_size, "num_layers": 2, "num_heads": 4,
+                    "max_length": length}  # fmt: skip
+    model = build_model(architecture, vocab_size, seed=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
+    scheduler = get_cosine_neox_schedule(optimizer, steps // 100 + 1, steps)
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
-            output_dir=run, max_steps=example.steps, report_to="none", seed=0,
-            per_device_train_batch_size=example.batch_size, use_cpu=True, disable_tqdm=True,
-            eval_strategy="steps", eval_steps=example.every, save_strategy="steps",
-            save_steps=example.every, save_only_model=True, logging_steps=example.every,
+            output_dir=run, max_steps=steps, report_to="none", seed=0,
+            per_device_train_batch_size=batch_size, use_cpu=True, disable_tqdm=True,
+            eval_strategy="steps", eval_steps=every, save_strategy="steps",
+            save_steps=every, save_only_model=True, logging_steps=every,
         ),
-        train_dataset=rows(texts, example.train_sequences),
-        eval_dataset=rows(held_out, example.validation_sequences),
+        train_dataset=rows(texts, train_sequences),
+        eval_dataset=rows(held_out, validation_sequences),
         processing_class=PreTrainedTokenizerFast(
             tokenizer_object=tokenizer, eos_token=END_OF_TEXT
         ),
