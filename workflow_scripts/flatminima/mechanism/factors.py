@@ -72,26 +72,28 @@ def one_sensitivity(loss: np.ndarray, noise: np.ndarray) -> dict[str, float]:
     }
 
 
+Rows = Iterator[tuple[str, str, float, float, float, int]]  # from term to n of COLUMNS
+
+
 def _with_intervals(
     statistic: Callable[[np.ndarray], dict[str, float]], table: pd.DataFrame, draws: np.ndarray
-) -> Iterator[tuple[str, dict]]:
+) -> Iterator[tuple[str, float, float, float, int]]:
     """Each number that ``statistic`` makes of the cells' responses, with its interval."""
     repeats = pd.DataFrame([statistic(draw) for draw in draws[table.index].T])
     for name, value in statistic(table["value"].to_numpy()).items():
-        low, high = percentile_interval(repeats[name].to_numpy())
-        yield name, {"value": value, "low": low, "high": high, "n": len(table)}
+        yield name, value, *percentile_interval(repeats[name].to_numpy()), len(table)
 
 
-def _shares(table: pd.DataFrame, draws: np.ndarray) -> Iterator[dict]:
+def _shares(table: pd.DataFrame, draws: np.ndarray) -> Rows:
     """Shares over those numbers of bits that have every symmetry and granularity."""
     counts = table.groupby("bits")["value"].transform("size")
     table = table[counts == len(table[["symmetric", "granularity"]].drop_duplicates())]
     if table["bits"].nunique() > 1:
         shares = _with_intervals(lambda y: variance_shares(table, np.log(y)), table, draws)
-        yield from ({"term": term, "measure": "share", **row} for term, row in shares)
+        yield from ((term, "share", *numbers) for term, *numbers in shares)
 
 
-def _effects(table: pd.DataFrame, draws: np.ndarray, low: Mapping, high: Mapping) -> Iterator[dict]:
+def _effects(table: pd.DataFrame, draws: np.ndarray, low: Mapping, high: Mapping) -> Rows:
     """Factors of the response between the suite's two probes, over the cells between them."""
     differ = [key for key in FACTORS if low[key] != high[key]]
     between = {key: [low[key], high[key]] for key in FACTORS}
@@ -101,17 +103,16 @@ def _effects(table: pd.DataFrame, draws: np.ndarray, low: Mapping, high: Mapping
     signs = {FACTORS[key]: np.where(cube[key] == low[key], 1, -1) for key in differ}
     logs = np.log(np.column_stack([cube["value"], draws[cube.index]]))
     for term, effect in two_level_effects(logs, signs).items():
-        value, low_end, high_end = np.exp([effect[0], *percentile_interval(effect[1:])])
-        yield {"term": term, "measure": "factor", "value": value, "low": low_end,
-               "high": high_end, "n": len(cube)}  # fmt: skip
+        ends = percentile_interval(effect[1:])
+        yield term, "factor", *np.exp([effect[0], *ends]), len(cube)
 
 
-def _predictions(table: pd.DataFrame, draws: np.ndarray, term: str) -> Iterator[dict]:
-    if len(table) < 3:
-        return
-    noise = table["step_variance"].to_numpy()
-    for measure, row in _with_intervals(lambda y: one_sensitivity(y, noise), table, draws):
-        yield {"term": term, "measure": measure, **row}
+def _predictions(table: pd.DataFrame, draws: np.ndarray, term: str) -> Rows:
+    """One sensitivity for all cells; none where a line would go through all of them."""
+    if len(table) > 2:
+        noise = table["step_variance"].to_numpy()
+        found = _with_intervals(lambda y: one_sensitivity(y, noise), table, draws)
+        yield from ((term, *numbers) for numbers in found)
 
 
 def analyse(
@@ -143,9 +144,5 @@ def analyse(
                 ("prediction", _predictions(paper, draws, "paper's layers")),
                 ("prediction", _predictions(at, draws, "all layer sets")),
             ]
-            found += [
-                {"step": step, "response": response, "analysis": name, **row}
-                for name, part in parts
-                for row in part
-            ]
+            found += [(step, response, name, *row) for name, part in parts for row in part]
     return pd.DataFrame(found, columns=COLUMNS)
