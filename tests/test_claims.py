@@ -317,34 +317,32 @@ def test_statistics_are_those_of_scipy():
 
 # ---- the printed numbers ----
 
-SELF = {
-    "X03": "inconsistent", "X07": "inconsistent", "C32": "inconsistent", "X09": "inconsistent",
-    "C35": "inconsistent", "X18": "inconsistent", "X39": "inconsistent", "C64": "inconsistent",
-    "X38": "inconsistent", "X04": "inconsistent", "C29": "slip", "X26": "slip",
-    "C67": "expectation not met", "X41": "expectation not met", "C02": "loose wording",
-    "C44": "loose wording", "C47": "loose wording", "X27": "loose wording", "C39": "loose wording",
-    "C45": "consistent", "C65": "consistent", "C68": "consistent", "C43": "consistent",
-    "C27": "consistent", "C74": "consistent", "C54": "consistent", "C66": "consistent",
-}  # fmt: skip
-OTHERS = {
-    ("C29", "sources"): "differs", ("C40", "sources"): "differs", ("C30", "sources"): "agrees",
-    ("C03", "sources"): "agrees", ("X31", "sources"): "not found", ("C79", "sources"): "partly",
-    ("C46", "design"): "confounded", ("C41", "design"): "confounded",
-    ("C77", "design"): "confounded", ("C62", "design"): "three runs a side",
-    ("C63", "design"): "three runs a side", ("C51", "design"): "not significant",
-    ("C76", "design"): "not tested", ("X30", "design"): "not generalizable",
-}  # fmt: skip
+ANSWERED = {
+    ("self", "inconsistent"): "X03 X07 C32 X09 C35 X18 X39 C64 X38 X04",
+    ("self", "slip"): "C29 X26",
+    ("self", "expectation not met"): "C67 X41",
+    ("self", "loose wording"): "C02 C44 C47 X27 C39",
+    ("self", "consistent"): "C45 C65 C68 C43 C27 C74 C54 C66",
+    ("sources", "differs"): "C29 C40",
+    ("sources", "agrees"): "C30 C03",
+    ("sources", "partly"): "C79",
+    ("sources", "not found"): "X31",
+    ("design", "confounded"): "C46 C41 C77",
+    ("design", "three runs a side"): "C62 C63",
+    ("design", "not significant"): "C51",
+    ("design", "not tested"): "C76",
+    ("design", "not generalizable"): "X30",
+}
 
 
 def test_answers_on_the_printed_tables(judged):
-    found = {name: judged[name].answers["self"].text for name in SELF}
-    assert found == SELF
-    assert {key: judged[key[0]].answers[key[1]].text for key in OTHERS} == OTHERS
-    severe = [n for n, j in judged.items() if j.answers["self"].text == "inconsistent"]
-    assert len(severe) == 10
-    assert all(
-        set(ANSWERS[q]) >= {j.answers[q].text} - {""} for j in judged.values() for q in ANSWERS
-    )
+    for (question, wanted), names in ANSWERED.items():
+        for name in names.split():
+            assert judged[name].answers[question].text == wanted, name
+    severe = {n for n, j in judged.items() if j.answers["self"].text == "inconsistent"}
+    assert severe == set(ANSWERED["self", "inconsistent"].split())
+    for question, known in ANSWERS.items():
+        assert {j.answers[question].text for j in judged.values()} <= {"", *known}
 
 
 def test_numbers_that_the_review_recomputed(judged):
@@ -517,8 +515,7 @@ def test_a_wide_interval_is_inconclusive_and_no_onset_no_replication():
     noisy = measure(statistics=statistics(**{"sgdr|final": (4.4, -1.7, 10.5)}))
     assert answer("C62", "measured", suite=noisy) == "inconclusive"
     none = with_phases("onset", step=None, reason="a straight line fits as well")
-    found = judge_row(ROWS["C39"], paper(), measure(phases=none | {"lag_steps": None}))
-    found = found.answers["measured"]
+    found = judge_row(ROWS["C39"], paper(), measure(phases=none)).answers["measured"]
     assert found.text == "not replicated" and "a straight line fits as well" in found.because
 
 
@@ -534,8 +531,7 @@ def test_one_definition_of_kurtosis_has_to_fit_all_numbers():
 def test_a_missing_file_or_step_is_named():
     found = judge_row(ROWS["C62"], paper(), measure(statistics=None)).answers["measured"]
     assert found.text == "not measured" and "statistics is missing" in found.because
-    lost = suite_table().assign(step=[*range(0, 144000, 1000), *range(1, 11)])
-    lost.loc[lost["step"] == 143000, "status"] = "missing"
+    lost = pd.DataFrame({"step": [143000], "status": "missing", "weights_sha256": None})
     holed = audit(PYTHIA).query("step != 143000")
     found = judge_row(ROWS["C25"], paper(), measure(audit=holed, suite_table=lost))
     said = "step 143,000 in audit.csv, whose revision could not be had"
@@ -543,12 +539,13 @@ def test_a_missing_file_or_step_is_named():
 
 
 def test_forks_are_found_by_kind_not_by_name():
-    fork = FORK | {"schedules": {**FORK["schedules"], "restarts": {"kind": "sgdr", "period": 1}}}
-    del fork["schedules"]["sgdr"]
+    schedules = {**FORK["schedules"], "restarts": FORK["schedules"]["sgdr"]}
+    del schedules["sgdr"]
     renamed = measure(
-        PYTHIA | {"fork": fork}, forks=forks(PYTHIA).replace({"schedule": {"sgdr": "restarts"}}),
+        PYTHIA | {"fork": FORK | {"schedules": schedules}},
+        forks=forks(PYTHIA).replace({"schedule": {"sgdr": "restarts"}}),
         statistics=statistics().replace({"comparison": {"sgdr v cosine": "restarts v cosine"}}),
-    )  # fmt: skip
+    )
     assert answer("C62", "measured", suite=renamed) == "replicated"
     without = measure(PYTHIA | {"fork": FORK | {"schedules": {}}})
     assert answer("C62", "measured", suite=without) == "not measured"
