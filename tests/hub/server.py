@@ -299,6 +299,7 @@ def point_at(monkeypatch: pytest.MonkeyPatch, hub: TinyHub, home: str | Path) ->
 
     The hub's libraries read the environment once, when they are imported.
     """
+    import datasets
     from huggingface_hub import constants, hf_api
 
     template = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
@@ -308,6 +309,7 @@ def point_at(monkeypatch: pytest.MonkeyPatch, hub: TinyHub, home: str | Path) ->
     }.items():  # fmt: skip
         monkeypatch.setattr(constants, name, value)
     monkeypatch.setattr(hf_api.api, "endpoint", hub.endpoint)
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub.endpoint)
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")

@@ -11,10 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from huggingface_hub import HfFileSystem, constants, try_to_load_from_cache
 
 from flatminima.errors import UserError, suggest
@@ -136,39 +134,37 @@ def read_texts(file: TextFile) -> Iterator[str]:
 
 
 def _texts(file: TextFile) -> Iterator[str]:
+    for where, text in _READERS[file.format](file):
+        # Half a character can neither be written nor encoded.
+        if not isinstance(text, str) or SURROGATES.search(text):
+            shown = json.dumps(text, default=str)[:20]
+            raise TextError(f"{file.name}: {where}: the field {file.field!r} is {shown}, not text")
+        yield text
+
+
+def _lines(file: TextFile) -> Iterator[tuple[str, str]]:
+    """Lines of a text file with their ends, and what each is called."""
     if file.location.startswith(REMOTE):
         hub = HfFileSystem(endpoint=constants.ENDPOINT, skip_instance_cache=True)
         stream = hub.open(file.location.removeprefix(REMOTE), "rb")
     else:
         stream = open(file.location, "rb")  # noqa: SIM115
-    with stream:
-        for where, text in _READERS[file.format](stream, file):
-            # Half a character can neither be written nor encoded.
-            if not isinstance(text, str) or SURROGATES.search(text):
-                shown = json.dumps(text, default=str)[:20]
-                raise TextError(
-                    f"{file.name}: {where}: the field {file.field!r} is {shown}, not text"
-                )
-            yield text
-
-
-def _lines(stream: BinaryIO, file: TextFile) -> Iterator[tuple[str, str]]:
-    """Lines of a text file with their ends, and what each is called."""
     codec = COMPRESSIONS.get(PurePosixPath(file.location).suffix)
-    lines = io.TextIOWrapper(pa.input_stream(stream, codec), encoding="utf-8-sig")
-    for number, line in enumerate(lines, start=1):
-        yield f"line {number}", line
+    with stream:
+        lines = io.TextIOWrapper(pa.input_stream(stream, codec), encoding="utf-8-sig")
+        for number, line in enumerate(lines, start=1):
+            yield f"line {number}", line
 
 
-def _paragraphs(stream: BinaryIO, file: TextFile) -> Iterator[tuple[str, str]]:
-    for blank, lines in groupby(_lines(stream, file), key=lambda line: line[1].isspace()):
+def _paragraphs(file: TextFile) -> Iterator[tuple[str, str]]:
+    for blank, lines in groupby(_lines(file), key=lambda line: line[1].isspace()):
         if not blank:
             places, texts = zip(*lines, strict=True)
             yield places[0], "".join(texts).removesuffix("\n")
 
 
-def _json_fields(stream: BinaryIO, file: TextFile) -> Iterator[tuple[str, object]]:
-    for number, line in _lines(stream, file):
+def _json_fields(file: TextFile) -> Iterator[tuple[str, object]]:
+    for number, line in _lines(file):
         if line.isspace():
             continue
         where = f"{file.name}: {number}"
@@ -184,16 +180,19 @@ def _json_fields(stream: BinaryIO, file: TextFile) -> Iterator[tuple[str, object
         yield number, row[file.field]
 
 
-def _parquet_fields(stream: BinaryIO, file: TextFile) -> Iterator[tuple[str, object]]:
-    table = pq.ParquetFile(stream)
-    columns = table.schema_arrow.names
+def _parquet_fields(file: TextFile) -> Iterator[tuple[str, object]]:
+    """Rows streamed with `datasets`, which calls any file of no stated split train."""
+    import datasets  # seconds, and only here
+
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # no request beside those for the data
+    where = {"data_files": file.location, "split": "train", "streaming": True}
+    columns = datasets.load_dataset("parquet", **where).features
     if file.field not in columns:
         has = ", ".join(columns)
         raise TextError(f"{file.name}: lacks the column {file.field!r}; it has {has}")
-    batches = table.iter_batches(batch_size=1000, columns=[file.field])
-    values = (value for batch in batches for value in batch.column(0).to_pylist())
-    for number, value in enumerate(values, start=1):
-        yield f"row {number}", value
+    rows = datasets.load_dataset("parquet", **where, columns=[file.field], batch_size=1000)
+    for number, row in enumerate(rows, start=1):
+        yield f"row {number}", row[file.field]
 
 
 _READERS = {"json": _json_fields, "text": _paragraphs, "parquet": _parquet_fields}
