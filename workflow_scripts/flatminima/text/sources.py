@@ -9,13 +9,15 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
+from functools import partial
+from itertools import groupby
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 from huggingface_hub import HfFileSystem, constants, try_to_load_from_cache
+from huggingface_hub.errors import HTTPError
 
-from flatminima.errors import UserError, suggest
+from flatminima.errors import UserError, one_line, suggest
 from flatminima.hub import HubError, ask, find_revision
 from flatminima.jobs import log, progress
 from flatminima.text.corpus import (
@@ -101,34 +103,19 @@ def read_texts(file: TextFile) -> Iterator[str]:
 
     A json lines file has a document in ``file.field`` of each line's object, a parquet file
     one in each row of the column ``file.field``; a text file has one in each paragraph, the
-    lines between two blank ones. A file of the hub that breaks off is begun again, and what was
-    given is skipped. Raises ``TextError`` with the line or row where a file is not that, and
-    where it is damaged, ends in the middle or holds nothing.
+    lines between two blank ones. Raises ``TextError`` with the line or row where a file is
+    not that, and where it is damaged, ends in the middle or holds nothing.
     """
-    given, rest = 0, None
-
-    def following() -> str | None:
-        nonlocal rest
-        try:
-            rest = rest or islice(_texts(file), given, None)
-            return next(rest, None)
-        except BaseException:
-            rest = None
-            raise
-
-    def asked() -> str | None:
-        if not file.location.startswith(REMOTE):
-            return following()
-        return ask(following, file.name, file.commit, f"document {given + 1}")
-
+    given = 0
     try:
-        while (text := asked()) is not None:
+        for text in _texts(file):
             given += 1
             yield text
     except UserError:
         raise
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise TextError(f"{file.name}: cannot be read after document {given} ({error})") from error
+    except (OSError, ValueError, HTTPError, pa.ArrowException) as error:
+        reason = f"cannot be read after document {given} ({one_line(error)})"
+        raise TextError(f"{file.name}: {reason}") from error
     if not given:
         raise TextError(f"{file.name}: holds no documents")
 
@@ -145,8 +132,10 @@ def _texts(file: TextFile) -> Iterator[str]:
 def _lines(file: TextFile) -> Iterator[tuple[str, str]]:
     """Lines of a text file with their ends, and what each is called."""
     if file.location.startswith(REMOTE):
+        # What is read of it, the client asks for again by itself where it breaks off.
         hub = HfFileSystem(endpoint=constants.ENDPOINT, skip_instance_cache=True)
-        stream = hub.open(file.location.removeprefix(REMOTE), "rb")
+        begin = partial(hub.open, file.location.removeprefix(REMOTE), "rb")
+        stream = ask(begin, file.name, file.commit)
     else:
         stream = open(file.location, "rb")  # noqa: SIM115
     codec = COMPRESSIONS.get(PurePosixPath(file.location).suffix)
