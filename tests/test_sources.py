@@ -341,7 +341,7 @@ def test_offline_the_users_cache_is_a_source(hub, monkeypatch):
 
 FAULTS = {
     "busy hub": ("/api/datasets", "status", {"status": 429}),
-    "busy list of files": ("/tree/", "status", {"status": 429, "headers": {"Retry-After": "7"}}),
+    "busy at its commit": ("/revision/[0-9a-f]{40}", "status", {"status": 429}),
     "busy storage": ("/lfs/", "status", {"status": 503}),
     "reset in mid-file": ("/lfs/", "reset", {"after": 100_000}),
     "early end": ("/lfs/", "truncate", {"after": 100_000}),
