@@ -173,16 +173,15 @@ def test_a_condition_that_is_not_there_is_one_line():
             ask()
 
 
-@pytest.mark.parametrize("key", ["pilot", "amplitudes", "rivals"])
-def test_a_suite_without_such_conditions_says_which_key_it_lacks(key):
-    suite = suite_of("mini", lambda section: section["fork"].pop(key))
-    with pytest.raises(ConfigError, match=f"fork.{key}"):
-        plan_forks.trajectories(suite, key)
-    left = [
-        path.split("/")[-1] for path in extended_outputs(suite, {"fig8_rivals": ["rivals.csv"]})
-    ]
-    assert f"{key}.csv" not in left and "calibration.json" in left
-    assert ("fig8_rivals.png" in left) == (key != "rivals")
+def test_a_suite_without_such_conditions_says_which_key_it_lacks():
+    for key in ("pilot", "amplitudes", "rivals"):
+        suite = suite_of("mini", lambda section, key=key: section["fork"].pop(key))
+        with pytest.raises(ConfigError, match=f"fork.{key}"):
+            plan_forks.trajectories(suite, key)
+        outputs = extended_outputs(suite, {"fig8_rivals": ["rivals.csv"]})
+        left = [path.split("/")[-1] for path in outputs]
+        assert f"{key}.csv" not in left and "calibration.json" in left
+        assert ("fig8_rivals.png" in left) == (key != "rivals")
 
 
 def all_settings(suite: Suite) -> dict[str, object]:
