@@ -1,10 +1,8 @@
 """Train a suite from one step to another and keep the checkpoints in between."""
 
-import torch
-
 from flatminima.files import describe_run, file_sha256
 from flatminima.jobs import run
-from flatminima.model import build_model, prepare_backend
+from flatminima.model import build_model, take_device
 from flatminima.schedules import read_schedule
 from flatminima.text.tokens import check_ids, read_tokens
 from flatminima.training.loop import read_recipe, train_job
@@ -18,8 +16,7 @@ def main(train: str, checkpoints: dict, final_state: str, losses: str, workspace
     ``settings`` has architecture, vocab_size, training, total_steps, start and stop. A run
     that begins at 0 initialises the model, a later one takes ``initial_state``.
     """
-    torch.set_num_threads(threads)
-    prepare_backend()
+    take_device("cpu", threads)
     inputs = [file_sha256(path) for path in (train, initial_state) if path]
     made_by = {**describe_run(threads=threads), **settings, "due": list(checkpoints),
                "inputs": inputs, "code": code}  # fmt: skip

@@ -5,8 +5,7 @@ from pathlib import Path
 from flatminima.files import write_table
 from flatminima.jobs import run
 from flatminima.mechanism.phase_flips import trace_phases
-from flatminima.mechanism.visits import prepare
-from flatminima.model import load_model
+from flatminima.model import load_model, take_device
 from flatminima.quantizer_specs import read_spec
 from flatminima.text.tokens import read_tokens
 
@@ -14,7 +13,7 @@ from flatminima.text.tokens import read_tokens
 def main(*, weights: str, train: str, settings: dict, quantizer: dict, threads: int,
          table: str) -> None:  # fmt: skip
     """Write a row per schedule, seed and phase."""
-    device = prepare(settings["device"], threads)
+    device = take_device(settings["device"], threads)
     found = trace_phases(
         lambda: load_model(Path(weights).parent, device), read_tokens(train),
         read_spec(quantizer), settings,

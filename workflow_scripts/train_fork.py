@@ -1,13 +1,10 @@
 """Train one fork of a suite and write the checkpoints that are measured of it."""
 
-import os
 from pathlib import Path
 
-import torch
-
 from flatminima.files import describe_run, file_sha256
-from flatminima.jobs import own_gpu, run, slots_folder
-from flatminima.model import choose_device, load_model, prepare_backend
+from flatminima.jobs import run
+from flatminima.model import load_model, take_device
 from flatminima.schedules import Condition
 from flatminima.text.tokens import check_ids, read_tokens
 from flatminima.training.gradients import Compute, set_attention
@@ -24,10 +21,7 @@ def main(inputs: dict, checkpoints: str, losses: str, provenance: str, seed: int
     ``settings`` is a ``Condition``, ``key`` where it stands in the configuration; ``seed``
     decides the data order and nothing else.
     """
-    torch.set_num_threads(threads)
-    prepare_backend()
-    held = own_gpu(device, torch.cuda.device_count(), os.environ, slots_folder())  # noqa: F841
-    device = choose_device(device)
+    device = take_device(device, threads)
     condition, compute = Condition(**settings), Compute(**settings["compute"])
     hashes = {name: file_sha256(p) for name, p in inputs.items() if Path(p).is_file()}
     made_by = {**describe_run(device=device, threads=threads), **settings, "seed": seed,

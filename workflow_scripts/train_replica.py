@@ -1,10 +1,8 @@
 """Train one small run of another width, seed or weight decay and write its checkpoints."""
 
-import torch
-
 from flatminima.files import describe_run, file_sha256
 from flatminima.jobs import run
-from flatminima.model import build_model, prepare_backend
+from flatminima.model import build_model, take_device
 from flatminima.schedules import read_schedule
 from flatminima.text.tokens import read_tokens
 from flatminima.training.loop import read_recipe, train_job
@@ -17,8 +15,7 @@ def main(train: str, checkpoints: str, losses: str, provenance: str, settings: d
     ``settings`` has architecture, vocab_size, training (its ``seed`` decides initialisation and
     data order), steps (of the checkpoints) and train_sequences (``None``: all).
     """
-    torch.set_num_threads(threads)
-    prepare_backend()
+    take_device("cpu", threads)
     training, last = settings["training"], settings["steps"][-1]
     made_by = {**describe_run(threads=threads), **settings,
                "train_sha256": file_sha256(train), "code": code}  # fmt: skip

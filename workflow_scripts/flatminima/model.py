@@ -32,6 +32,7 @@ from flatminima.files import (
     temporary_name,
     write_digests,
 )
+from flatminima.jobs import own_gpu, slots_folder
 
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 ADAPTER_FILE = "adapter_config.json"
@@ -47,6 +48,7 @@ LEGACY_BUFFERS = (
 )  # fmt: skip
 LOGITS_AT_ONCE = 2**23  # numbers; 32 MiB, which the caches of processors hold for the most part
 LOOKS_AHEAD = 1e-4  # of the largest logit: what rounding may move in a causal model
+_HELD: list[object] = []  # this process's GPU, until it ends
 
 
 # Numeric mode and device
@@ -76,6 +78,15 @@ def choose_device(wanted: str) -> str:
         valid = ", ".join(there)
         raise ValueError(f"config key device: {wanted!r} is not available here; valid: {valid}")
     return there[0] if wanted == "auto" else wanted
+
+
+def take_device(wanted: str, threads: int) -> str:
+    """The device for a job, of several GPUs one of its own; sets threads and numeric mode."""
+    torch.set_num_threads(threads)
+    prepare_backend()
+    # First of all: what has been asked of a GPU decides which one is used.
+    _HELD.append(own_gpu(wanted, torch.cuda.device_count(), os.environ, slots_folder()))
+    return choose_device(wanted)
 
 
 def available_bytes(

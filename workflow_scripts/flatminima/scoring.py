@@ -8,7 +8,6 @@ Perplexity is exp of the token-weighted mean negative log-likelihood (NLL), summ
 sequence of T tokens scores T - 1 of them; documents are packed, so that all weigh the same.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -21,17 +20,16 @@ from torch import Tensor, nn
 
 from flatminima.errors import Diverged, NotMeasured, one_line
 from flatminima.files import describe_run, file_sha256
-from flatminima.jobs import log, own_gpu, slots_folder
+from flatminima.jobs import log
 from flatminima.model import (
     LOGITS_AT_ONCE,
     assert_float32,
     check_causal,
-    choose_device,
     head_in_pieces,
     last_states,
     load_model,
     peculiarities,
-    prepare_backend,
+    take_device,
 )
 from flatminima.quantizer_specs import FP32, AnyQuantizer, read_specs
 from flatminima.quantizers import Quantized, coverage, coverage_line
@@ -261,11 +259,7 @@ class Prober:
     """
 
     def __init__(self, validation: str, probe: Mapping, threads: int) -> None:
-        torch.set_num_threads(threads)
-        prepare_backend()
-        # First of all: what has been asked of a GPU decides which one is used.
-        self._gpu = own_gpu(probe["device"], torch.cuda.device_count(), os.environ, slots_folder())
-        self.device = choose_device(probe["device"])
+        self.device = take_device(probe["device"], threads)
         self.tokens = read_tokens(validation)[: probe.get("sequences")]
         self.specs = read_specs(probe["quantizers"])
         self.roles = {FP32: FP32, **probe["roles"]}

@@ -4,13 +4,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from flatminima.intervals import percentile_interval
 from flatminima.jobs import progress
 from flatminima.layers import linear_layers
-from flatminima.model import assert_float32, choose_device, load_model, prepare_backend
+from flatminima.model import assert_float32, load_model, take_device
 from flatminima.quantizers import linear_weights
 from flatminima.text.tokens import read_tokens
 
@@ -34,13 +33,6 @@ class Visit:
         return {n: w.detach() for n, w in linear_weights(self.model, layers).items()}
 
 
-def prepare(device: str, threads: int) -> str:
-    """Set torch's threads and numeric mode; the device that the configuration asks for."""
-    torch.set_num_threads(threads)
-    prepare_backend()
-    return choose_device(device)
-
-
 def visits(
     folders: Mapping[int, str], validation: str, settings: Mapping, threads: int
 ) -> Iterator[Visit]:
@@ -50,7 +42,7 @@ def visits(
     validation sequences that are used. Raises ``ValueError`` where the file holds fewer, and
     for a model whose linear weights are not ``[out, in]`` matrices.
     """
-    device, wanted = prepare(settings["device"], threads), settings["sequences"]
+    device, wanted = take_device(settings["device"], threads), settings["sequences"]
     tokens = read_tokens(validation)
     if len(tokens) < wanted:
         raise ValueError(f"{validation} holds {len(tokens)} sequences; mechanism asks for {wanted}")
