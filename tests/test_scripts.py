@@ -3,6 +3,7 @@
 import hashlib
 import json
 import runpy
+import shutil
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,18 +39,27 @@ AUDIT_COLUMNS = [
 ]  # fmt: skip
 
 
-def run_script(name: str, folder: Path, *, wildcards=(), threads=1, **parts) -> Path:
-    """Run a script as its rule does; ``parts`` are input, output and params. Returns its log."""
+def run_script(name: str, folder: Path, *, input, output, params=(), wildcards=()) -> Path:
+    """Run a script as its rule does, its files in ``folder``; returns its log."""
+
+    def files(part):
+        return {k: [str(folder / f) for f in v] if isinstance(v, list) else str(folder / v)
+                for k, v in part.items()}  # fmt: skip
+
     log = folder / f"{name}.log"
     job = SimpleNamespace(
-        **{part: Namedlist(fromdict=names) for part, names in parts.items()},
+        input=Namedlist(fromdict=files(input)), output=Namedlist(fromdict=files(output)),
+        params=Namedlist(fromdict={"code": "abc", **dict(params)}),
         wildcards=SimpleNamespace(**{"suite": "tiny", **dict(wildcards)}),
-        threads=threads,
-        log=[str(log)],
-    )
+        threads=1, log=[str(log)],
+    )  # fmt: skip
     script = ROOT / "workflow_scripts" / f"{name}.py"
     runpy.run_path(str(script), init_globals={"snakemake": job}, run_name="__main__")
     return log
+
+
+def sha256(path) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 @pytest.fixture(scope="module")
@@ -62,33 +72,16 @@ def data(tmp_path_factory) -> Path:
     write_documents(folder / "train.jsonl", texts[:30])
     write_documents(folder / "validation.jsonl", texts[30:])
     (folder / "text.json").write_text('{"source": "a test"}')
-    tokenizer = str(folder / "tokenizer.json")
-    run_script(
-        "train_tokenizer", folder,
-        input={"train": str(folder / "train.jsonl")},
-        output={"tokenizer": tokenizer},
-        params={"vocab_size": 300, "code": "abc"},
-    )  # fmt: skip
+    run_script("train_tokenizer", folder, input={"train": "train.jsonl"},
+               output={"tokenizer": "tokenizer.json"}, params={"vocab_size": 300})  # fmt: skip
     run_script(
         "fix_batches", folder,
-        input={
-            "train_text": str(folder / "train.jsonl"),
-            "validation_text": str(folder / "validation.jsonl"),
-            "manifest": str(folder / "text.json"),
-            "tokenizer": tokenizer,
-        },
-        output={
-            "validation": str(folder / "validation.safetensors"),
-            "validation_manifest": str(folder / "validation.json"),
-            "train": str(folder / "train.safetensors"),
-            "train_manifest": str(folder / "train.json"),
-        },
-        params={
-            "batches": {"validation": {"sequences": 6, "length": 16},
-                        "train": {"sequences": 20, "length": 16}},
-            "vocabulary": {},
-            "code": "abc",
-        },
+        input={"train_text": "train.jsonl", "validation_text": "validation.jsonl",
+               "manifest": "text.json", "tokenizer": "tokenizer.json"},
+        output={"validation": "validation.safetensors", "validation_manifest": "validation.json",
+                "train": "train.safetensors", "train_manifest": "train.json"},
+        params={"batches": {"validation": {"sequences": 6, "length": 16},
+                            "train": {"sequences": 20, "length": 16}}, "vocabulary": {}},
     )  # fmt: skip
     return folder
 
@@ -107,10 +100,6 @@ def weights(checkpoints) -> dict[int, str]:
     return {step: f"{folder}/model.safetensors" for step, folder in checkpoints.items()}
 
 
-def sha256(path) -> str:
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-
-
 def test_batches_know_where_they_come_from(data):
     tokenizer = json.loads((data / "tokenizer.json").read_text())
     assert len(tokenizer["model"]["vocab"]) == 300
@@ -122,71 +111,48 @@ def test_batches_know_where_they_come_from(data):
         assert load_file(data / f"{split}.safetensors")["tokens"].shape == (sequences, 16)
 
 
-# Revisions
-
-
-@pytest.fixture(scope="module")
-def described(weights, tmp_path_factory) -> list[Path]:
-    """Tables of two ranges, one of a single step, the later steps first."""
-    folder = tmp_path_factory.mktemp("revisions")
-    tables = []
-    for steps in ([1, 2], [0]):
-        tables.append(folder / f"step{steps[0]}.csv")
+def test_the_suite_table_says_what_each_checkpoint_is(weights, tmp_path):
+    for steps in ([1, 2], [0]):  # two jobs, the later steps first
         run_script(
-            "describe_checkpoints", folder,
-            input={"weights": [weights[step] for step in steps]},
-            output={"table": str(tables[-1]),
-                    "fingerprints": str(tables[-1].with_suffix(".parquet"))},
-            params={"steps": steps, "tokens_per_step": 128, "code": "abc"},
+            "describe_checkpoints", tmp_path, input={"weights": [weights[step] for step in steps]},
+            output={"table": f"{steps[0]}.csv", "fingerprints": f"{steps[0]}.parquet"},
+            params={"steps": steps, "tokens_per_step": 128},
         )  # fmt: skip
-    return tables
-
-
-def test_the_suite_table_says_what_each_checkpoint_is(described, weights, tmp_path):
-    output = tmp_path / "suite.csv"
     run_script(
-        "gather_suite", tmp_path,
-        input={"tables": [str(table) for table in described],
-               "fingerprints": [str(table.with_suffix(".parquet")) for table in described]},
-        output={"table": str(output)},
-        params={"severity": {}, "refused": str(tmp_path / "refused.csv"),
-                "measured_by": None, "code": "abc"},
+        "gather_suite", tmp_path, output={"table": "suite.csv"},
+        input={"tables": ["1.csv", "0.csv"], "fingerprints": ["1.parquet", "0.parquet"]},
+        params={"severity": {}, "refused": str(tmp_path / "refused.csv"), "measured_by": None},
     )  # fmt: skip
-    suite = pd.read_csv(output).set_index("step")
+    suite = pd.read_csv(tmp_path / "suite.csv").set_index("step")
     assert list(suite.index) == [0, 1, 2]
     assert list(suite["sha256"]) == [sha256(weights[step]) for step in STEPS]
     assert list(suite["bytes"]) == [Path(weights[step]).stat().st_size for step in STEPS]
     assert list(suite["tokens_seen"]) == [0, 128, 256]
     assert list(suite["revision"]) == ["step0", "step1", "step2"]
-    assert set(suite["dtype"]) == {"F32"}
+    assert set(suite["dtype"]) == {"F32"} and set(suite["n_tensors"]) == {
+        len(load_file(weights[0]))
+    }
     assert suite["duplicate_of"].isna().tolist() == [True, False, True]
     assert suite.loc[1, "duplicate_of"] == 0
     # Integers stay integers although most of the column is empty.
-    assert ",16192,0,0.0," in output.read_text() and ",16192.0" not in output.read_text()
+    text = (tmp_path / "suite.csv").read_text()
+    assert ",16192,0,0.0," in text and ",16192.0" not in text
     assert list(suite["status"]) == ["present"] * 3 and suite["findings"].isna().all()
-    assert set(suite["n_tensors"]) == {len(load_file(weights[0]))}
     moved = suite["distance_to_previous"]
     assert np.isnan(moved[0]) and moved[1] == 0.0 and 0.5 < moved[2] < 2.0
     assert not (tmp_path / "refused.csv").exists()
 
 
-# Kurtosis
-
-
 def test_kurtosis_of_every_matrix_of_the_blocks(weights, tmp_path):
-    tables = []
     for steps in ([2], [0, 1]):
-        tables.append(str(tmp_path / f"k{steps[0]}.csv"))
         run_script(
-            "measure_kurtosis", tmp_path,
-            input={"weights": [weights[step] for step in steps]},
-            output={"table": tables[-1]},
-            params={"steps": steps, "layers": "blocks", "code": "abc"},
+            "measure_kurtosis", tmp_path, input={"weights": [weights[step] for step in steps]},
+            output={"table": f"{steps[0]}.csv"}, params={"steps": steps, "layers": "blocks"},
         )  # fmt: skip
     run_script(
-        "gather_tables", tmp_path, input={"tables": tables},
-        output={"table": str(tmp_path / "kurtosis.csv")},
-        params={"in_step_order": True, "labels": {"suite": "tiny"}, "code": "abc"},
+        "gather_tables", tmp_path, input={"tables": ["2.csv", "0.csv"]},
+        output={"table": "kurtosis.csv"},
+        params={"in_step_order": True, "labels": {"suite": "tiny"}},
     )  # fmt: skip
     table = pd.read_csv(tmp_path / "kurtosis.csv")
     columns = ["suite", "step", "statistic", "tensor", "n_weights", "excess_kurtosis"]
@@ -208,15 +174,16 @@ def test_kurtosis_of_every_matrix_of_the_blocks(weights, tmp_path):
         assert summary["mean_over_tensors"] == pytest.approx(np.mean(list(expected.values())))
 
 
-# Probes and audit
-
-
-def summarise(folder: Path, sequences: str, table: str) -> None:
-    """The script that turns scores of sequences into a table."""
-    run_script(
-        "summarise_probes", folder, input={"sequences": sequences}, output={"table": table},
-        params={"resamples": 50, "code": "abc"},
+def probe(folder: Path, data: Path, stem: str, folders: dict) -> Path:
+    """Probe checkpoints and summarise their scores; returns the log."""
+    log = run_script(
+        "probe_checkpoints", folder, input={"validation": data / "validation.safetensors"},
+        output={"sequences": f"{stem}.parquet", "provenance": f"{stem}.json"},
+        params={"folders": folders, "probe": PROBE},
     )  # fmt: skip
+    run_script("summarise_probes", folder, input={"sequences": f"{stem}.parquet"},
+               output={"table": f"{stem}.csv"}, params={"resamples": 50})  # fmt: skip
+    return log
 
 
 @pytest.fixture(scope="module")
@@ -224,25 +191,16 @@ def probed(data, checkpoints, tmp_path_factory) -> Path:
     """The audit of three steps, probed in two jobs."""
     folder = tmp_path_factory.mktemp("probes")
     for steps in ([2], [0, 1]):
-        stem = folder / f"step{steps[0]}"
-        run_script(
-            "probe_checkpoints", folder,
-            input={"validation": str(data / "validation.safetensors"), "checkpoints": ["unread"]},
-            output={"sequences": f"{stem}.parquet", "provenance": f"{stem}.json"},
-            params={"folders": {s: checkpoints[s] for s in steps}, "probe": PROBE, "code": "abc"},
-        )  # fmt: skip
-        summarise(folder, f"{stem}.parquet", f"{stem}.csv")
+        probe(folder, data, f"step{steps[0]}", {step: checkpoints[step] for step in steps})
     run_script(
-        "gather_audit", folder,
-        input={"tables": [str(folder / f"step{s}.csv") for s in (2, 0)],
-               "scores": [str(folder / f"step{s}.parquet") for s in (2, 0)]},
-        output={"audit": str(folder / "audit.csv"), "sequences": str(folder / "all.parquet")},
-        params={"schedule": SCHEDULE, "total_steps": 40, "tokens_per_step": 128, "code": "abc"},
+        "gather_audit", folder, output={"audit": "audit.csv", "sequences": "all.parquet"},
+        input={"tables": ["step2.csv", "step0.csv"], "scores": ["step2.parquet", "step0.parquet"]},
+        params={"schedule": SCHEDULE, "total_steps": 40, "tokens_per_step": 128},
     )  # fmt: skip
     return folder
 
 
-def test_the_audit_is_tidy_and_in_order(probed):
+def test_the_audit_is_tidy_and_agrees_with_the_scores_of_single_sequences(probed):
     audit = pd.read_csv(probed / "audit.csv")
     assert list(audit.columns) == AUDIT_COLUMNS
     assert list(audit["step"]) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
@@ -254,10 +212,11 @@ def test_the_audit_is_tidy_and_in_order(probed):
     assert list(audit["lr"][::3]) == [0.0, 0.005, 0.01]
     assert list(audit["lr_fraction"][::3]) == [0.0, 0.5, 1.0]
     assert set(audit["n_sequences"]) == {6} and set(audit["n_tokens"]) == {6 * 15}
+    scores = [c for c in audit if not c.startswith(("lr", "step", "tokens_seen"))]
+    equal = audit[scores][3:6].reset_index(drop=True)  # of equal weights
+    pd.testing.assert_frame_equal(audit[scores][:3], equal, check_exact=True)
 
-
-def test_the_audit_agrees_with_the_scores_of_single_sequences(probed):
-    audit = pd.read_csv(probed / "audit.csv").set_index(["step", "role"])
+    audit = audit.set_index(["step", "role"])
     sequences = pd.read_parquet(probed / "all.parquet")
     sums = sequences.groupby(["step", "role"])[["nll_nats", "kl_nats", "top1_changed", "scored"]]
     sums = sums.sum()
@@ -281,79 +240,49 @@ def test_the_audit_agrees_with_the_scores_of_single_sequences(probed):
     assert (audit.drop("fp32", level="role")["kl_nats_per_token"] > 0).all()
 
 
-def test_equal_weights_get_equal_rows_and_a_single_step_the_row_of_a_range(
+def test_a_probe_says_what_made_it_and_a_single_step_has_the_row_of_a_range(
     probed, data, checkpoints, tmp_path
 ):
-    audit = pd.read_csv(probed / "audit.csv").drop(columns=["step", "tokens_seen"])
-    scores = [c for c in audit if not c.startswith("lr")]
-    first, second = audit[scores][:3], audit[scores][3:6]
-    pd.testing.assert_frame_equal(first, second.reset_index(drop=True), check_exact=True)
-    run_script(
-        "probe_checkpoints", tmp_path,
-        input={"validation": str(data / "validation.safetensors")},
-        output={"sequences": str(tmp_path / "1.parquet"), "provenance": str(tmp_path / "1.json")},
-        params={"folders": {1: checkpoints[1]}, "probe": PROBE, "code": "abc"},
-    )  # fmt: skip
-    summarise(tmp_path, str(tmp_path / "1.parquet"), str(tmp_path / "table"))
-    lines = (probed / "step0.csv").read_text().splitlines()
-    assert (tmp_path / "table").read_text().splitlines() == [lines[0], *lines[4:]]
-
-
-def test_a_probe_says_what_made_it(probed, data):
     made_by = json.loads((probed / "step0.json").read_text())
     assert made_by["validation_sha256"] == sha256(data / "validation.safetensors")
     assert made_by["probe"] == PROBE and made_by["code"] == "abc"
     assert made_by["threads"] == 1 and made_by["device"] == "cpu"
     assert made_by["packages"]["torch"] == metadata.version("torch")
+    probe(tmp_path, data, "1", {1: checkpoints[1]})
+    lines = (probed / "step0.csv").read_text().splitlines()
+    assert (tmp_path / "1.csv").read_text().splitlines() == [lines[0], *lines[4:]]
 
 
 def test_a_model_that_has_diverged_is_named_and_the_others_are_probed(data, checkpoints, tmp_path):
-    folder = tmp_path / "step7"
-    folder.mkdir()
-    tensors = load_file(f"{checkpoints[2]}/model.safetensors")
-    name = "gpt_neox.layers.0.mlp.dense_h_to_4h.weight"
+    folder = Path(shutil.copytree(checkpoints[2], tmp_path / "step7"))
+    tensors, name = (
+        load_file(folder / "model.safetensors"),
+        "gpt_neox.layers.0.mlp.dense_h_to_4h.weight",
+    )
     tensors[name][0, 0] = float("nan")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(Path(f"{checkpoints[2]}/config.json").read_text())
-    run_script(
-        "probe_checkpoints", tmp_path,
-        input={"validation": str(data / "validation.safetensors")},
-        output={"sequences": str(tmp_path / "s.parquet"), "provenance": str(tmp_path / "s.json")},
-        params={"folders": {7: str(folder), 1: checkpoints[1]}, "probe": PROBE, "code": "abc"},
-    )  # fmt: skip
+    log = probe(tmp_path, data, "s", {7: str(folder), 1: checkpoints[1]})
     line = f"{folder}: 1 of 1024 {name} are not finite"
-    assert f"not measured: {line}" in (tmp_path / "probe_checkpoints.log").read_text()
+    assert f"not measured: {line}" in log.read_text()
     assert json.loads((tmp_path / "s.json").read_text())["left_out"] == {"7": line}
     assert set(pd.read_parquet(tmp_path / "s.parquet").step) == {1}
 
 
-def test_forks_are_gathered_in_the_order_given(tmp_path):
-    tables = []
-    for name in ("sgdr", "cosine"):
-        tables.append(str(tmp_path / f"{name}.csv"))
+def test_tables_are_gathered_in_the_order_given_and_a_log_holds_the_traceback(tmp_path):
+    names = ["sgdr.csv", "cosine.csv"]
+    for name in names:
         phase = {"update_phase": ["", "bump"], "gap_pct": [0.1, 1 / 3]}
         table = pd.DataFrame({"schedule": name, "step": [2, 1], "role": "low_bit", **phase})
-        table.to_csv(tables[-1], index=False)
-    run_script(
-        "gather_tables", tmp_path, input={"tables": tables},
-        output={"table": str(tmp_path / "forks.csv")},
-        params={"in_step_order": False, "labels": {}, "code": "abc"},
-    )  # fmt: skip
-    parts = [Path(table).read_text().splitlines() for table in tables]
-    expected = [parts[0][0], *parts[0][1:], *parts[1][1:]]
-    assert (tmp_path / "forks.csv").read_text().splitlines() == expected, "to the last digit"
+        table.to_csv(tmp_path / name, index=False)
+    job = {"output": {"table": "forks.csv"}, "params": {"in_step_order": False, "labels": {}}}
+    run_script("gather_tables", tmp_path, input={"tables": names}, **job)
+    first, second = ((tmp_path / name).read_text().splitlines() for name in names)
+    gathered = (tmp_path / "forks.csv").read_text().splitlines()
+    assert gathered == [*first, *second[1:]], "to the last digit"
 
-
-# Logs
-
-
-def test_a_log_holds_what_was_said_and_the_traceback(tmp_path, capsys):
+    (tmp_path / "forks.csv").unlink()
     with pytest.raises(FileNotFoundError):
-        run_script(
-            "gather_tables", tmp_path, input={"tables": [str(tmp_path / "missing.csv")]},
-            output={"table": str(tmp_path / "forks.csv")},
-            params={"in_step_order": False, "labels": {}, "code": "abc"},
-        )  # fmt: skip
+        run_script("gather_tables", tmp_path, input={"tables": ["missing.csv"]}, **job)
     log = (tmp_path / "gather_tables.log").read_text()
     assert "Traceback" in log and "missing.csv" in log
     assert not (tmp_path / "forks.csv").exists()

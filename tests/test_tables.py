@@ -11,27 +11,29 @@ from tests import synthetic
 
 NOT_COMPARABLE = "paper (Pythia-160m; not comparable)"
 NAMES = ("audit", "forks")
+PAPER = {"audit": synthetic.PAPER_TABLE1, "forks": synthetic.PAPER_TABLE2}
 
 
-def table(name, suite=synthetic.MINI, *, audit=None, phases=None, statistics=None):
-    if name == "audit":
-        audit = synthetic.audit(suite) if audit is None else audit
-        phases = phases or synthetic.phases(suite)
-        return tables.audit_table(audit, phases, synthetic.PAPER_TABLE1, suite=suite)
-    statistics = synthetic.statistics(suite) if statistics is None else statistics
-    return tables.forks_table(
-        synthetic.forks(suite), statistics, synthetic.PAPER_TABLE2, suite=suite
-    )
+@pytest.fixture
+def written(tmp_path):
+    """Makes a table and returns its csv, md and tex."""
+
+    def write(name, suite=synthetic.MINI, **parts):
+        if name == "audit":
+            parts = {"audit": synthetic.audit(suite), "phases": synthetic.phases(suite)} | parts
+        else:
+            parts = {"forks": synthetic.forks(suite)} | parts
+            parts.setdefault("statistics", synthetic.statistics(suite))
+        make = tables.audit_table if name == "audit" else tables.forks_table
+        paths = {suffix: tmp_path / f"table.{suffix}" for suffix in ("csv", "md", "tex")}
+        tables.write(make(**parts, paper=PAPER[name], suite=suite), paths.values())
+        return {suffix: path.read_text(encoding="utf-8") for suffix, path in paths.items()}
+
+    return write
 
 
-def written(one, folder):
-    paths = {suffix: folder / f"table.{suffix}" for suffix in ("csv", "md", "tex")}
-    tables.write(one, paths.values())
-    return {suffix: path.read_text(encoding="utf-8") for suffix, path in paths.items()}
-
-
-def numbers(one, folder):
-    return pd.read_csv(StringIO(written(one, folder)["csv"]))
+def numbers(files):
+    return pd.read_csv(StringIO(files["csv"]))
 
 
 def markdown_columns(text):
@@ -44,67 +46,57 @@ def markdown_columns(text):
     return [dict(zip(headings, column, strict=True)) for column in columns]
 
 
-def test_table1_holds_the_audit_at_the_scaled_steps(tmp_path):
-    frame = numbers(table("audit"), tmp_path)
+def test_table1_holds_the_audit_at_the_scaled_steps(written):
+    frame = numbers(written("audit"))
     assert list(frame["step"]) == [40, 280, 400, 1200, 2800, 3080, 3320, 4000, 4800, 5720]
-    audit = synthetic.audit().set_index(["step", "role"])
-    for row in frame.to_dict("records"):
-        fp32, low, high = (
-            audit.loc[(row["step"], role)] for role in ("fp32", "low_bit", "high_bit")
-        )
-        assert row["FP32 PPL"] == fp32["ppl"]
-        assert row["INT4 gap (%)"] == low["gap_pct"]
-        assert row["INT4 gap 95 % low (%)"] == low["gap_low_pct"]
-        assert row["INT4 gap 95 % high (%)"] == low["gap_high_pct"]
-        assert row["INT8 gap (%)"] == high["gap_pct"]
-        assert row["INT4 PPL"] == low["ppl"]
-        assert row["INT4 delta NLL (nats/token)"] == low["delta_nll_nats_per_token"]
-        assert row["LR (% of max)"] == 100 * fp32["lr_fraction"]
+    by_role = dict(list(synthetic.audit().set_index("step").loc[frame["step"]].groupby("role")))
+    fp32, low, high = (by_role[role] for role in ("fp32", "low_bit", "high_bit"))
+    for heading, expected in {
+        "FP32 PPL": fp32["ppl"],
+        "INT4 gap (%)": low["gap_pct"],
+        "INT4 gap 95 % low (%)": low["gap_low_pct"],
+        "INT4 gap 95 % high (%)": low["gap_high_pct"],
+        "INT8 gap (%)": high["gap_pct"],
+        "INT4 PPL": low["ppl"],
+        "INT4 delta NLL (nats/token)": low["delta_nll_nats_per_token"],
+        "LR (% of max)": 100 * fp32["lr_fraction"],
+    }.items():
+        assert list(frame[heading]) == list(expected), heading
     # Phases are the suite's own.
-    frame = numbers(table("audit", phases=synthetic.phases(onset=False)), tmp_path)
+    frame = numbers(written("audit", phases=synthetic.phases(onset=False)))
     assert list(frame["phase"]) == [1, 1, 2, 2, 2, 2, 2, 2, 2, 2]
     assert list(frame[f"{NOT_COMPARABLE}: phase"]) == list(synthetic.PAPER_TABLE1["phase"])
 
 
-@pytest.mark.parametrize(
-    ("name", "columns"),
-    [
-        ("audit", {"step": "step", "FP32 PPL": "fp32_ppl", "INT4 gap (%)": "int4_gap_pct",
-                   "INT8 gap (%)": "int8_gap_pct", "LR (% of max)": "lr_pct"}),
-        ("forks", {"gap (%)": "mean_gap_pct", "sd": "sd_gap_pct", "FP32 PPL": "fp32_ppl"}),
-    ],
-)  # fmt: skip
-def test_the_papers_columns_are_its_printed_numbers(name, columns, tmp_path):
-    frame = numbers(table(name), tmp_path)
-    paper = synthetic.PAPER_TABLE1 if name == "audit" else synthetic.PAPER_TABLE2
-    for heading, source in columns.items():
-        expected = paper[source].to_numpy(float)
-        assert np.array_equal(frame[f"{NOT_COMPARABLE}: {heading}"], expected, equal_nan=True)
-    if name == "forks":
-        wins = frame[f"{NOT_COMPARABLE}: wins"].fillna("")
-        assert list(wins) == ["", "0/9", "6/9", "6/9"]
+def test_the_papers_columns_are_its_printed_numbers(written):
+    for name, columns in {
+        "audit": {"step": "step", "FP32 PPL": "fp32_ppl", "INT4 gap (%)": "int4_gap_pct",
+                  "INT8 gap (%)": "int8_gap_pct", "LR (% of max)": "lr_pct"},
+        "forks": {"gap (%)": "mean_gap_pct", "sd": "sd_gap_pct", "FP32 PPL": "fp32_ppl"},
+    }.items():  # fmt: skip
+        frame = numbers(written(name))
+        for heading, source in columns.items():
+            expected = PAPER[name][source].to_numpy(float)
+            assert np.array_equal(frame[f"{NOT_COMPARABLE}: {heading}"], expected, equal_nan=True)
+    assert list(frame[f"{NOT_COMPARABLE}: wins"].fillna("")) == ["", "0/9", "6/9", "6/9"]
 
 
-def test_table2_is_the_forks_with_the_seed_as_the_unit(tmp_path):
-    forks = synthetic.forks()
-    low, fp32 = (forks[forks["role"] == role] for role in ("low_bit", "fp32"))
+def test_table2_is_the_forks_with_the_seed_as_the_unit(written):
+    low, fp32 = (synthetic.forks().query(f"role == '{role}'") for role in ("low_bit", "fp32"))
     control = low[low["schedule"] == "cosine"]
 
     def of_seeds(probes):
-        final = [part.loc[part["step"].idxmax(), "gap_pct"] for _, part in probes.groupby("seed")]
-        return final, [part["gap_pct"].mean() for _, part in probes.groupby("seed")]
+        seeds = probes.sort_values("step").groupby("seed")["gap_pct"]
+        return seeds.last().tolist(), seeds.mean().tolist()
 
-    for row in numbers(table("forks"), tmp_path).to_dict("records"):
+    for row in numbers(written("forks")).to_dict("records"):
         schedule = row["schedule"].lower()
         probes = low[low["schedule"] == schedule]
         if row["probes"] == "cool":
             probes = probes[probes["update_phase"] == "cool"]
         last = probes["step"].max()
         at_last = fp32[(fp32["schedule"] == schedule) & (fp32["step"] == last)]
-        (final, mean), against = (
-            of_seeds(probes),
-            of_seeds(control[control["step"].isin(probes["step"])]),
-        )
+        final, mean = of_seeds(probes)
         expected = {
             "seeds": 3, "final INT4 gap (%)": np.mean(final), "sd, final": np.std(final, ddof=1),
             "mean INT4 gap (%)": np.mean(mean), "sd, mean": np.std(mean, ddof=1),
@@ -112,34 +104,29 @@ def test_table2_is_the_forks_with_the_seed_as_the_unit(tmp_path):
             "INT4 PPL": probes.loc[probes["step"] == last, "ppl"].mean(),
         }  # fmt: skip
         assert {key: row[key] for key in expected} == pytest.approx(expected, rel=1e-12)
-        for heading, own, other in zip(("final", "mean"), (final, mean), against, strict=True):
+        against = of_seeds(control[control["step"].isin(probes["step"])])
+        for how, own, other in zip(("final", "mean"), (final, mean), against, strict=True):
             wins = f"{sum(a < b for a in own for b in other)}/9"
-            shown = row[f"wins, {heading}"]
+            shown = row[f"wins, {how}"]
             assert pd.isna(shown) if schedule == "cosine" else shown == wins
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_markdown_and_latex_print_the_same_cells(name, tmp_path):
-    files = written(table(name), tmp_path)
-    columns = markdown_columns(files["md"])
-    body = files["tex"].split(r"\midrule")[1].split(r"\bottomrule")[0].strip()
-    latex = [line.removesuffix(r"\\").split("&") for line in body.splitlines()]
-    for cells, row in zip(columns, latex, strict=True):
-        if name == "audit":
-            low, high = (cells.pop(f"INT4 gap 95 % {end} (%)") for end in ("low", "high"))
-            cells["INT4 gap (%)"] += f" [{low}, {high}]"
-        assert sorted(cells.values()) == sorted(cell.strip() for cell in row)
-    for command in (r"\caption{mini (embedded", r"\label{tab:", r"\toprule"):
-        assert files["tex"].count(command) == 1
-    assert files["tex"].count("%") == files["tex"].count(r"\%") > 0
-
-
-def test_printed_numbers_are_rounded_from_the_frame(tmp_path):
+def test_markdown_and_latex_print_the_same_cells_rounded_from_the_numbers(written):
     audit = synthetic.audit()
     audit.loc[(audit["step"] == 40) & (audit["role"] == "high_bit"), "gap_pct"] = -0.003
-    files = written(table("audit", audit=audit), tmp_path)
-    last = pd.read_csv(StringIO(files["csv"])).iloc[-1]
-    first, *_, cells = markdown_columns(files["md"])
+    for files in (written("forks"), written("audit", audit=audit)):
+        columns = markdown_columns(files["md"])
+        body = files["tex"].split(r"\midrule")[1].split(r"\bottomrule")[0].strip()
+        latex = [line.removesuffix(r"\\").split("&") for line in body.splitlines()]
+        for cells, row in zip(columns, latex, strict=True):
+            ends = [cells.pop(key, None) for key in list(cells) if "95 %" in key]
+            if ends and any(ends):
+                cells["INT4 gap (%)"] += f" [{ends[0]}, {ends[1]}]"
+            assert sorted(cells.values()) == sorted(cell.strip() for cell in row)
+        for command in (r"\caption{mini (embedded", r"\label{tab:", r"\toprule"):
+            assert files["tex"].count(command) == 1
+        assert files["tex"].count("%") == files["tex"].count(r"\%") > 0
+    last, (first, *_, cells) = numbers(files).iloc[-1], markdown_columns(files["md"])
     assert first["INT8 gap (%)"] == "0.00", "a gap that rounds to zero has no sign"
     assert (cells["phase"], cells["step"]) == ("3", "5,720")
     assert cells["INT4 gap (%)"] == f"{last['INT4 gap (%)']:.1f}"
@@ -150,8 +137,8 @@ def test_printed_numbers_are_rounded_from_the_frame(tmp_path):
 
 @pytest.mark.parametrize("suite", [synthetic.MINI, synthetic.PYTHIA], ids=lambda s: s["name"])
 @pytest.mark.parametrize("name", NAMES)
-def test_not_comparable_is_said_exactly_where_it_is_so(name, suite, tmp_path):
-    files, own = written(table(name, suite), tmp_path), suite["is_paper_model"]
+def test_not_comparable_is_said_exactly_where_it_is_so(name, suite, written):
+    files, own = written(name, suite), suite["is_paper_model"]
     for suffix, text in files.items():
         assert ("not comparable" in text) is not own, suffix
         assert suffix == "csv" or suite["label"] in text
@@ -160,28 +147,25 @@ def test_not_comparable_is_said_exactly_where_it_is_so(name, suite, tmp_path):
     assert len(headings) >= 4 and all(cell.startswith(prefix) for cell in headings)
 
 
-def test_a_suite_without_a_step_or_a_condition_has_empty_cells(tmp_path):
-    short = synthetic.audit(short=True)
-    frame = numbers(table("audit", audit=short), tmp_path)
+def test_a_suite_without_a_step_or_a_condition_has_empty_cells(written):
+    frame = numbers(written("audit", audit=synthetic.audit(short=True)))
     assert frame["FP32 PPL"].notna().sum() == 1
     assert frame[f"{NOT_COMPARABLE}: FP32 PPL"].notna().all()
     phases = synthetic.phases()
     phases["segments"][-1]["last_step"] = 4000
-    frame = numbers(table("audit", phases=phases), tmp_path)
+    frame = numbers(written("audit", phases=phases))
     assert frame["phase"].notna().tolist() == [True] * 8 + [False] * 2, "after the end: no phase"
     statistics = synthetic.statistics()
     only = statistics[~statistics["comparison"].str.startswith("oli")]
-    frame = numbers(table("forks", statistics=only), tmp_path)
+    frame = numbers(written("forks", statistics=only))
     assert frame["seeds"].notna().tolist() == [True, True, False, False]
 
 
-def test_table1_of_a_run_without_an_even_grid_has_the_nearest_shares(tmp_path):
-    suite = {**synthetic.MINI, "spacing": 1, "last": 1000}
+def test_table1_of_a_run_without_an_even_grid_has_the_nearest_shares(written):
     audit, steps = synthetic.audit(), [0, 100, 500, 700, 1000]
-    audit = audit[audit["step"].isin(sorted(audit["step"].unique())[: len(steps)])]
-    renamed = dict(zip(sorted(audit["step"].unique()), steps, strict=True))
-    audit = audit.assign(step=audit["step"].map(renamed), lr_fraction=np.nan)
-    frame = numbers(table("audit", suite, audit=audit, phases=synthetic.phases()), tmp_path)
+    audit = audit.iloc[: 3 * len(steps)].assign(step=np.repeat(steps, 3), lr_fraction=np.nan)
+    suite = {**synthetic.MINI, "spacing": 1, "last": 1000}
+    frame = numbers(written("audit", suite, audit=audit, phases=synthetic.phases()))
     # Of 1,000 steps, 30,000 of 143,000 is 210, 70,000 is 490, 100,000 is 699.
     assert list(frame["step"]) == [100, 500, 700, 1000]
     assert list(frame[f"{NOT_COMPARABLE}: step"]) == [10_000, 70_000, 100_000, 143_000]
