@@ -35,10 +35,8 @@ SEQUENCES, LENGTH = 256, 64
 
 def grid(suite: dict, *, short: bool = False) -> list[int]:
     """The suite's 154 revisions, or twelve of the same extent."""
-    spacing = suite["spacing"]
-    if short:
-        return revision_steps(powers_of_two=0, spacing=13 * spacing, last=143 * spacing)
-    return revision_steps(powers_of_two=10, spacing=spacing, last=143 * spacing)
+    powers, spacing = (0, 13 * suite["spacing"]) if short else (10, suite["spacing"])
+    return revision_steps(powers_of_two=powers, spacing=spacing, last=143 * suite["spacing"])
 
 
 def schedule(suite: dict) -> CosineNeoxV1:
@@ -78,41 +76,37 @@ def _curve(suite: dict, steps: list[int], column: str, at_zero: float) -> np.nda
     return np.exp(np.interp(np.log(np.maximum(steps, 1)), np.log(known), values))
 
 
-def _quantized_rows(keys: dict, ppl: float, gaps: dict[str, float], width: float) -> list[dict]:
-    """Rows of all roles for one model; ``width`` is the relative half width of intervals."""
-    rows = []
+def _rows(keys: pd.DataFrame, ppl: np.ndarray, gaps: dict) -> pd.DataFrame:
+    """Rows of all roles for one model a row of ``keys``; ``gaps`` are in percent, by role."""
+    parts = []
     for name, role in ROLES:
-        gap = gaps.get(role, 0.0)
+        gap = np.broadcast_to(gaps.get(role, 0.0), len(keys))
         nll = np.log(ppl) + np.log1p(gap / 100.0)
-        half = 0.0 if role == "fp32" else 0.02 + width * abs(gap)
-        rows.append(keys | {
-            "quantizer": name, "role": role, "nll_nats_per_token": nll, "ppl": np.exp(nll),
-            "ppl_low": np.exp(nll - 0.3), "ppl_high": np.exp(nll + 0.3),
-            "delta_nll_nats_per_token": nll - np.log(ppl), "gap_pct": gap,
-            "gap_low_pct": gap - half, "gap_high_pct": gap + half,
-            "kl_nats_per_token": abs(gap) / 150.0,
-            "top1_changed_pct": min(60.0, 2.0 * abs(gap) ** 0.7),
-            "n_sequences": SEQUENCES, "n_tokens": SEQUENCES * (LENGTH - 1),
-        })  # fmt: skip
-    return rows
+        half = 0.0 if role == "fp32" else 0.02 + 0.08 * abs(gap)
+        parts.append(keys.assign(
+            quantizer=name, role=role, nll_nats_per_token=nll, ppl=np.exp(nll),
+            ppl_low=np.exp(nll - 0.3), ppl_high=np.exp(nll + 0.3),
+            delta_nll_nats_per_token=nll - np.log(ppl), gap_pct=gap, gap_low_pct=gap - half,
+            gap_high_pct=gap + half, kl_nats_per_token=abs(gap) / 150.0,
+            top1_changed_pct=np.minimum(60.0, 2.0 * abs(gap) ** 0.7), n_sequences=SEQUENCES,
+            n_tokens=SEQUENCES * (LENGTH - 1),
+        ))  # fmt: skip
+    return pd.concat(parts).sort_index(kind="stable").reset_index(drop=True)
 
 
 def audit(suite: dict = MINI, *, short: bool = False, negative_int8: bool = False) -> pd.DataFrame:
     """audit.csv; with ``negative_int8`` the control's gap scatters around zero."""
-    steps = grid(suite, short=short)
-    rng = np.random.default_rng(1)
+    steps, lr, rng = grid(suite, short=short), schedule(suite), np.random.default_rng(1)
     ppl = _curve(suite, steps, "fp32_ppl", 61441.0) * np.exp(rng.normal(0, 0.003, len(steps)))
     low = _curve(suite, steps, "int4_gap_pct", 0.02) * np.exp(rng.normal(0, 0.03, len(steps)))
     high = _curve(suite, steps, "int8_gap_pct", 0.001) * np.exp(rng.normal(0, 0.2, len(steps)))
     if negative_int8:
         high = high + rng.normal(0, 0.03, len(steps))
-    lr = schedule(suite)
-    rows = []
-    for step, p, g4, g8 in zip(steps, ppl, low, high, strict=True):
-        keys = {"suite": suite["name"], "step": step, "tokens_seen": step * 16 * LENGTH,
-                "lr": lr(step), "lr_fraction": lr(step) / lr.lr_max}  # fmt: skip
-        rows += _quantized_rows(keys, p, {"low_bit": g4, "high_bit": g8}, 0.08)
-    return pd.DataFrame(rows)
+    keys = pd.DataFrame({"suite": suite["name"], "step": steps})
+    rates = keys["step"].map(lr)
+    keys = keys.assign(tokens_seen=keys["step"] * 16 * LENGTH, lr=rates,
+                       lr_fraction=rates / lr.lr_max)  # fmt: skip
+    return _rows(keys, ppl, {"low_bit": low, "high_bit": high})
 
 
 def phases(suite: dict = MINI, *, onset: bool = True) -> dict:
@@ -154,9 +148,9 @@ def phases(suite: dict = MINI, *, onset: bool = True) -> dict:
     }  # fmt: skip
 
 
-def suite_table(suite: dict = MINI, *, short: bool = False, missing: tuple = ()) -> pd.DataFrame:
+def suite_table(suite: dict = MINI, *, missing: tuple = ()) -> pd.DataFrame:
     """The columns of suite.csv that are read beside the audit."""
-    steps = grid(suite, short=short)
+    steps = grid(suite)
     status = ["missing" if step in missing else "present" for step in steps]
     return pd.DataFrame({"suite": suite["name"], "step": steps, "status": status})
 
@@ -182,69 +176,52 @@ def kurtosis(suite: dict = MINI, *, short: bool = False) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def forks(suite: dict = MINI, *, seeds: tuple[int, ...] = (0, 1, 2)) -> pd.DataFrame:
-    """forks.csv: three schedules, ``seeds``, thirty probes each."""
-    k = suite["spacing"]
+def forks(suite: dict = MINI) -> pd.DataFrame:
+    """forks.csv: three schedules, three seeds, thirty probes each."""
+    k, rng = suite["spacing"], np.random.default_rng(3)
     baseline, start = schedule(suite), 70 * k
-    rng = np.random.default_rng(3)
-    rows = []
+    tables = []
     for name, definition in fork_schedules(suite).items():
         lr = fork_schedule(definition, baseline=baseline, start=start, stop=start + 30 * k)
-        for seed in seeds:
-            for probe in range(1, 31):
-                step, done = start + probe * k, probe / 30
-                phase = lr.last_update_phase(step) or ""
-                fraction = lr(step - 1) / baseline.lr_max
-                gap = {"cosine": 4 + 8.3 * done, "sgdr": 4 + 9 * done + 5 * fraction}.get(
-                    name, 22 if phase == "bump" else 4 + 2 * done
-                )
-                ppl = {"cosine": 34 + 10 * done, "sgdr": 34 + 10 * done + 4 * fraction}.get(
-                    name, (48 + 28 * done) * (1.1 if phase == "bump" else 1.0)
-                )
-                keys = {
-                    "suite": suite["name"], "schedule": name, "seed": seed, "fork_step": start,
-                    "step": step, "tokens_since_fork": probe * k * 16 * LENGTH,
-                    "lr_last_update": lr(step - 1), "lr_fraction_last_update": fraction,
-                    "update_phase": phase, "train_loss_nats_per_token": np.log(ppl) - 0.3,
-                }  # fmt: skip
-                gaps = {
-                    "low_bit": gap * np.exp(rng.normal(0, 0.08)) + 0.4 * seed,
-                    "high_bit": 0.01 * gap,
-                }
-                rows += _quantized_rows(keys, ppl * np.exp(rng.normal(0, 0.01)), gaps, 0.08)
-    return pd.DataFrame(rows)
+        steps = pd.Series(start + np.arange(1, 31) * k)
+        done, rate = (steps - start) / (30 * k), (steps - 1).map(lr)
+        phase = steps.map(lambda step, of=lr: of.last_update_phase(step) or "")
+        bump, fraction = phase == "bump", rate / baseline.lr_max
+        gap = {"cosine": 4 + 8.3 * done, "sgdr": 4 + 9 * done + 5 * fraction}.get(
+            name, (4 + 2 * done).where(~bump, 22)
+        )
+        ppl = {"cosine": 34 + 10 * done, "sgdr": 34 + 10 * done + 4 * fraction}.get(
+            name, (48 + 28 * done) * (1 + 0.1 * bump)
+        )
+        for seed in range(3):
+            keys = pd.DataFrame({
+                "suite": suite["name"], "schedule": name, "seed": seed, "fork_step": start,
+                "step": steps, "tokens_since_fork": (steps - start) * 16 * LENGTH,
+                "lr_last_update": rate, "lr_fraction_last_update": fraction,
+                "update_phase": phase, "train_loss_nats_per_token": np.log(ppl) - 0.3,
+            })  # fmt: skip
+            low = gap * np.exp(rng.normal(0, 0.08, 30)) + 0.4 * seed
+            gaps = {"low_bit": low, "high_bit": 0.01 * gap}
+            tables.append(_rows(keys, ppl * np.exp(rng.normal(0, 0.01, 30)), gaps))
+    return pd.concat(tables, ignore_index=True)
 
 
 def statistics(
-    suite: dict = MINI, *, onset: bool = True, short: bool = False, primary: dict | None = None
+    suite: dict = MINI, *, onset: bool = True, primary: dict | None = None
 ) -> pd.DataFrame:
     """statistics.csv of the tables above, by the project's own tests."""
     return all_statistics(
-        forks(suite), audit(suite, short=short), kurtosis(suite, short=short),
-        phases(suite, onset=onset), spacing=suite["spacing"], baseline="cosine",
-        primary=primary or {},
+        forks(suite), audit(suite), kurtosis(suite), phases(suite, onset=onset),
+        spacing=suite["spacing"], baseline="cosine", primary=primary or {},
     )  # fmt: skip
 
 
-def write(
-    folder: Path,
-    suite: dict = MINI,
-    *,
-    short: bool = False,
-    onset: bool = True,
-    negative_int8: bool = False,
-) -> Path:
+def write(folder: Path, suite: dict = MINI, *, onset: bool = True) -> Path:
     """All of the above under their own names in ``folder``, which is returned."""
     folder.mkdir(parents=True, exist_ok=True)
-    tables = {
-        "audit": audit(suite, short=short, negative_int8=negative_int8),
-        "kurtosis": kurtosis(suite, short=short),
-        "forks": forks(suite),
-        "statistics": statistics(suite, onset=onset, short=short),
-        "suite": suite_table(suite, short=short),
-    }
+    tables = {"audit": audit(suite), "kurtosis": kurtosis(suite), "forks": forks(suite)}
+    tables |= {"statistics": statistics(suite, onset=onset), "suite": suite_table(suite)}
     for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False)
-    text = json.dumps(phases(suite, onset=onset), indent=2)
-    (folder / "phases.json").write_text(text + "\n", encoding="utf-8")
+    (folder / "phases.json").write_text(json.dumps(phases(suite, onset=onset)), encoding="utf-8")
     return folder

@@ -27,27 +27,24 @@ def built(tmp_path_factory) -> Path:
     return folder / "results" / "tiny"
 
 
-def test_figures_and_notebook_are_there_and_labelled(built):
+def test_figures_and_notebook_are_there_and_the_measurements_agree_with_the_audit(built):
     for name in FIGURES:
         for suffix in ("pdf", "svg", "png"):
             assert (built / f"figures/{name}.{suffix}").stat().st_size > 1000
     page = (built / "notebooks/mechanism.html").read_text(encoding="utf-8")
-    texts = re.findall(r'<img[^>]*alt="([^"]*)"', page)
-    assert len(texts) == 8 and all(text.startswith("Figure ") for text in texts)
-
-
-def test_the_measurements_agree_with_the_audit(built):
-    audit = pd.read_csv(built / "audit.csv")
-    sensitivity = pd.read_csv(built / "mechanism/sensitivity.csv")
-    own = sensitivity[(sensitivity["perturbation"] == "low_bit") & (sensitivity["tensor"] == "all")]
+    described = re.findall(r'<img[^>]*alt="([^"]*)"', page)
+    assert len(described) == 8 and all(text.startswith("Figure ") for text in described)
+    audit, sensitivity, drift, layers = (
+        pd.read_csv(built / f"{name}.csv")
+        for name in ("audit", "mechanism/sensitivity", "mechanism/drift", "mechanism/layers")
+    )
+    own = sensitivity.query("perturbation == 'low_bit' and tensor == 'all'")
     assert set(own["step"]) <= set(audit["step"])
     # To second order and at this size the prediction is the measurement.
     off = (own["predicted_nats"] - own["measured_nats"]).abs().max()
     assert off < 0.1 * own["measured_nats"].abs().max() + 1e-4
-    drift = pd.read_csv(built / "mechanism/drift.csv")
     assert list(drift["step"]) == sorted(audit["step"].unique())
     assert drift["index"].between(0.8, 1.2).all()
-    layers = pd.read_csv(built / "mechanism/layers.csv")
     assert set(layers["probe"]) == {"fp32", "all", "in", "out"}
 
 

@@ -295,7 +295,7 @@ def test_bit_widths_of_suite_and_paper_stand_in_panels_of_their_own(suite):
     assert np.allclose(np.divide(*line.get_data()), 289), "the squared ratio of the levels"
 
 
-def test_printed_relations_are_those_of_the_statistics():
+def test_relations_are_those_of_the_statistics_and_losses_that_did_not_grow_are_counted():
     rows = synthetic.statistics().set_index(["comparison", "test"])["value"]
     rows = rows["high_bit v low_bit (even steps)"]
     ours, papers = map(words, draw("bit_widths").axes)
@@ -304,22 +304,16 @@ def test_printed_relations_are_those_of_the_statistics():
     table = synthetic.PAPER_TABLE1
     low, high = (np.log1p(table[f"int{b}_gap_pct"] / 100).sum() for b in (4, 8))
     assert f"low/high {low / high:.0f} [" in papers
-    unnamed = synthetic.audit().replace({"quantizer": {"int4_g64": "nearest"}})
-    suite = synthetic.facts(synthetic.MINI) | {"quantizers": {}}
-    assert "dashed" not in words(draw("bit_widths", audit=unnamed, suite=suite).axes[0])
-
-
-@pytest.mark.parametrize("lost", [[40, 80, 5720], "all"])
-def test_losses_that_did_not_grow_are_left_out_and_counted(lost):
-    audit = synthetic.audit()
-    high = audit["role"] == "high_bit"
-    high &= True if lost == "all" else audit["step"].isin(lost)
-    audit.loc[high, "delta_nll_nats_per_token"] = -1e-9
-    figure = draw("bit_widths", audit=audit)
-    left_out, said = 143 if lost == "all" else 3, words(figure.axes[0])
-    assert f"left out, no loss added: {left_out} of 143 checkpoints" in said
-    assert ("low/high none" in said) == (lost == "all")
-    no_text_overlaps_or_leaves_the_page(figure)
+    for lost in ([40, 80, 5720], synthetic.grid(synthetic.MINI)):
+        # A name that tells no bit width has no line of the levels.
+        audit = synthetic.audit().replace({"quantizer": {"int4_g64": "nearest"}})
+        fallen = (audit["role"] == "high_bit") & audit["step"].isin(lost)
+        audit.loc[fallen, "delta_nll_nats_per_token"] = -1e-9
+        figure = draw("bit_widths", audit=audit)
+        left_out, said = min(len(lost), 143), words(figure.axes[0])
+        assert f"left out, no loss added: {left_out} of 143 checkpoints" in said
+        assert ("low/high none" in said) == (left_out == 143) and "dashed" not in said
+        no_text_overlaps_or_leaves_the_page(figure)
 
 
 def test_power_laws_are_fitted_lines_over_the_points():

@@ -19,11 +19,8 @@ def written(tmp_path):
     """Makes a table and returns its csv, md and tex."""
 
     def write(name, suite=synthetic.MINI, **parts):
-        if name == "audit":
-            parts = {"audit": synthetic.audit(suite), "phases": synthetic.phases(suite)} | parts
-        else:
-            parts = {"forks": synthetic.forks(suite)} | parts
-            parts.setdefault("statistics", synthetic.statistics(suite))
+        for part in ("audit", "phases") if name == "audit" else ("forks", "statistics"):
+            parts[part] = parts[part] if part in parts else getattr(synthetic, part)(suite)
         make = tables.audit_table if name == "audit" else tables.forks_table
         paths = {suffix: tmp_path / f"table.{suffix}" for suffix in ("csv", "md", "tex")}
         tables.write(make(**parts, paper=PAPER[name], suite=suite), paths.values())

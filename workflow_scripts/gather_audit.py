@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from flatminima.errors import UserError
-from flatminima.files import read_json, read_rows
+from flatminima.files import read_json, read_rows, write_table
 from flatminima.jobs import run
 from flatminima.schedules import read_schedule
 from flatminima.scoring import gather_audit
@@ -19,20 +19,16 @@ def main(tables: list, scores: list, suite: str, schedule: dict | None, total_st
     try:
         probes = read_rows(tables)
     except UserError:
-        sheets = [Path(path).with_suffix(".json") for path in scores]
-        left = [read_json(sheet).get("left_out", {}) for sheet in sheets if sheet.is_file()]
-        reasons = [reason for found in left for reason in found.values()]
-        if not reasons:
+        sheets = [sheet for path in scores if (sheet := Path(path).with_suffix(".json")).is_file()]
+        left = [reason for s in sheets for reason in read_json(s).get("left_out", {}).values()]
+        if not left:
             raise
-        raise UserError(
-            f"{suite}: none of its {len(reasons)} checkpoints could be measured; {reasons[0]}"
-        ) from None
-    gathered = gather_audit(
-        probes, lr, suite=suite, lr_max=schedule["lr_max"] if schedule else None,
-        tokens_per_step=tokens_per_step,
-    )  # fmt: skip
-    gathered.to_csv(audit, index=False)
-    read_rows(scores).to_parquet(sequences, index=False)
+        said = f"{suite}: none of its {len(left)} checkpoints could be measured; {left[0]}"
+        raise UserError(said) from None
+    lr_max = schedule["lr_max"] if schedule else None
+    gathered = gather_audit(probes, lr, suite=suite, lr_max=lr_max, tokens_per_step=tokens_per_step)
+    write_table(audit, gathered)
+    write_table(sequences, read_rows(scores))
 
 
 if __name__ == "__main__":

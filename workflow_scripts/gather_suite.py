@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from flatminima.files import read_rows
+from flatminima.files import read_rows, write_table
 from flatminima.integrity import IntegrityError, decide, examine
 from flatminima.jobs import log, run
 from flatminima.missing import missing_steps
@@ -24,19 +24,17 @@ def main(*, tables: list, fingerprints: list, suite: str, severity: dict, table:
     found = examine(revisions, prints)
     rows = suite_table(revisions, prints, found, suite)
     Path(refused).unlink(missing_ok=True)
+    key, grid = f"suites.{suite}.integrity", list(rows["step"])
     try:
-        key = f"suites.{suite}.integrity"
-        for line in decide(found, severity, grid=list(rows["step"]), key=key):
+        for line in decide(found, severity, grid=grid, key=key):
             log(f"warning: {line}")
     except IntegrityError as error:
-        Path(refused).parent.mkdir(parents=True, exist_ok=True)
-        rows.to_csv(refused, index=False)
-        steps = {step for one in found for step in one.steps}
+        write_table(refused, rows)
+        again = _again(tables, {step for one in found for step in one.steps}, measured_by)
         raise IntegrityError(
-            f"suite {suite}: {error}; {refused} has all revisions"
-            + _again(tables, steps, measured_by)
+            f"suite {suite}: {error}; {refused} has all revisions{again}"
         ) from error
-    rows.to_csv(table, index=False)
+    write_table(table, rows)
     log(f"{len(rows)} revisions, {rows['weights_sha256'].nunique()} of them distinct")
     if missing := missing_steps(rows):
         log(f"{len(missing)} missing{_again(tables, missing, measured_by)}")
@@ -46,8 +44,7 @@ def _again(tables: list[str], steps: Iterable[int], measured_by: str | None) -> 
     """How to fetch these steps again once the hub is mended: the tables of their ranges."""
     if measured_by is None:
         return ""
-    wanted = set(steps)
-    files = [path for path in tables if wanted & set(pd.read_csv(path)["step"])]
+    files = [path for path in tables if pd.read_csv(path)["step"].isin(set(steps)).any()]
     named = " ".join(files) if len(files) <= MOST_NAMED else measured_by
     return (
         f"; once the hub is mended, the same command with `--forcerun {named}` fetches them again"

@@ -51,7 +51,7 @@ def _looks_of_states(names: pd.Series) -> dict:
     shown = numbers if len(numbers) <= 5 else (numbers[0], numbers[-1])
     return {
         f"state{n}": (f"after block {n}" if n else "embedding" if n in shown else None, color, "-")
-        for n, color in zip(numbers, style.shades(len(numbers)), strict=True)
+        for n, color in style.shades(numbers).items()
     }
 
 

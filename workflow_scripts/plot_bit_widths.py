@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from flatminima import style
 from flatminima.comparisons import BLOCKS, bit_width_rows
-from flatminima.hypothesis_tests import Row, join_notes
+from flatminima.hypothesis_tests import join_notes
 from flatminima.missing import holes, missing_words
 from flatminima.style import GREY, LOSS, PAPER_MODEL
 
@@ -62,16 +62,15 @@ def _draw_side(
     axes.plot(x, y[LOSS[0]], ls="", marker="o", color="black", mew=0, zorder=3)
     if not grown.any():
         axes.set(xlim=(0.001, 1), ylim=(0.001, 1))
-    for axis in (axes.xaxis, axes.yaxis):
-        style.log_axis(axis)
+    style.log_axis(axes.xaxis, axes.yaxis)
     # Bars that reach zero, and the line, must not stretch the axes.
     axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
     axes.vlines(x, y["low"].clip(lower=1e-12), y["high"], color=GREY, lw=0.4, alpha=0.6, zorder=2)
     rows = {row.test: row for row in bit_width_rows(table, spacing)}
     lines = [
         title,
-        f"sums of {BLOCKS} stretches: low/high {_number(rows['ratio'], 0)}",
-        f"slope {_number(rows['log-log regression'], 2)}",
+        f"sums of {BLOCKS} stretches: low/high {style.with_interval(rows['ratio'], 0)}",
+        f"slope {style.with_interval(rows['log-log regression'], 2)}",
         f"left out, no loss added: {(~grown).sum()} of {len(grown)} checkpoints",
         f"bars: {bars}{_draw_expected(axes, names)}",
     ]
@@ -92,13 +91,6 @@ def _draw_expected(axes: Axes, names: dict[str, str]) -> str:
     ratio, ends = (high / low) ** 2, np.array(axes.get_xlim())
     axes.plot(ends, ends / ratio, color=style.BLUE, lw=0.9, ls=style.DASHED, zorder=1)
     return f"; dashed: ({high}/{low})² = {ratio:.0f}"
-
-
-def _number(row: Row, digits: int) -> str:
-    if pd.isna(row.value):
-        return "none"
-    ends = f" [{row.interval_low:.{digits}f}, {row.interval_high:.{digits}f}]"
-    return f"{row.value:.{digits}f}{'' if pd.isna(row.interval_low) else ends}".replace("-", "−")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def _ends(column: str) -> list[str]:
 def _draw_relation(axes: Axes, rows: pd.DataFrame, loss: pd.DataFrame) -> None:
     (x, across), (y, up) = style.with_bars(rows, _ends("trace")), style.with_bars(loss, LOSS)
     axes.plot(x, y, color=GREY, lw=0.5, zorder=1)
-    for place, color in enumerate(style.shades(len(x))):
+    for place, color in style.shades(range(len(x))).items():
         step = rows["step"].iloc[place]
         axes.errorbar(x[place], y[place], up[:, [place]], across[:, [place]], marker="o",
                       color=color, elinewidth=0.6,

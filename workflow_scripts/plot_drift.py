@@ -93,8 +93,7 @@ def _draw_walk(axes: Axes, table: pd.DataFrame, best: int, spacing: int) -> None
     for power, label, dashes in ((0.5, "random walk", DASHED), (1.0, "straight", DOTTED)):
         line = means["value"].iloc[0] * means.index.to_numpy(float) ** power
         axes.plot(means.index, line, color=GREY, lw=0.8, ls=dashes, label=label)
-    for axis in (axes.xaxis, axes.yaxis):
-        style.log_axis(axis)
+    style.log_axis(axes.xaxis, axes.yaxis)
     axes.set_xlabel(f"moves of {spacing} steps")
     axes.set_ylabel("distance, after the best step")
 

@@ -41,7 +41,7 @@ def _draw_losses(axes: Axes, cells: pd.DataFrame) -> None:
     plain = cells[(cells["layers"] == PAPER_LAYERS) & (cells["format"] == "int")]
     names = list(plain["granularity"].unique())
     positive = plain[plain["low"] > 0].sort_values("bits")
-    for color, name in zip(style.shades(len(names)), names, strict=True):
+    for name, color in style.shades(names).items():
         label = f"group of {name[1:]}" if name.startswith("g") else f"per {name}"
         for symmetric, rows in positive[positive["granularity"] == name].groupby("symmetric"):
             look = {"ls": _SYMMETRIC} if symmetric else {"label": label}
@@ -74,7 +74,7 @@ def _draw_line(axes: Axes, cells: pd.DataFrame, found: pd.DataFrame) -> None:
     """``found`` has sensitivity, r2 and factor of each step."""
     usable = cells[(cells["format"] == "int") & (cells["low"] > 0)]
     steps = sorted(cells["step"].unique())
-    for color, step in zip(style.shades(len(steps)), steps, strict=True):
+    for step, color in style.shades(steps).items():
         rows = usable[usable["step"] == step]
         if step in found.index and len(rows):
             loss, bars = style.with_bars(rows, LOSS)
@@ -90,8 +90,7 @@ def _draw_line(axes: Axes, cells: pd.DataFrame, found: pd.DataFrame) -> None:
                 color=color,
                 alpha=0.8,
             )
-    for axis in (axes.xaxis, axes.yaxis):
-        style.log_axis(axis)
+    style.log_axis(axes.xaxis, axes.yaxis)
     ends = np.array(axes.get_xlim())
     axes.plot(ends, ends, color=GREY, lw=0.7, zorder=0)
     low, high = found[["r2", "factor"]].min(), found[["r2", "factor"]].max()

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from flatminima import style
 from flatminima.comparisons import kurtosis_rows
-from flatminima.hypothesis_tests import Row, join_notes
+from flatminima.hypothesis_tests import join_notes
 from flatminima.missing import missing_words
 from flatminima.style import GREY
 
@@ -79,19 +79,12 @@ def _draw_relations(
         axes.xaxis.set_major_locator(ticker.MaxNLocator(3))
         comparison = f"kurtosis {statistic} v low_bit gap ({label})"
         lines = [
-            f"{turn} {_correlation(found[comparison, f'Pearson r, {turn}'])}" for turn in TURNS
+            f"{turn} {style.with_interval(found[comparison, f'Pearson r, {turn}'], 2)}"
+            for turn in TURNS
         ]
         axes.set_title("\n".join([when, f"{name}: r [95 %]", *lines]))
         axes.set_xlabel("excess kurtosis")
     panels[0].set_ylabel(f"{style.role_labels(audit, suite)['low_bit']} gap (% of FP32){words}")
-
-
-def _correlation(row: Row) -> str:
-    """What is printed of one correlation."""
-    if pd.isna(row.value):
-        return "none"
-    ends = f"[{row.interval_low:.1f}, {row.interval_high:.1f}]"
-    return f"{row.value:.2f} {ends}".replace("-", "−")
 
 
 if __name__ == "__main__":

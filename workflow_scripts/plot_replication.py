@@ -19,7 +19,7 @@ def draw(replication_runs: pd.DataFrame, replication: pd.DataFrame, suite: dict)
     are 95 % intervals over sequences.
     """
     widths = sorted(replication["width"].unique())
-    colors = dict(zip(widths, style.shades(len(widths)), strict=True))
+    colors = style.shades(widths)
     name = style.role_labels(replication_runs, suite)["low_bit"]
     figure, panels = style.row_of_panels(
         f"{suite['label']}: {len(replication)} small runs, widths "

@@ -53,8 +53,7 @@ def draw(rivals: pd.DataFrame, suite: dict) -> Figure:
         plane.plot(means["fp32_ppl"], means["low_bit_ppl"], marker, ms=4.5, color=color, zorder=4,
                    label=label)  # fmt: skip
     if table["fp32_ppl"].max() > _WIDE * table["fp32_ppl"].min():
-        for axis in (plane.xaxis, plane.yaxis, ranks.xaxis):
-            style.log_axis(axis)
+        style.log_axis(plane.xaxis, plane.yaxis, ranks.xaxis)
     _draw_iso_gaps(plane)
     plane.set_xlabel("FP32 perplexity at the end")
     plane.set_ylabel(f"{name} perplexity at the end")

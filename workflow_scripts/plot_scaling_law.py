@@ -37,8 +37,7 @@ def draw(
     if own["tokens_seen"].notna().all():
         losses = own.set_index(own["tokens_seen"] / weights)[LOSS[0]]
         _draw_side(axes, "this suite", "black", "o", losses, scaling_law, weights)
-    style.log_axis(axes.xaxis)
-    style.log_axis(axes.yaxis)
+    style.log_axis(axes.xaxis, axes.yaxis)
     axes.set_xlabel("tokens seen per weight of the blocks (log scale)")
     axes.set_ylabel(f"loss added by {name} (nats/token, log scale)")
     style.legends([axes])

@@ -21,7 +21,7 @@ def draw(replication_runs: pd.DataFrame, table1: pd.DataFrame, suite: dict) -> F
     are drawn as losses, ln(1 + gap).
     """
     widths, decays = (sorted(replication_runs[key].unique()) for key in ("width", "weight_decay"))
-    colors = dict(zip(widths, style.shades(len(widths)), strict=True))
+    colors = style.shades(widths)
     dashes = dict(zip(decays, DASHES, strict=False))
     name = style.role_labels(replication_runs, suite)["low_bit"]
     figure, panels = style.row_of_panels(

@@ -95,6 +95,10 @@ def save(figure: Figure, paths: Iterable[str | Path]) -> None:
 
     Neither dates nor random ids are written, so the bytes depend on the drawing alone.
     """
+    figure.draw_without_rendering()  # lays the page out, with last digits that differ by the run
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        axes.set_position(np.round(axes.get_position().bounds, 4))
     undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
     for path in map(Path, paths):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,9 +150,18 @@ def fork_looks(schedules: Iterable[str]) -> dict[str, Look]:
     return {name: LOOKS.get(name) or spare[name] for name in names}
 
 
-def shades(count: int) -> list:
+def shades(names: Sequence) -> dict:
     """Colours of an ordered series, dark to light."""
-    return list(mpl.colormaps["viridis"](np.linspace(0.0, 0.85, count)))
+    colors = mpl.colormaps["viridis"](np.linspace(0.0, 0.85, len(names)))
+    return dict(zip(names, map(tuple, colors), strict=True))
+
+
+def with_interval(row: object, digits: int) -> str:
+    """What is printed of a ``hypothesis_tests.Row``: its value and its interval, if any."""
+    if pd.isna(row.value):
+        return "none"
+    ends = f" [{row.interval_low:.{digits}f}, {row.interval_high:.{digits}f}]"
+    return f"{row.value:.{digits}f}{'' if pd.isna(row.interval_low) else ends}".replace("-", "−")
 
 
 # The page: its title, its panels and their legends.
@@ -218,13 +231,14 @@ def _linear_part(values: pd.Series) -> float:
     return max(values[values > 0].quantile(0.05, interpolation="lower"), -values.min())
 
 
-def log_axis(axis: Axis) -> None:
-    """Make ``axis`` logarithmic; where it spans little it is labelled at 1, 2 and 5 of a decade."""
-    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-    low, high = axis.get_view_interval()
-    if high < 200 * low:
-        axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-    plain_numbers(axis)
+def log_axis(*axes: Axis) -> None:
+    """Make axes logarithmic; where one spans little it is labelled at 1, 2 and 5 of a decade."""
+    for axis in axes:
+        axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+        low, high = axis.get_view_interval()
+        if high < 200 * low:
+            axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        plain_numbers(axis)
 
 
 def plain_numbers(axis: Axis) -> None:
