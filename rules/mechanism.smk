@@ -173,11 +173,12 @@ rule train_replica:
     params:
         workspace="results/{suite}/unfinished/train_replica/{run}",
         settings=planned(lambda suite, run: plan_mechanism.replica(suite, run).settings(), "run"),
-        code=code_hash("workflow_scripts/train_replica.py"),
+        folders=planned(lambda suite, run: plan_mechanism.replica(suite, run).folders(), "run"),
+        code=code_hash("workflow_scripts/pretrain_suite.py"),
     message:
         "Training the small run {wildcards.run} of {wildcards.suite}"
     script:
-        "../workflow_scripts/train_replica.py"
+        "../workflow_scripts/pretrain_suite.py"
 
 
 use rule probe_checkpoints as probe_replica with:

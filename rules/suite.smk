@@ -31,7 +31,7 @@ for job in [job for name in config["suites"] for job in plan.pretraining_jobs(su
             save_every=job.suite.config.training.save_every,
             runtime=lambda wildcards, attempt: attempt * 1440,  # minutes
         params:
-            checkpoints=job.checkpoints,
+            folders=job.checkpoints,
             workspace=f"results/{job.suite.name}/unfinished/pretrain_suite/step{job.stop}",
             settings=job.settings,
             code=code_hash("workflow_scripts/pretrain_suite.py"),

@@ -57,16 +57,16 @@ def test_table_1_has_na_in_the_row_and_a_note_and_a_suite_without_holes_neither(
     assert "NA [" not in found[".tex"] and "[NA" not in found[".tex"]
 
 
-@pytest.mark.parametrize("lost", [500, 3000])
+@pytest.mark.parametrize("lost", [500, 4000])
 def test_phases_pass_over_the_hole_and_say_so(lost):
-    audit, sequences = run_of(count=30)
+    audit, sequences = run_of()
     rest = {"spacing": 100, "resamples": 10, "seed": 0}
     whole = describe_phases(audit, sequences, **rest)
     left = describe_phases(
         audit[audit["step"] != lost], sequences[sequences["step"] != lost], **rest, missing=[lost]
     )
     assert left["missing"] == [lost] and "missing" not in whole
-    last = 2900 if lost == 3000 else 3000
+    last = 3900 if lost == 4000 else 4000
     assert left["segments"][-1]["last_step"] == last
     assert sum(part["n"] for part in left["segments"]) < sum(p["n"] for p in whole["segments"])
     assert lost not in [left[name]["step"] for name in ("convergence", "onset")]
@@ -91,7 +91,7 @@ def test_statistics_leave_it_out_and_note_it():
 
 
 def test_early_warnings_leave_it_out_and_note_it():
-    audit, sequences = run_of(count=30)
+    audit, sequences = run_of()
     phases = describe_phases(audit, sequences, spacing=100, resamples=10, seed=0)
     audit = audit.assign(lr_fraction=1.0 - audit["step"] / 4000)
     whole = warning_table(audit, sequences, phases, spacing=100)

@@ -41,9 +41,7 @@ def train_until(folder: Path, stop: int, *, train: str, state: str | None = None
     pretrain_suite.main(
         train=train,
         initial_state=state,
-        checkpoints={
-            s: str(folder / f"step{s}") for s in due if begin < s <= stop or s == begin == 0
-        },
+        folders={s: str(folder / f"step{s}") for s in due if begin < s <= stop or s == begin == 0},
         final_state=str(folder / f"state{stop}.safetensors"),
         losses=str(folder / f"losses{stop}.csv"),
         workspace=str(folder / "unfinished"),

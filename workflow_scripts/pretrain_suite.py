@@ -1,4 +1,4 @@
-"""Train a suite from one step to another and keep the checkpoints in between."""
+"""Train a suite from one step to another, or one small run, and keep the checkpoints due."""
 
 from flatminima.files import describe_run, file_sha256
 from flatminima.jobs import run
@@ -8,35 +8,38 @@ from flatminima.text.tokens import check_ids, read_tokens
 from flatminima.training.loop import read_recipe, train_job
 
 
-def main(train: str, checkpoints: dict, final_state: str, losses: str, workspace: str,
-         save_every: int, threads: int, settings: dict, code: str,
-         initial_state: str | None = None) -> None:  # fmt: skip
-    """Write checkpoints (step to folder), the state at the end, the loss of every update.
+def main(train: str, folders: dict, losses: str, workspace: str, save_every: int, threads: int,
+         settings: dict, code: str, initial_state: str | None = None,
+         final_state: str | None = None, provenance: str | None = None) -> None:  # fmt: skip
+    """Write checkpoints (``folders`` by step), the loss of every update, and what was asked for.
 
-    ``settings`` has architecture, vocab_size, training, total_steps, start and stop. A run
-    that begins at 0 initialises the model, a later one takes ``initial_state``.
+    ``settings`` has architecture, vocab_size and training, whose seed decides initialisation
+    and data order; of a suite's own run total_steps, start and stop, of a small one
+    train_sequences (``None``: all). A run that begins at 0 initialises the model, a later one
+    takes ``initial_state``.
     """
     take_device("cpu", threads)
     inputs = [file_sha256(path) for path in (train, initial_state) if path]
-    made_by = {**describe_run(threads=threads), **settings, "due": list(checkpoints),
+    made_by = {**describe_run(threads=threads), **settings, "due": list(folders),
                "inputs": inputs, "code": code}  # fmt: skip
     tokens, training = read_tokens(train), settings["training"]
-    vocabulary = settings["vocab_size"]
+    vocabulary, stop = settings["vocab_size"], settings.get("stop", max(folders))
     check_ids(tokens, vocabulary, whose="config key tokenizer.vocab_size: the vocabulary")
     train_job(
         build_model(settings["architecture"], vocabulary, training["seed"]),
-        tokens,
-        read_schedule(training, settings["total_steps"]),
+        tokens[: settings.get("train_sequences")],
+        read_schedule(training, settings.get("total_steps", stop)),
         read_recipe(training),
-        start=settings["start"],
-        stop=settings["stop"],
-        checkpoints=checkpoints,
+        start=settings.get("start", 0),
+        stop=stop,
+        checkpoints=folders,
         initial_state=initial_state,
         final_state=final_state,
         workspace=workspace,
         save_every=save_every,
         made_by=made_by,
         losses=losses,
+        provenance=provenance,
     )
 
 
