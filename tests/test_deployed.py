@@ -17,6 +17,7 @@ from flatminima.quantizers import linear_weights
 from flatminima.scoring import Prober
 from flatminima.text.tokens import write_tokens
 from flatminima.tools import deployed
+from flatminima.tools.audit import probe_settings
 from flatminima.tools.deployed import (
     FORMATS,
     Format,
@@ -26,23 +27,16 @@ from flatminima.tools.deployed import (
     probe_deployed,
     score_format,
 )
+from flatminima.tools.options import AuditOptions
 from workflow_scripts import probe_deployed as probe_deployed_script
 
-SHAPE = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "max_length": 16}
-SETTINGS = {
-    "quantizers": {
-        "int4_g32": {"bits": 4, "granularity": "group", "symmetric": False, "group_size": 32},
-        "int8_channel": {"bits": 8, "granularity": "channel", "symmetric": True},
-    },
-    "roles": {"int4_g32": "low_bit", "int8_channel": "high_bit"},
-    "batch_size": 4,
-    "device": "cpu",
-}
+SETTINGS = probe_settings(AuditOptions("x", group_size=32, device="cpu"))
 
 
 def wide_model(hidden=32):
     """Weights as large as a trained model's, so that 4 bits cost something."""
-    model = build_model({**SHAPE, "hidden_size": hidden}, 64, seed=1)
+    shape = {"hidden_size": hidden, "num_layers": 2, "num_heads": 2, "max_length": 16}
+    model = build_model(shape, 64, seed=1)
     with torch.no_grad():
         for weight in linear_weights(model).values():
             weight.mul_(6.0)
@@ -74,9 +68,7 @@ def q4_1(rows):
 
 def test_q4_1_is_its_definition():
     model = wide_model()
-    before = {
-        name: weight.detach().numpy().copy() for name, weight in linear_weights(model).items()
-    }
+    before = {name: w.detach().numpy().copy() for name, w in linear_weights(model).items()}
     head = model.get_output_embeddings().weight.detach().clone()
     changed = gguf_model(model, "blocks", 32, kind="Q4_1")
     for name, weight in linear_weights(changed).items():
