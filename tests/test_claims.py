@@ -526,6 +526,11 @@ def test_one_definition_of_kurtosis_has_to_fit_all_numbers():
         here = (table["statistic"] == statistic) & (table["step"] == 143000)
         table.loc[here, "excess_kurtosis"] = last
     assert answer("C52", "measured", suite=measure(kurtosis=table)) == "not replicated"
+    early = kurtosis(PYTHIA)  # the same values, with the peak at another place
+    early["excess_kurtosis"] = early.groupby("statistic")["excess_kurtosis"].transform(
+        lambda x: [x.iloc[0], *np.roll(x.iloc[1:-1], -30), x.iloc[-1]]
+    )
+    assert answer("C52", "measured", suite=measure(kurtosis=early)) == "not replicated"
 
 
 def test_a_missing_file_or_step_is_named():
@@ -623,7 +628,7 @@ def test_pages_hold_every_row_and_their_links_resolve(built, suite):
     links |= {link.split("#")[0] for _, cell in evidence for link in cell}
     assert len(links) > 5
     for link in links - {""}:
-        assert (folder / link).is_file(), link
+        assert (folder / link).is_file() and not Path(link).is_absolute(), link
     for name, cell in evidence:
         for link in filter(lambda link: "#L" in link, cell):
             file, line = link.split("#L")

@@ -162,4 +162,5 @@ def test_one_test_is_primary_and_all_others_are_one_family():
     # Holm's step-down by hand: 0.01 times 2, then 0.03 and never below the one before.
     assert list(table.p_adjusted[:3]) == pytest.approx([0.04, 0.02, 0.03])
     assert np.isnan(table.p_adjusted[3])
-    assert in_families(rows[3:], chosen).p_adjusted.isna().all()
+    none = in_families(rows[3:], chosen | {"test": "none"})
+    assert list(none.family) == [""] and none.p_adjusted.isna().all()
