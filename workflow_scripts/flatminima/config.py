@@ -128,10 +128,10 @@ def resolve_suites(suites: object, library: Mapping[str, Mapping]) -> object:
     """
     if not isinstance(suites, Mapping):
         return suites
-    known = {**suites, **library}
-    for name in {*suites} & {*library}:
-        if isinstance(suites[name], Mapping):
-            known[name] = merge(library[name], suites[name], WHOLE)
+    known = {**suites}
+    for name, section in library.items():
+        if isinstance(known.setdefault(name, {}), Mapping):
+            known[name] = merge(section, known[name], WHOLE)
     inherited: dict[str, Any] = {}
 
     def inherit(name: str, below: tuple[str, ...] = ()) -> None:

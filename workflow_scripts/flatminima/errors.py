@@ -34,7 +34,7 @@ class ConfigError(UserError):
 
 def suggest(name: str, names: Iterable[str]) -> str:
     """The nearest of the valid names where one is near, and all of them, or the first of many."""
-    valid = list(names)
+    valid = [*map(str, names)]
     close = difflib.get_close_matches(name, valid, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     more = f" and {len(valid) - SHOWN} more" if len(valid) > 2 * SHOWN else ""
