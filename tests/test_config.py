@@ -85,6 +85,11 @@ MISTAKES = {
         ("training.eps", "1e-8", "'1e-8' is not valid: input should be a valid number"),
         ("grid.last", 5721, "must be a multiple of spacing 40"),
         ("grid", "discover", "valid with source pretrain: powers_of_two"),
+        ("grid.last", 40 * 10**9, "1000000000 revisions; at most 10000"),
+        ("probe.batch_size", 10**9, "probe.batch_size would take 1.31e+14 bytes of memory"),
+        ("architecture.hidden_size", 10**8, "architecture would take 9.6e+17 bytes"),
+        ("batches.train.sequences", 10**12, "batches.train would take"),
+        ("training.batch_size", 10**9, "training.batch_size would take"),
         ("architecture.num_heads", 5, "5 does not divide hidden_size 64"),
         ("batches.train.length", 65, "65 is longer than architecture.max_length 64"),
         ("text.packages", ["numpy", "nosuchpackage"], "'nosuchpackage' is not installed"),
@@ -115,6 +120,9 @@ MISTAKES = {
         ("text.train", DELETE, "text lacks train, needed for batches.train"),
         ("text.train", [{"path": "a.pdf"}], "text.train.0.path: 'a.pdf' has no known ending"),
         ("text.train", [{"path": "a{b}.txt"}], "'a{b}.txt' is not valid"),
+        ("text.train", [{"path": "a.txt", "revision": "b"}], "revision goes with repo and file"),
+        ("batches.validation", {"sequences": 2, "length": 64, "document_start": True,
+                                "longest_document": 9}, "would leave no document"),
         ("text.train", [{"repo": "a/b"}], "train.0 has repo; valid: path, or repo"),
         ("fork.optimizer_state", "restored", "restored needs a state of the training at step 7"),
     ],
@@ -263,7 +271,8 @@ def test_the_committed_schema_and_page_are_those_of_the_keys_and_every_key_is_de
 
 def test_a_file_that_is_no_configuration_is_one_line(tmp_path):
     path = tmp_path / "mine.yaml"
-    for text, line in (("[1]", "not a mapping"), ("a: [", "while parsing")):
+    for text, line in (("[1]", "not a mapping"), ("a: [", "while parsing"),
+                       ("a: {b: 1,\n  c: 2, b: 3}", "line 1: b stands there twice")):  # fmt: skip
         path.write_text(text)
         with pytest.raises(ConfigError, match=f"mine.yaml: {line}"):
             read_config([path])

@@ -60,10 +60,20 @@ DEFAULTS = {
 # Files and the command line.
 
 
+class _Loader(yaml.CSafeLoader):
+    """Refuses a key that stands twice in one mapping, of which YAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [key.value for key, _ in node.value]
+        if twice := [key for number, key in enumerate(keys) if key in keys[:number]]:
+            raise ValueError(f"line {node.start_mark.line + 1}: {twice[0]} stands there twice")
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path) -> dict:
     """The mapping of a YAML file. Raises ``ConfigError``, one line that names the file."""
     try:
-        read = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader) or {}
+        read = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader) or {}
     except (yaml.YAMLError, ValueError, OSError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
     if not isinstance(read, dict):
@@ -201,7 +211,11 @@ def _line(config: Any, error: ErrorDetails) -> str:
         text = f"{reprlib.repr(given)} is not valid: {error['msg'][0].lower()}{error['msg'][1:]}"
     shown = ".".join(filter(None, place)) or "(top level)"
     # A sentence about the key, or what is said of its value.
-    colon = "" if text.startswith(("lacks ", "goes ", "takes ", "needs ", "has ", "is ")) else ":"
+    colon = (
+        ""
+        if text.startswith(("lacks ", "goes ", "takes ", "needs ", "has ", "is ", "would "))
+        else ":"
+    )
     return " ".join(f"config key {shown}{colon} {text}".split())
 
 

@@ -5,7 +5,7 @@
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, PositiveInt, StrictBool, Tag
@@ -19,6 +19,8 @@ from flatminima.text.corpus import file_format, package_root, package_versions
 
 PRINTED_SUITE = "paper"  # results/paper holds the verdicts on the paper's own tables
 PYTHIA_VOCABULARY = 50_304
+MOST_REVISIONS = 10_000
+MOST_BYTES = 2**40  # of one array or model in memory
 
 # Types of values.
 
@@ -118,6 +120,9 @@ class EvenGrid(Section):
     last: PositiveInt = key("Last step; a multiple of spacing.")
 
     def _mistakes(self) -> Mistakes:
+        if (revisions := self.last // self.spacing) > MOST_REVISIONS:
+            yield "", f"{revisions} revisions; at most {MOST_REVISIONS}"
+            return
         try:
             self.revisions  # noqa: B018
         except ValueError as error:
@@ -227,6 +232,8 @@ class TextFile(Section):
         if given not in ({"path"}, {"repo", "file"}):
             has = ", ".join(sorted(given)) or "no file"
             yield "", f"has {has}; valid: path, or repo and file"
+        if self.path and "revision" in self.model_fields_set:
+            yield "revision", "goes with repo and file, not with path"
 
 
 class FileText(Section):
@@ -269,6 +276,10 @@ class LocalTokenizer(HubTokenizer):
     repo: Repo = key("Hub model whose tokenizer.json is used.", None)
     path: FilePath = key("A tokenizer.json, or a folder that has one.", None)
 
+    def _mistakes(self) -> Mistakes:
+        if self.repo and self.path:
+            yield "", "has repo and path; valid: one of them, or neither"
+
 
 class Batches(Section):
     """Fixed token sequences, cut from the documents without padding."""
@@ -284,6 +295,11 @@ class Batches(Section):
     sha256: str = key(
         "Of the token file, to be the same on another machine.", None, pattern="^[0-9a-f]{64}$"
     )
+
+    def _mistakes(self) -> Mistakes:
+        if self.document_start and (self.longest_document or self.length) < self.length:
+            text = f"{self.longest_document} is below length {self.length}"
+            yield "longest_document", f"{text}: document_start would leave no document"
 
 
 class Splits(Section):
@@ -608,6 +624,9 @@ class Suite(Section):
             if batches and longest and batches.length > longest:
                 text = f"{batches.length} is longer than architecture.max_length {longest}"
                 yield f"batches.{split}.length", text
+        for place, size in self._sizes():
+            if size > MOST_BYTES:
+                yield place, f"would take {size:.3g} bytes of memory; at most {MOST_BYTES:.3g}"
         steps = [] if self.grid == "discover" else self.grid.revisions
         warmup = self.training and self.training.warmup_steps
         if warmup and steps and warmup >= (last := self.grid.last or steps[-1]):
@@ -618,6 +637,23 @@ class Suite(Section):
         if self.mechanism:
             for place, text in self.mechanism.off_the_run(steps, validation.sequences):
                 yield f"mechanism.{place}", text
+
+    def _sizes(self) -> Iterator[tuple[str, int]]:
+        """Bytes of what is held in memory at once, by the key that decides them."""
+        held, shape = self.batches, self.architecture
+        words = getattr(shape, "vocab_size", None) or getattr(self.tokenizer, "vocab_size", None)
+        words = words or PYTHIA_VOCABULARY
+        yield "probe.batch_size", 4 * words * self.probe.batch_size * held.validation.length
+        if shape:
+            inside = 12 * shape.num_layers * shape.hidden_size**2
+            yield "architecture", 4 * (inside + 2 * words * shape.hidden_size)
+        for split in ("validation", "train"):
+            if batches := getattr(held, split):
+                yield f"batches.{split}", 4 * batches.sequences * batches.length
+        for place, section in (("training", self.training), ("fork", self.fork)):
+            at_once = self.compute and self.compute.micro_batch
+            if section and held.train and not at_once:
+                yield f"{place}.batch_size", 4 * words * section.batch_size * held.train.length
 
     def _mistaken_fork(self, fork: Fork, steps: Sequence[int]) -> Mistakes:
         yield from fork.off_the_run(steps) if steps else ()
