@@ -14,13 +14,13 @@ for package in ("rfc3987_syntax", "rfc3986_validator"):
 # Snakemake puts the folder of a script on the path of its job, but not on its own.
 sys.path.insert(0, Path(workflow.basedir, "workflow_scripts").as_posix())
 
-from flatminima import plan, plan_forks, plan_mechanism
+from flatminima.config import plan, plan_forks, plan_mechanism
 from flatminima.code_hash import code_hash
-from flatminima.config import as_in_a_file, whole_config
+from flatminima.config.loading import as_in_a_file, whole_config
 from flatminima.errors import ConfigError
-from flatminima.plan_forks import Branch
+from flatminima.config.plan_forks import Branch
 from flatminima.revisions import notice_replaced
-from flatminima.suites import Suite, find_suite
+from flatminima.config.suites import Suite, find_suite
 
 
 def one_line(function, *arguments, **fixed):

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from flatminima.comparisons import all_statistics
-from flatminima.config_keys import revision_steps
+from flatminima.config.keys import revision_steps
 from flatminima.schedules import CosineNeoxV1, fork_schedule
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -57,7 +57,7 @@ def test_training_knows_nothing_of_probes_and_no_measurement_of_plans():
     """What decides a fork's weights holds no quantizer, no score and no statistic."""
     for script in ("pretrain_suite", "train_fork", "probe_checkpoints", "measure_kurtosis"):
         behind = {file.stem for file in imports_of(script)}
-        assert not {"plan", "config", "style", "tables"} & behind
+        assert not {"plan", "loading", "keys", "style", "tables"} & behind
         measures = {"quantizers", "quantizer_specs", "layers", "scoring", "intervals", "kurtosis"}
         assert bool(measures & behind) == ("train" not in script), script
 

@@ -9,22 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from snakemake.cli import parse_config
 
-from flatminima import plan, plan_forks, plan_mechanism
-from flatminima.config import (
+from flatminima.config import plan, plan_forks, plan_mechanism
+from flatminima.config.documentation import (
     KEYS_FILE,
     SCHEMA_FILE,
-    as_in_a_file,
-    check_config,
     describe_keys,
     json_schema,
     keys_page,
-    read_config,
-    whole_config,
 )
-from flatminima.config_keys import Integrity
+from flatminima.config.keys import Integrity
+from flatminima.config.loading import as_in_a_file, check_config, read_config, whole_config
+from flatminima.config.suites import Suite
 from flatminima.errors import ConfigError
 from flatminima.integrity import DEFAULT_SEVERITY
-from flatminima.suites import Suite
 from tests.workflow import ROOT
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
@@ -258,7 +255,7 @@ def test_whatever_is_changed_is_planned_or_refused_in_one_line(changes):
 
 
 def test_the_committed_schema_and_page_are_those_of_the_keys_and_every_key_is_described():
-    remedy = "PYTHONPATH=workflow_scripts python -m flatminima.config"
+    remedy = "PYTHONPATH=workflow_scripts python -m flatminima.config.documentation"
     assert json.loads(SCHEMA_FILE.read_text()) == json_schema(), remedy
     assert KEYS_FILE.read_text() == keys_page(), remedy
     described = describe_keys()

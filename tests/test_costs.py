@@ -4,7 +4,7 @@ import pytest
 import torch
 import yaml
 
-from flatminima.config import read_library, resolve_suites
+from flatminima.config.loading import read_library, resolve_suites
 from flatminima.tools.costs import (
     build,
     describe_shape,

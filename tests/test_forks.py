@@ -10,15 +10,15 @@ import pytest
 import torch
 import yaml
 
-from flatminima import plan_forks
+from flatminima.config import plan_forks
+from flatminima.config.plan import ledger_facts
+from flatminima.config.plan_mechanism import extended_outputs
+from flatminima.config.suites import Suite
 from flatminima.errors import ConfigError
 from flatminima.files import read_json
 from flatminima.model import build_model, load_model, save_model
-from flatminima.plan import ledger_facts
-from flatminima.plan_mechanism import extended_outputs
 from flatminima.quantizers import linear_weights, quantized_weights
 from flatminima.schedules import Condition, Cosine
-from flatminima.suites import Suite
 from flatminima.text.tokens import write_tokens
 from flatminima.training.loop import Recipe, build_optimizer, train
 from flatminima.training.workspace import save_state

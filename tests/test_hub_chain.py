@@ -17,7 +17,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from flatminima.config_keys import revision_steps
+from flatminima.config.keys import revision_steps
 from tests.hub import pythia
 from tests.hub.server import TinyHub
 from tests.workflow import copy_checkout

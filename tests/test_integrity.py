@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatminima.config_keys import revision_steps
+from flatminima.config.keys import revision_steps
 from flatminima.integrity import (
     DEFAULT_SEVERITY,
     FINDINGS,

@@ -8,9 +8,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatminima import plan, plan_forks, plan_mechanism
+from flatminima.config import plan, plan_forks, plan_mechanism
+from flatminima.config.suites import Suite, read_suite
 from flatminima.errors import ConfigError
-from flatminima.suites import Suite, read_suite
 from tests.workflow import ROOT
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())

@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from flatminima import freezing
+from flatminima.config.plan import facts
+from flatminima.config.suites import read_suite
 from flatminima.errors import DamagedFile, UserError
 from flatminima.files import read_digests
 from flatminima.freezing import (
@@ -21,8 +23,6 @@ from flatminima.freezing import (
     measured_files,
     publish,
 )
-from flatminima.plan import facts
-from flatminima.suites import read_suite
 from tests.workflow import ROOT, copy_checkout, dry_run, planned, snakemake
 from workflow_scripts import restore_measurements
 

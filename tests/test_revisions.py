@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from flatminima import plan
-from flatminima.config import resolve_suites
+from flatminima.config import plan
+from flatminima.config.loading import resolve_suites
+from flatminima.config.suites import Suite
 from flatminima.errors import ConfigError
 from flatminima.files import weights_digest
 from flatminima.integrity import WHOLE, distances
@@ -32,7 +33,6 @@ from flatminima.revisions import (
     step_of,
     table_of_branches,
 )
-from flatminima.suites import Suite
 from tests.local_run import fake_checkpoint
 
 # Branches of a hub

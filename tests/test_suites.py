@@ -8,11 +8,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatminima.config import merge, read_library, resolve_suites
-from flatminima.config_keys import revision_steps
+from flatminima.config.keys import revision_steps
+from flatminima.config.loading import merge, read_library, resolve_suites
+from flatminima.config.plan import facts, schedule, tokens_per_step
+from flatminima.config.suites import Suite, chunk_names, parse_range, range_name
 from flatminima.errors import ConfigError
-from flatminima.plan import facts, schedule, tokens_per_step
-from flatminima.suites import Suite, chunk_names, parse_range, range_name
 from tests.workflow import ROOT
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())

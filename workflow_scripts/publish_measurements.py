@@ -4,8 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from flatminima.config.suites import read_suite
 from flatminima.freezing import check_current, git, machine, publish
-from flatminima.suites import read_suite
 
 
 def main(*, suite: str | None, configfiles: list[str], measured_by: str | None) -> None:

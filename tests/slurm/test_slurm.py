@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flatminima.config_keys import revision_steps
+from flatminima.config.keys import revision_steps
 from tests.hub import pythia
 from tests.hub.server import TinyHub
 from tests.workflow import ROOT, TINY, copy_checkout, tiny_checkout

@@ -94,7 +94,7 @@ def _audit(**given: object) -> int:
 
 
 def _need_clone(command: str) -> None:
-    from flatminima.config import ROOT
+    from flatminima.config.loading import ROOT
 
     if not Path("Snakefile").is_file():
         where = f"there is no Snakefile in {Path.cwd()}"
@@ -113,10 +113,10 @@ def _plan(suite: str | None, configfiles: list[str], seconds: float) -> int:
 
 def _freeze(suite: str | None, configfiles: list[str]) -> int:
     _need_clone("freeze")
+    from flatminima.config.suites import read_suite
     from flatminima.files import write_table
     from flatminima.hub import list_branches
     from flatminima.revisions import table_of_branches
-    from flatminima.suites import read_suite
 
     found = read_suite(suite, configfiles)
     if found.source != "hub":

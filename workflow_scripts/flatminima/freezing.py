@@ -16,11 +16,11 @@ from pathlib import Path
 
 import yaml
 
-from flatminima import plan_forks, plan_mechanism
+from flatminima.config import plan_forks, plan_mechanism
+from flatminima.config.suites import Suite
 from flatminima.errors import UserError
 from flatminima.files import read_json, write_digests, write_json
 from flatminima.jobs import dry_run
-from flatminima.suites import Suite
 
 SUITE_FILE, PROVENANCE_FILE = "suite.yaml", "provenance.json"
 # Where checkpoints came from; the measurements have their own place.

@@ -1,6 +1,6 @@
 """A section of the configuration: closed, strict, and refused in words that name the key.
 
-``flatminima.config`` makes one line of them.
+``config.loading`` makes one line of them.
 """
 
 from collections.abc import Iterator, Mapping

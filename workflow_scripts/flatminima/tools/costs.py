@@ -20,13 +20,13 @@ from rich.table import Table
 from torch import nn
 from torch.utils.benchmark import Timer
 
-from flatminima.config_keys import PYTHIA_VOCABULARY
+from flatminima.config.keys import PYTHIA_VOCABULARY
+from flatminima.config.plan_forks import keeps_forks
+from flatminima.config.suites import read_suite
 from flatminima.errors import UserError
 from flatminima.jobs import dry_run
 from flatminima.layers import count_weights, linear_layers
 from flatminima.model import choose_device, prepare_backend
-from flatminima.plan_forks import keeps_forks
-from flatminima.suites import read_suite
 
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 ADAM_BYTES = 12  # of one parameter in a saved training state: weight and two moments, float32

@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from flatminima.config import ROOT, read_config
-from flatminima.config_keys import AnySuite, nearest
+from flatminima.config.keys import AnySuite, nearest
+from flatminima.config.loading import ROOT, read_config
 from flatminima.errors import ConfigError, find
 from flatminima.files import CHECKPOINT_FILES
 from flatminima.revisions import (

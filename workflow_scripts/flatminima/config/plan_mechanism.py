@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 
+from flatminima.config.plan import probe, training, weights
+from flatminima.config.plan_forks import fork_measurements
+from flatminima.config.suites import Suite, chunk_names, range_name
 from flatminima.errors import ConfigError, find
-from flatminima.plan import probe, training, weights
-from flatminima.plan_forks import fork_measurements
 from flatminima.sections import Section
-from flatminima.suites import Suite, chunk_names, range_name
 
 # Measurements made in jobs on ranges of checkpoints; each gives a table of its own name.
 RANGED = ("factorial", "layers", "sensitivity", "curvature", "activations")

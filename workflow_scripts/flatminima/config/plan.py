@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from pathlib import Path
 
-from flatminima.config import ROOT, read_yaml
-from flatminima.config_keys import Batches
+from flatminima.config.keys import Batches
+from flatminima.config.loading import ROOT, read_yaml
+from flatminima.config.suites import Suite
 from flatminima.errors import ConfigError, find
 from flatminima.files import CHECKPOINT_FILES, DIGESTS_FILE, read_digests
 from flatminima.integrity import DEFAULT_SEVERITY
 from flatminima.quantizer_specs import printed_names, read_spec, read_specs
 from flatminima.revisions import LocalCheckpoint
-from flatminima.suites import Suite
 from flatminima.text.corpus import package_versions
 
 # Checkpoints.

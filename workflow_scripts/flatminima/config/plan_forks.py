@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flatminima.config_keys import Fork
+from flatminima.config.keys import Fork
+from flatminima.config.plan import frozen_names, training, weights
+from flatminima.config.suites import Suite
 from flatminima.errors import ConfigError, find
 from flatminima.files import CHECKPOINT_FILES
-from flatminima.plan import frozen_names, training, weights
 from flatminima.schedules import (
     AverageKind,
     Condition,
@@ -22,7 +23,6 @@ from flatminima.schedules import (
     OscillatoryLockIn,
     ScheduleKind,
 )
-from flatminima.suites import Suite
 
 _OF_FORK = ("start", "steps", "probe_every", "batch_size", "optimizer_state", "rewarm_steps")
 CALIBRATION_BATCHES = 16  # of the fork's own, over which gradients are averaged

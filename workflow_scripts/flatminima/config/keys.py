@@ -1,6 +1,6 @@
 """Every key of the configuration: its meaning, unit, default and check, one class a section.
 
-``flatminima.config`` reads configurations and says what these classes refuse in one line.
+``config.loading`` reads configurations and says what these classes refuse in one line.
 """
 
 import re

@@ -1,0 +1,1 @@
+"""The configuration: its keys, the suites that it describes, what rules ask of a suite."""
