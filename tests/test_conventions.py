@@ -20,7 +20,7 @@ def test_continuous_integration_runs_what_the_readme_and_make_lint_say():
     (job,) = load(".github/workflows/ci.yml")["jobs"].values()
     assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
     commands = re.findall(r"^make.*", (ROOT / ".ci/run").read_text(), re.MULTILINE)
-    assert commands == ["make", "make test"]
+    assert commands == ["make", "make test", "make test-slow"]
     assert all(command in (ROOT / "README.md").read_text() for command in commands)
     hooks = [hook for repo in load(".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]]
     lint = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
