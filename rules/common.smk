@@ -14,13 +14,13 @@ for package in ("rfc3987_syntax", "rfc3986_validator"):
 # Snakemake puts the folder of a script on the path of its job, but not on its own.
 sys.path.insert(0, Path(workflow.basedir, "workflow_scripts").as_posix())
 
-from flatminima.config import plan, plan_forks, plan_mechanism
 from flatminima.code_hash import code_hash
-from flatminima.config.loading import as_in_a_file, whole_config
-from flatminima.errors import ConfigError
+from flatminima.config import plan, plan_forks, plan_mechanism
+from flatminima.config.loading import as_in_a_file, read_yaml, whole_config
 from flatminima.config.plan_forks import Branch
-from flatminima.revisions import notice_replaced
 from flatminima.config.suites import Suite, find_suite
+from flatminima.errors import ConfigError
+from flatminima.revisions import notice_replaced
 
 
 def one_line(function, *arguments, **fixed):
@@ -33,6 +33,8 @@ def one_line(function, *arguments, **fixed):
 
 for key, value in (workflow.config_settings.config or {}).items():
     update_config(config, {key: as_in_a_file(value)} if isinstance(value, dict) else {})
+for path in workflow.configfiles:  # again, for keys that stand twice
+    one_line(read_yaml, Path(path))
 one_line(whole_config, config)
 
 

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from tabulate import tabulate
 from torch import nn
 from torch.utils.benchmark import Timer
 
@@ -128,7 +127,8 @@ def suite_costs(section: Mapping, shape: Shape, *, revisions: int, last: int) ->
         return 3 * steps * shape.flop(run["batch_size"], batches["train"]["length"])
 
     forks = len(fork["schedules"]) * len(fork["seeds"]) if fork else 0
-    probes = fork["steps"] // fork["probe_every"] if fork else 0
+    cooled = fork.get("cooldown_steps", 0) if fork else 0  # after each fork, probed at its end
+    probes = fork["steps"] // fork["probe_every"] + bool(cooled) if fork else 0
     # Checkpoints of the run, and of all forks or of the one that is being measured.
     written = revisions * pretrained + probes * (forks if keeps_forks(section) else bool(fork))
     disk = CHECKPOINT_BYTES * written + ADAM_BYTES * (bool(fork) or pretrained)
@@ -139,7 +139,7 @@ def suite_costs(section: Mapping, shape: Shape, *, revisions: int, last: int) ->
         "disk": disk * shape.parameters + on_hub * (1 + bool(fork)) * shape.stored_bytes,
         "audit": revisions * probe,
         "probes": forks * probes * probe,
-        "updates": forks * training(fork, fork["steps"]) if fork else 0.0,
+        "updates": forks * training(fork, fork["steps"] + cooled) if fork else 0.0,
         "run": training(section["training"], last) if pretrained else 0.0,
     }
 
@@ -266,7 +266,8 @@ def count_rows(costs: Mapping, shape: Shape, revisions: int) -> Iterator[Row]:
     if costs["run"]:
         yield "training", f"{costs['run']:.2g} FLOP", "computed"
     if costs["forks"]:
-        yield f"{costs['forks']} forks", f"{costs['updates']:.2g} FLOP", "computed: updates"
+        known = "computed: updates, to the end of the cool-down"
+        yield f"{costs['forks']} forks", f"{costs['updates']:.2g} FLOP", known
         yield "", f"{costs['probes']:.2g} FLOP", "computed: probes on the way"
 
 
@@ -301,10 +302,7 @@ def plan_suite(name: str | None, configfiles: Sequence[str], seconds: float) -> 
     left = "not known" if jobs is None else f"{sum(jobs.values()):,}"
     rows.append(("jobs left", left, what))
     headings = ("what", "how much", "how it is known")
-    table = Table(*headings, title=section["label"], title_justify="left")
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+    print(section["label"], tabulate(rows, headings, disable_numparse=True), sep="\n")
     for line in (*suite.skipped, *said):
         print(line, file=sys.stderr if code else sys.stdout)
     return code
