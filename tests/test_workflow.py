@@ -198,10 +198,14 @@ def test_a_mistaken_target_is_one_line(target, clean):
 
 
 def test_a_mistaken_configuration_is_one_line(clean, tmp_path):
-    (tmp_path / "mistaken.yaml").write_text("suites: {mini: {training: {lr_mx: 1.0}}}")
-    run = dry_run("--configfile", str(tmp_path / "mistaken.yaml"), folder=clean)
-    assert run.returncode == 1
-    assert "training.lr_mx is not known; did you mean lr_max?" in error_line(run.stdout)
+    for text, line in (
+        ("suites: {mini: {training: {lr_mx: 1.0}}}", "lr_mx is not known; did you mean lr_max?"),
+        ("suite: mini\nsuite: mini", "line 1: suite stands there twice"),
+    ):
+        (tmp_path / "mistaken.yaml").write_text(text)
+        run = dry_run("--configfile", str(tmp_path / "mistaken.yaml"), folder=clean)
+        assert run.returncode == 1
+        assert line in error_line(run.stdout)
     own = "{mine: {extends: mini, label: mine, threads: %s}}"
     run = dry_run("--config", f"suites={own % 2}", "suite=mine", folder=clean)
     assert run.returncode == 0, run.stdout[-3000:]
