@@ -15,7 +15,7 @@ import yaml
 
 from flatminima.code_hash import code_files, read_source
 from flatminima.files import PACKAGES as RECORDED
-from tests.workflow import ROOT, TINY, declared_rules
+from tests.workflow import ROOT, declared_rules
 
 pytestmark = pytest.mark.workflow
 
@@ -62,11 +62,6 @@ def dependencies(path: Path) -> dict[str, str]:
 ENVIRONMENTS = {path.name: dependencies(path) for path in sorted((ROOT / "envs").glob("*.yaml"))}
 
 
-@pytest.fixture(scope="module")
-def rules() -> list[dict]:
-    return [rule for rule in declared_rules(TINY) if rule["script"]]
-
-
 def test_environments_pin_what_the_lock_file_pins():
     lines = (ROOT / "envs/requirements.lock").read_text().splitlines()
     pins = dict(
@@ -80,7 +75,8 @@ def test_environments_pin_what_the_lock_file_pins():
             assert package == "python" or pins[on_pypi] == version, f"{name}: {package}"
 
 
-def test_an_environment_has_what_its_rules_import_and_no_more(rules):
+def test_an_environment_has_what_its_rules_import_and_no_more():
+    rules = [rule for rule in declared_rules().values() if rule["script"]]
     assert len(rules) > 40
     for name, packages in ENVIRONMENTS.items():
         users = {r["name"]: needed(r) for r in rules if Path(r["conda"]).name == name}

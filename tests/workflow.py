@@ -1,7 +1,4 @@
-"""Running the workflow in a subprocess, in a checkout of its own.
-
-Run as a program it prints what every rule of the workflow declares, as JSON.
-"""
+"""Running the workflow in a subprocess, in a checkout of its own."""
 
 import json
 import os
@@ -9,10 +6,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 
 from filelock import FileLock
 
@@ -57,13 +52,27 @@ def _planner() -> subprocess.Popen:
     )  # fmt: skip
 
 
-def dry_run(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
+def dry_run(*arguments: str, folder: Path, described: bool = False) -> subprocess.CompletedProcess:
     """A dry run in ``folder``, in half the time: see ``tests/planner.py``."""
     planner = _planner()
-    planner.stdin.write(json.dumps([str(folder), arguments]) + "\n")
+    planner.stdin.write(json.dumps([str(folder), arguments, described]) + "\n")
     planner.stdin.flush()
     status, printed = json.loads(planner.stdout.readline())
     return subprocess.CompletedProcess(arguments, status, stdout=printed)
+
+
+def described(*arguments: str, folder: Path) -> dict[str, list[dict]]:
+    """What Snakemake understood of all ``rules``, and of the ``jobs`` that it plans."""
+    run = dry_run("--quiet", "all", *arguments, folder=folder, described=True)
+    assert run.returncode == 0, run.stdout[-3000:]
+    return json.loads(next(line for line in run.stdout.splitlines() if line[:2] == '{"'))
+
+
+@cache
+def declared_rules() -> dict[str, dict]:
+    """What each rule declares, by name, with the tiny suite in the configuration."""
+    plan = described("--configfile", TINY, "--forceall", folder=ROOT)
+    return {rule["name"]: rule for rule in plan["rules"]}
 
 
 def planned(*arguments: str, folder: Path) -> dict[str, int]:
@@ -93,66 +102,3 @@ def tiny_checkout(tmp_path_factory) -> Path:
             assert run.returncode == 0, run.stdout[-5000:]
             (folder / "tiny-unfinished").rename(folder / "tiny")
     return folder / "tiny"
-
-
-def base_name(rule: str) -> str:
-    """Name of the script of a generated rule: ``render_notebook`` of ``render_notebook_tour``."""
-    for base in ("pretrain_suite", "render_notebook", "restore_measurements"):
-        if rule.startswith(f"{base}_"):
-            return base
-    return rule
-
-
-def declared_rules(*configfiles: str) -> list[dict]:
-    """What each rule declares, as Snakemake itself understood it."""
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.workflow", *configfiles],
-        cwd=ROOT, text=True, capture_output=True, timeout=300, check=True,
-    )  # fmt: skip
-    return json.loads(run.stdout.splitlines()[-1])
-
-
-def _declarations(configfiles: list[Path]) -> list[dict]:
-    from snakemake.api import SnakemakeApi
-    from snakemake.settings.types import ConfigSettings, OutputSettings, Quietness, ResourceSettings
-
-    with SnakemakeApi(OutputSettings(quiet={Quietness.ALL})) as api:
-        workflow = api.workflow(
-            resource_settings=ResourceSettings(cores=1),
-            config_settings=ConfigSettings(configfiles=configfiles),
-            snakefile=ROOT / "Snakefile",
-        )._workflow
-        return [one for rule in workflow.rules for one in _declared(rule)]
-
-
-def _declared(rule) -> Iterator[dict]:
-    """One rule; where a wildcard names the script, once for each of its scripts."""
-    params = dict(rule.params.items())
-    code = params.get("code")
-    declared = {
-        "name": rule.name,
-        "docstring": rule.docstring,
-        "message": rule.message,
-        "script": rule.script and rule.script.replace("{params.draws}", params.get("draws", "")),
-        "conda": rule.conda_env,
-        "log": [str(path) for path in rule.log],
-        "benchmark": rule.benchmark and str(rule.benchmark),
-        "code": code,
-        "inputs": [str(path) for path in rule.input if not callable(path)],
-    }
-    named = re.search(r"\{wildcards\.(\w+)\}", rule.script or "")
-    if not named:
-        yield declared
-        return
-    for value in rule.wildcard_constraints[named[1]].split("|"):
-        script = rule.script.replace(named[0], value)
-        log, benchmark = (re.sub(rf"\{{{named[1]}[^}}]*\}}", value, path)
-                          for path in (declared["log"][0], declared["benchmark"]))  # fmt: skip
-        yield declared | {
-            "name": Path(script).stem, "script": script, "log": [log], "benchmark": benchmark,
-            "code": code(SimpleNamespace(**{named[1]: value})),
-        }  # fmt: skip
-
-
-if __name__ == "__main__":
-    print(json.dumps(_declarations([Path(name) for name in sys.argv[1:]])))
