@@ -23,6 +23,15 @@ BROWSER_FLAGS = (
 )
 TINY = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_length": 16}
 TINY_VOCABULARY = 64
+PROBE = {
+    "quantizers": {
+        "int4": {"bits": 4, "granularity": "group", "group_size": 8, "symmetric": False},
+        "int8": {"bits": 8, "granularity": "channel", "symmetric": True},
+    },
+    "roles": {"int4": "low_bit", "int8": "high_bit"},
+    "batch_size": 4,
+    "device": "cpu",
+}
 
 
 def affine(bits, granularity, symmetric, group_size=None, layers="blocks"):

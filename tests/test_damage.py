@@ -23,7 +23,7 @@ from flatminima.jobs import logged
 from flatminima.kurtosis import kurtosis_table
 from flatminima.model import WEIGHTS_FILE, build_model, load_model, save_model
 from flatminima.text.tokens import read_tokens, write_tokens
-from tests.test_scripts import PROBE, SHAPE, checkpoints, data, run_script  # noqa: F401
+from tests.test_scripts import PROBE, SHAPE, data, run_script  # noqa: F401
 from tests.test_workspace import interrupted, outputs, run_fork, start, train_until  # noqa: F401
 from tests.workflow import TINY, copy_checkout, snakemake, tiny_checkout
 
