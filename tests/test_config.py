@@ -2,6 +2,8 @@
 
 import copy
 import json
+from functools import reduce
+from operator import getitem
 
 import pytest
 import yaml
@@ -33,13 +35,10 @@ def changed(path, value) -> dict:
     """The committed configuration with one key set to ``value``, or deleted."""
     config = copy.deepcopy(CONFIG)
     *parents, last = path.split(".") if isinstance(path, str) else path
-    section = config
-    for part in parents:
-        section = section[part]
+    section = reduce(getitem, parents, config)
+    section[last] = value
     if value is DELETE:
         del section[last]
-    else:
-        section[last] = value
     return config
 
 
@@ -53,12 +52,10 @@ def refusal(config) -> str:
 
 
 def test_the_committed_configurations_are_valid():
-    check_config(CONFIG)
     plan_everything(CONFIG)
-    merged = copy.deepcopy(CONFIG)
-    for key in ("suites", "quantizers"):
-        merged[key] |= TINY[key]
-    check_config(merged | {"suite": "tiny"})
+    merged = {key: CONFIG[key] | TINY[key] for key in ("suites", "quantizers")}
+    for config in (CONFIG, merged | {"suite": "tiny"}):
+        check_config(config)
     assert {"mini", "pythia-12b", "olmo-2-7b", "mini-published"} <= read_config()["suites"].keys()
 
 
@@ -138,11 +135,10 @@ OF_ALL = [
 
 
 def test_a_mistake_is_one_line():
-    for path, value, line in OF_ALL:
-        assert line in refusal(changed(path, value))
-    for name, mistakes in MISTAKES.items():
-        for path, value, line in mistakes:
-            assert line in refusal(changed(("suites", name, *path.split(".")), value)), path
+    mistakes = [(("suites", name, *path.split(".")), value, line)
+                for name, found in MISTAKES.items() for path, value, line in found]  # fmt: skip
+    for path, value, line in OF_ALL + mistakes:
+        assert line in refusal(changed(path, value)), path
     check_config(changed("suites.mini.fork.optimizer_state", "restored"))
 
 
@@ -150,12 +146,10 @@ def test_a_mistake_is_that_of_the_suite_it_was_made_in():
     """Seventy suites inherit from pythia-160m, in files that are read in the order of names."""
     child = {"extends": "pythia-160m", "label": "a"}
     for name, key, value in (("pythia-160m", "sead", 1), ("pythia-14m", "threads", 0)):
-        change = {name: {key: value}}
-        config = copy.deepcopy(CONFIG)
-        config["suites"] = {"a": child} | change | config["suites"]
-        config["suites"][name] = CONFIG["suites"].get(name, {}) | change[name]
+        own = {name: CONFIG["suites"].get(name, {}) | {key: value}}
+        suites = {"a": child} | own | CONFIG["suites"] | own
         with pytest.raises(ConfigError, match=f"^config key suites.{name}.{key}"):
-            whole_config(config)
+            whole_config(CONFIG | {"suites": suites})
 
 
 def places(section, prefix=()):
@@ -235,17 +229,16 @@ def test_whatever_is_changed_is_planned_or_refused_in_one_line(changes):
     """The one fuzz: accepted means that everything can be planned."""
     config = copy.deepcopy(CONFIG)
     for place, action, key, odd in changes:
-        section = config
-        for part in place[:-1]:
-            section = section.get(part) if isinstance(section, dict) else None
-        if not isinstance(section, dict) or place[-1] not in section:
+        try:
+            section = reduce(getitem, place[:-1], config)
+            value = section[place[-1]]
+        except (KeyError, TypeError):  # gone with an earlier change
             continue
         if action in ("delete", "rename"):
-            value = section.pop(place[-1])
-        if action in ("set", "add"):
-            section[place[-1] if action == "set" else key] = odd
-        if action == "rename":
-            section[key] = value
+            del section[place[-1]]
+        if action != "delete":
+            new = value if action == "rename" else odd
+            section[place[-1] if action == "set" else key] = new
     try:
         check_config(config)
     except ConfigError:

@@ -4,7 +4,6 @@ import copy
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,14 +12,13 @@ from flatminima.config.loading import merge, read_library, resolve_suites
 from flatminima.config.plan import facts, schedule, tokens_per_step
 from flatminima.config.suites import Suite, chunk_names, parse_range, range_name
 from flatminima.errors import ConfigError
-from tests.workflow import ROOT
+from tests.test_config import CONFIG
 
-CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
 LIBRARY = read_library()
 
 
-def whole(suites, library=LIBRARY) -> dict:
-    return resolve_suites(suites, library)
+def whole(suites) -> dict:
+    return resolve_suites(suites, LIBRARY)
 
 
 def suite_of(name: str, **kwargs) -> Suite:
@@ -47,32 +45,28 @@ def test_a_merge_keeps_what_is_not_said_again(base, change):
     assert merge(base, change, whole="abc") == base | change
 
 
-def test_a_suite_takes_over_what_it_does_not_say():
-    own = {"extends": "mini", "label": "mine", "training": {"lr_max": 0.02}, "threads": 2,
-           "grid": {"steps": [0, 40]}, "fork": None}  # fmt: skip
-    suites = {"own": own} | CONFIG["suites"]
-    resolved, mini = whole(suites), CONFIG["suites"]["mini"]
-    own = resolved["own"]
+def test_a_suite_takes_over_what_it_does_not_say_but_labels_and_places_are_its_own():
+    mini, paper = (CONFIG["suites"][name] for name in ("mini", "pythia-160m"))
+    suites = {
+        "own": {"extends": "mini", "label": "mine", "training": {"lr_max": 0.02}, "threads": 2,
+                "grid": {"steps": [0, 40]}, "fork": None},
+        "again": {"extends": "own", "fork": {"start": 3}},
+        "seed": {"extends": "pythia-160m", "repo": "a/b"},
+        "here": {"extends": "pythia-160m", "label": "x", "source": "local", "pattern": "a/{step}"},
+        "pythia-70m": {"threads": 3},  # one of the library, changed under its own name
+    }  # fmt: skip
+    found = whole(suites | CONFIG["suites"])
+    own = found["own"]
     assert own["training"] == mini["training"] | {"lr_max": 0.02}
     assert own["threads"] == 2 and own["label"] == "mine" and own["is_paper_model"] is False
     assert own["grid"] == {"steps": [0, 40]}, "replaced whole"
     assert "fork" not in own and "extends" not in own
-    again = whole(suites | {"again": {"extends": "own", "fork": {"start": 3}}})["again"]
-    assert again["fork"] == {"start": 3}, "what is left out can be said again below"
+    assert found["again"]["fork"] == {"start": 3}, "what is left out can be said again below"
     assert own["probe"] == mini["probe"] and own["probe"] is not mini["probe"]
-    assert list(resolved)[:3] == ["mini", "own", "pythia-160m"], "after the one that it extends"
-
-
-def test_labels_and_places_are_a_suites_own():
-    suites = {
-        "seed": {"extends": "pythia-160m", "repo": "a/b"},
-        "own": {"extends": "pythia-160m", "label": "x", "source": "local", "pattern": "a/{step}"},
-        "pythia-70m": {"threads": 3},  # one of the library, changed under its own name
-    }
-    found = whole(CONFIG["suites"] | suites)
+    assert list(found)[:2] == ["mini", "own"], "after the one that it extends"
     assert "label" not in found["seed"] and found["seed"]["is_paper_model"] is False
-    assert "repo" not in found["own"] and found["own"]["grid"] == "discover"
-    assert found["own"]["text"] == CONFIG["suites"]["pythia-160m"]["text"]
+    assert "repo" not in found["here"] and found["here"]["grid"] == "discover"
+    assert found["here"]["text"] == paper["text"]
     changed = found["pythia-70m"]
     assert changed["threads"] == 3 and changed["repo"] == "EleutherAI/pythia-70m"
 
@@ -88,22 +82,18 @@ def test_extends_that_leads_nowhere_is_one_line():
         assert line in str(error.value) and "\n" not in str(error.value)
 
 
-def test_every_library_suite_says_what_is_its_own():
+def test_every_library_suite_says_what_is_its_own_and_those_of_pythia_need_no_network():
     hub = {name: section for name, section in LIBRARY.items() if "repo" in section}
-    assert len(hub) == len({section["label"] for section in hub.values()}) > 60
-    assert len(hub) == len({section["repo"] for section in hub.values()})
+    assert not set(LIBRARY) & set(CONFIG["suites"])
+    for key in ("label", "repo"):
+        assert len(hub) == len({section[key] for section in hub.values()}) > 60
     for name, section in hub.items():
         assert section["repo"].split("/")[1].lower().startswith(name[:6]), name
-    assert not set(LIBRARY) & set(CONFIG["suites"])
-
-
-def test_suites_of_pythia_are_planned_without_a_network():
     for name in ("pythia-14m", "pythia-12b-deduped", "pythia-410m-seed9", "pythia-160m-data-seed2"):
         suite = suite_of(name)
         assert len(suite.steps) == 154 and suite.last == 143000
-        assert suite.branch(512) == "step512"
+        assert suite.branch(512) == "step512" and suite.config.fork is None
         assert tokens_per_step(suite) == 2_097_152 and schedule(suite)["warmup_steps"] == 1430
-        assert suite.config.fork is None
     assert suite_of("pythia-410m-seed9").config.training.seed == 9
     assert "second epoch" in suite_of("pythia-70m-deduped").config.label
 
