@@ -52,7 +52,8 @@ def test_rounded_inputs_round_what_goes_into_linear_layers_and_only_while_it_las
 
 def test_a_checkpoint_has_kurtosis_losses_and_anisotropy(tiny_model, tiny_tokens):
     visit = Visit(3, tiny_model, tiny_tokens, 4, 20)
-    table = activation_table(visit, affine(4, "group", False, 8), 8)
+    low_bit = affine(4, "group", False, 8).model_dump()
+    table = activation_table(visit, {"low_bit": low_bit, "bits": 8})
     assert list(table.columns) == ["step", "measure", "name", "value", "low", "high", "n"]
     names = table.groupby("measure")["name"].apply(list).to_dict()
     assert names == {

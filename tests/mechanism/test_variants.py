@@ -46,7 +46,8 @@ class OneLayer(nn.Module):
 
 
 def test_one_matrix_in_is_all_and_out_is_none(tiny_tokens):
-    table = probe_layers(Visit(4, OneLayer(), tiny_tokens, 4, 20), affine(3, "group", False, 8))
+    settings = {"low_bit": affine(3, "group", False, 8).model_dump()}
+    table = probe_layers(Visit(4, OneLayer(), tiny_tokens, 4, 20), settings)
     at = table.set_index(["probe", "tensor"])
     added, removed = at["delta_nll_nats_per_token"], at["removed_nats"]
     name = "body.layers.0.mlp.weight"

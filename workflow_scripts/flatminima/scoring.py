@@ -134,6 +134,15 @@ class SequenceScores:
         return pd.DataFrame(named | asdict(self)).astype({"scored": np.int32})
 
 
+def scores_table(
+    scores: Mapping[str, SequenceScores], step: int, roles: Mapping[str, str] | None = None
+) -> pd.DataFrame:
+    """``SequenceScores.table`` of each; all but the model itself are a ``variant`` by default."""
+    roles = roles or {FP32: FP32}
+    tables = [one.table(step, name, roles.get(name, "variant")) for name, one in scores.items()]
+    return pd.concat(tables, ignore_index=True)
+
+
 def batches(tokens: np.ndarray, batch_size: int, device: str) -> Iterator[Tensor]:
     """Consecutive ``[batch, length]`` int64 slices of ``[sequences, length]`` tokens."""
     for start in range(0, len(tokens), batch_size):
@@ -268,7 +277,7 @@ class Prober:
                                     validation_sha256=file_sha256(validation))  # fmt: skip
 
     def __call__(self, model: nn.Module, step: int) -> pd.DataFrame:
-        """``SequenceScores.table`` of the model of ``step`` and of its quantized variants.
+        """``scores_table`` of the model of ``step`` and of its quantized variants.
 
         Raises ``NotMeasured`` naming the step where the model cannot be scored, for whatever
         reason; ``Diverged`` where its numbers are not finite. Of the first model it says, and
@@ -287,8 +296,7 @@ class Prober:
             lines = [f"{name}: {coverage_line(found)}" for name, found in covered.items()]
             for line in (*lines, *self.made_by["peculiarities"]):
                 log(line)
-        tables = [record.table(step, name, self.roles[name]) for name, record in scores.items()]
-        return pd.concat(tables, ignore_index=True)
+        return scores_table(scores, step, self.roles)
 
     def checkpoint(self, folder: str | Path, step: int) -> list[pd.DataFrame]:
         """The scores of a checkpoint's model; none, and a line, where it has diverged.

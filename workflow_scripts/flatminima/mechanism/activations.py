@@ -13,7 +13,7 @@ Every measurement is a row with measure, name, value, low, high and n. Intervals
 sequences; values of the weights alone are exact and have none.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 from flatminima.intervals import summarise
 from flatminima.mechanism.visits import Visit, embedding_names, matrices, mean_interval
-from flatminima.quantizer_specs import FP32, AffineQuantizer, AnyQuantizer
+from flatminima.quantizer_specs import FP32, AffineQuantizer, read_spec
 from flatminima.quantizers import fake_quantize, quantized_weights
-from flatminima.scoring import Forward, ModelForward, batches, score
+from flatminima.scoring import Forward, ModelForward, batches, score, scores_table
 
-COLUMNS = ["measure", "name", "value", "low", "high", "n"]
-Rows = Iterator[tuple[str, str, float, float, float, int]]
+COLUMNS = ["step", "measure", "name", "value", "low", "high", "n"]
+Rows = Iterator[tuple[str, str, float, float, float, int]]  # from measure to n of COLUMNS
 
 
 def token_kurtosis(states: Tensor) -> Tensor:
@@ -101,24 +101,22 @@ def kurtosis_rows(visit: Visit) -> Rows:
         yield "kurtosis", f"state{number}", values.mean(), *ends, len(values)
 
 
-def rounding_rows(visit: Visit, spec: AnyQuantizer, bits: int) -> Rows:
-    """Loss added by rounding weights, activations (``bits``) and both, nats per token."""
-    plain = ModelForward(visit.model)
+def rounding_rows(visit: Visit, settings: Mapping) -> Rows:
+    """Loss added by rounding weights, activations and both, nats per token."""
+    spec, plain = read_spec(settings["low_bit"]), ModelForward(visit.model)
     quantized = ModelForward(visit.model, quantized_weights(visit.model, spec))
 
     def rounded(forward: Forward) -> Forward:
         def run(ids: Tensor) -> Iterator[Tensor]:
-            with rounded_inputs(visit.model, bits):
+            with rounded_inputs(visit.model, settings["bits"]):
                 return forward(ids)
 
         return run
 
     forwards = {FP32: plain, "W": quantized, "A": rounded(plain), "W+A": rounded(quantized)}
     found = score(visit.tokens, forwards, batch_size=visit.batch_size, device=visit.device)
-    roles = {name: FP32 if name == FP32 else "variant" for name in found}
-    scores = pd.concat([one.table(visit.step, name, roles[name]) for name, one in found.items()])
-    table = summarise(scores, ["step"], resamples=visit.resamples, seed=0).set_index("quantizer")
-    for name, row in table.drop(index=FP32).iterrows():
+    table = summarise(scores_table(found, visit.step), ["step"], resamples=visit.resamples, seed=0)
+    for name, row in table.set_index("quantizer").drop(index=FP32).iterrows():
         ends = np.log1p(row[["gap_low_pct", "gap_high_pct"]].to_numpy(float) / 100)
         yield "added_loss", name, row["delta_nll_nats_per_token"], *ends, row["n_sequences"]
 
@@ -135,9 +133,7 @@ def anisotropy_rows(visit: Visit) -> Rows:
     yield "mean_cosine", "last state", values.mean(), *ends, len(values)
 
 
-def activation_table(visit: Visit, spec: AnyQuantizer, bits: int) -> pd.DataFrame:
-    """All rows of one checkpoint, the step in front."""
-    rows = [*kurtosis_rows(visit), *rounding_rows(visit, spec, bits), *anisotropy_rows(visit)]
-    table = pd.DataFrame(rows, columns=COLUMNS)
-    table.insert(0, "step", visit.step)
-    return table
+def activation_table(visit: Visit, settings: Mapping) -> pd.DataFrame:
+    """All rows of one checkpoint; ``settings`` has low_bit (a definition) and bits."""
+    rows = [*kurtosis_rows(visit), *rounding_rows(visit, settings), *anisotropy_rows(visit)]
+    return pd.DataFrame([(visit.step, *row) for row in rows], columns=COLUMNS)

@@ -12,7 +12,7 @@ eigenvalue and the trace of H, of the validation loss in nats per token with res
 weights that the probes change. Intervals are 95 %, over batches except where they say so.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
@@ -22,11 +22,12 @@ from scipy import stats
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 from torch.func import functional_call
+from torch.nn.utils import parameters_to_vector
 
 from flatminima.intervals import t_interval
 from flatminima.mechanism.visits import Visit, mean_interval
-from flatminima.quantizer_specs import AffineQuantizer
-from flatminima.quantizers import fake_quantize, grid_steps
+from flatminima.quantizer_specs import AffineQuantizer, read_spec
+from flatminima.quantizers import fake_quantize, grid_steps, linear_weights
 from flatminima.scoring import batches
 from flatminima.training.gradients import next_token_loss
 
@@ -34,28 +35,27 @@ TOLERANCE = 1e-3  # relative, of the largest eigenvalue
 
 
 class LossSurface:
-    """Mean NLL (nats per token) of a checkpoint's tokens as a function of its parameters ``names``.
+    """Mean NLL (nats per token) of a checkpoint's tokens as a function of ``layers``' weights.
 
     Weights, directions and products with the Hessian are flat vectors, ``[weights]``. All
-    batches must be of one size, so that every token weighs the same. Hessian products
+    batches are of one size, so that every token weighs the same. Hessian products
     differentiate twice in reverse mode, in float32 with sums over batches in float64. (Forward
     mode twice would be cheaper, but torch's layer norm gives a wrong second derivative there.)
     The graph of every batch's gradient is kept, so that a product costs one backward pass:
     memory grows with the number of sequences.
     """
 
-    def __init__(self, visit: Visit, names: Sequence[str]) -> None:
-        if len(visit.tokens) % visit.batch_size:
-            raise ValueError(
-                f"{len(visit.tokens)} sequences: a multiple of the batch size {visit.batch_size}"
-            )
+    def __init__(self, visit: Visit, layers: str) -> None:
         # The fused attention kernels have no second derivative.
         if hasattr(visit.model, "set_attn_implementation"):
             visit.model.set_attn_implementation("eager")
-        chosen = {name: visit.model.get_parameter(name).detach() for name in names}
+        chosen = linear_weights(visit.model, layers)
         self.model, self.shapes = visit.model.eval(), {n: w.shape for n, w in chosen.items()}
-        self.weights = flat(chosen).requires_grad_()
-        self.ids = list(batches(visit.tokens, visit.batch_size, visit.device))
+        self.weights = parameters_to_vector(chosen.values()).detach().requires_grad_()
+        self.step, self.ids = (
+            visit.step,
+            list(batches(visit.tokens, visit.batch_size, visit.device)),
+        )
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """A flat vector by parameter name, each part in the shape of its parameter."""
@@ -108,11 +108,6 @@ class LossSurface:
         return torch.from_numpy(np.array(values, dtype=np.float32)).to(self.weights.device)
 
 
-def flat(parts: Mapping[str, Tensor]) -> Tensor:
-    """Tensors as one vector."""
-    return torch.cat([part.reshape(-1) for part in parts.values()])
-
-
 def perturbations(
     weights: Mapping[str, Tensor], specs: Mapping[str, AffineQuantizer], *, draws: int, seed: int
 ) -> dict[str, dict[str, Tensor]]:
@@ -138,47 +133,48 @@ def perturbations(
     return found
 
 
-def _columns(name: str, values: np.ndarray, resamples: int) -> dict[str, float]:
-    low, high = mean_interval(values, resamples, np.random.default_rng(0))
-    return {f"{name}_nats": float(values.mean()), f"{name}_low": low, f"{name}_high": high}
-
-
-def expand(surface: LossSurface, shift: Tensor, base: np.ndarray, *, resamples: int) -> list[dict]:
+def expand(surface: LossSurface, shift: Tensor, base: np.ndarray, resamples: int) -> list[dict]:
     """Rows of one perturbation: tensor ``all`` with every term, then each matrix.
 
     ``base`` is the unmoved loss of each batch. A matrix's second-order term is its part of
     D·H·D / 2 (with the cross terms shared out), so that the parts sum to the whole.
     """
+
+    def row(tensor: str, count: int, noise: float, size: float, **terms: np.ndarray) -> dict:
+        found = {"tensor": tensor, "n_weights": count, "noise_norm2": noise, "weight_norm2": size}
+        for name, values in terms.items():
+            ends = mean_interval(values, resamples, np.random.default_rng(0))
+            numbers = values.mean(), *ends
+            found |= zip((f"{name}_nats", f"{name}_low", f"{name}_high"), numbers, strict=True)
+        return found
+
     parts = [surface.parts(shift, product) for product in surface.products(shift)]
     first = np.array([surface.inner(gradient, shift) for gradient in surface.gradients])
     second = np.array([0.5 * sum(part.values()) for part in parts])
-    terms = {"measured": surface.losses(shift) - base, "first_order": first,
-             "second_order": second, "predicted": first + second}  # fmt: skip
-    noise = surface.parts(shift, shift)
-    sizes = surface.parts(surface.weights, surface.weights)
-    rows = [{"tensor": "all", "n_weights": len(shift),
-             "noise_norm2": sum(noise.values()), "weight_norm2": sum(sizes.values())}]  # fmt: skip
-    for name, values in terms.items():
-        rows[0] |= _columns(name, values, resamples)
+    noise, sizes = surface.parts(shift, shift), surface.parts(surface.weights, surface.weights)
+    terms = {"measured": surface.losses(shift) - base, "first_order": first}
+    terms |= {"second_order": second, "predicted": first + second}
+    rows = [row("all", len(shift), sum(noise.values()), sum(sizes.values()), **terms)]
     for name, shape in surface.shapes.items():
-        values = np.array([0.5 * part[name] for part in parts])
-        about = {"tensor": name, "n_weights": shape.numel(), "noise_norm2": noise[name],
-                 "weight_norm2": sizes[name]}  # fmt: skip
-        rows.append(about | _columns("second_order", values, resamples))
+        own = np.array([0.5 * part[name] for part in parts])
+        rows.append(row(name, shape.numel(), noise[name], sizes[name], second_order=own))
     return rows
 
 
-def sensitivity_table(
-    surface: LossSurface, specs: Mapping[str, AffineQuantizer], *, step: int, draws: int,
-    resamples: int,
-) -> pd.DataFrame:  # fmt: skip
-    """All perturbations of one checkpoint: the rows of ``expand``; the step seeds the noise."""
-    weights = surface.split(surface.weights.detach())
-    base = surface.losses()
+def sensitivity_table(surface: LossSurface, settings: Mapping) -> pd.DataFrame:
+    """All perturbations of one checkpoint: the rows of ``expand``; the step seeds the noise.
+
+    ``settings`` has low_bit, high_bit (definitions), draws and resamples.
+    """
+    specs = {role: read_spec(settings[role]) for role in ("low_bit", "high_bit")}
+    weights, base = surface.split(surface.weights.detach()), surface.losses()
+    moves = perturbations(weights, specs, draws=settings["draws"], seed=surface.step)
     rows = [
-        {"step": step, "perturbation": name, **row}
-        for name, shift in perturbations(weights, specs, draws=draws, seed=step).items()
-        for row in expand(surface, flat(shift), base, resamples=resamples)
+        {"step": surface.step, "perturbation": name, **row}
+        for name, shift in moves.items()
+        for row in expand(
+            surface, parameters_to_vector(shift.values()), base, settings["resamples"]
+        )
     ]
     return pd.DataFrame(rows).assign(n_batches=len(surface.ids))
 
@@ -186,25 +182,26 @@ def sensitivity_table(
 Estimate = tuple[float, float, float, int]  # value, ends of its interval, draws or batches
 
 
-def largest_eigenvalue(surface: LossSurface, *, resamples: int, seed: int) -> Estimate:
+def largest_eigenvalue(surface: LossSurface, resamples: int) -> Estimate:
     """Largest (algebraic) eigenvalue of the Hessian, by Lanczos iteration.
 
     The interval is over batches with the eigenvector held: that of its Rayleigh quotient.
     """
-    rng, size = np.random.default_rng(seed), len(surface.weights)
-    operator = LinearOperator(
-        (size, size), lambda v: surface.product(surface.vector(v)).cpu().numpy()
-    )
-    start = rng.standard_normal(size)
+    rng, size = np.random.default_rng(surface.step), len(surface.weights)
+
+    def product(vector: np.ndarray) -> np.ndarray:
+        return surface.product(surface.vector(vector)).cpu().numpy()
+
+    operator, start = LinearOperator((size, size), product), rng.standard_normal(size)
     [value], vectors = eigsh(operator, k=1, which="LA", tol=TOLERANCE, v0=start)
     direction = surface.vector(vectors[:, 0])
     quotients = [surface.inner(direction, product) for product in surface.products(direction)]
     return float(value), *mean_interval(np.array(quotients), resamples, rng), len(quotients)
 
 
-def trace(surface: LossSurface, *, draws: int, seed: int) -> Estimate:
+def trace(surface: LossSurface, draws: int) -> Estimate:
     """Hutchinson's estimate of the trace: mean of z·H·z over random signs z, t interval."""
-    rng, values = np.random.default_rng(seed), []
+    rng, values = np.random.default_rng(surface.step), []
     for _ in range(draws):
         signs = surface.vector(rng.choice(np.float32([-1.0, 1.0]), len(surface.weights)))
         values.append(surface.inner(signs, surface.product(signs)))
@@ -212,16 +209,16 @@ def trace(surface: LossSurface, *, draws: int, seed: int) -> Estimate:
     return mean, *t_interval(mean, stats.sem(values), draws - 1), draws
 
 
-def curvature_row(surface: LossSurface, *, step: int, draws: int, resamples: int) -> dict:
-    """Largest eigenvalue and trace of one checkpoint.
+def curvature_row(surface: LossSurface, settings: Mapping) -> pd.DataFrame:
+    """Largest eigenvalue and trace of one checkpoint; ``settings`` has draws and resamples.
 
     ``weight_norm2`` turns both into numbers that do not change when weights are rescaled.
     """
     norm2 = surface.inner(surface.weights, surface.weights)
-    row = {"step": step, "n_weights": len(surface.weights), "weight_norm2": norm2}
+    row = {"step": surface.step, "n_weights": len(surface.weights), "weight_norm2": norm2}
     for name, estimate in (
-        ("top_eigenvalue", largest_eigenvalue(surface, resamples=resamples, seed=step)),
-        ("trace", trace(surface, draws=draws, seed=step)),
+        ("top_eigenvalue", largest_eigenvalue(surface, settings["resamples"])),
+        ("trace", trace(surface, settings["draws"])),
     ):
         row |= zip((name, f"{name}_low", f"{name}_high", f"{name}_n"), estimate, strict=True)
-    return row
+    return pd.DataFrame([row])

@@ -24,7 +24,7 @@ from flatminima import scoring
 from flatminima.intervals import summarise
 from flatminima.mechanism.factors import PAPER_LAYERS
 from flatminima.mechanism.visits import Visit, embedding_names, matrices
-from flatminima.quantizer_specs import FP32, AffineQuantizer, AnyQuantizer, fit_group, read_spec
+from flatminima.quantizer_specs import AffineQuantizer, AnyQuantizer, fit_group, read_spec
 from flatminima.quantizers import fake_quantize, grid_steps
 
 ALL = "all"
@@ -76,19 +76,14 @@ def score_variants(visit: Visit, variants: Iterable[Variant]) -> pd.DataFrame:
     ``variants`` yields a name and the weights it replaces; they are made one handful at a
     time. An error names the step.
     """
-    tables, pending = [], iter(variants)
+    found, pending = {}, iter(variants)
+    options = {"batch_size": visit.batch_size, "device": visit.device}
     try:
         while handful := dict(islice(pending, VARIANTS_AT_ONCE)):
-            found = scoring.score_variants(
-                visit.model, visit.tokens, handful,
-                batch_size=visit.batch_size, device=visit.device,
-            )  # fmt: skip
-            for name in handful if tables else found:
-                role = FP32 if name == FP32 else "variant"
-                tables.append(found[name].table(visit.step, name, role))
+            found |= scoring.score_variants(visit.model, visit.tokens, handful, **options)
     except (FloatingPointError, ValueError) as error:
         raise type(error)(f"step {visit.step}: {error}") from error
-    return pd.concat(tables, ignore_index=True)
+    return scoring.scores_table(found, visit.step)
 
 
 @dataclass(frozen=True)
@@ -185,13 +180,13 @@ def layer_variants(model: nn.Module, spec: AnyQuantizer) -> Iterator[Variant]:
         yield f"out {name}", {n: w for n, w in whole.items() if n != name}
 
 
-def probe_layers(visit: Visit, spec: AnyQuantizer) -> pd.DataFrame:
+def probe_layers(visit: Visit, settings: Mapping) -> pd.DataFrame:
     """A row per probe of one checkpoint: step, probe (in, out, all, fp32), tensor and scores.
 
-    ``removed_nats`` is what leaving the matrix out takes away from the loss that all
-    together add (rows ``out``).
+    ``settings`` has low_bit, a definition. ``removed_nats`` is what leaving the matrix out takes
+    away from the loss that all together add (rows ``out``).
     """
-    scores = score_variants(visit, layer_variants(visit.model, spec))
+    scores = score_variants(visit, layer_variants(visit.model, read_spec(settings["low_bit"])))
     table = summarise(scores, ["step"], resamples=visit.resamples, seed=0)
     named = table["quantizer"].str.split(" ", n=1, expand=True)
     table.insert(1, "probe", named[0])

@@ -1,16 +1,17 @@
 """What every measurement does around itself: its checkpoints, their matrices, mean intervals."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from torch import Tensor, nn
 
+from flatminima.files import write_table
 from flatminima.intervals import percentile_interval
 from flatminima.jobs import progress
 from flatminima.layers import linear_layers
-from flatminima.model import assert_float32, load_model, take_device
-from flatminima.quantizers import linear_weights
+from flatminima.model import load_model, take_device
 from flatminima.text.tokens import read_tokens
 
 
@@ -28,10 +29,6 @@ class Visit:
     resamples: int
     device: str = "cpu"
 
-    def weights(self, layers: str) -> dict[str, Tensor]:
-        """Weights that a probe of these layers quantizes, by parameter name."""
-        return {n: w.detach() for n, w in linear_weights(self.model, layers).items()}
-
 
 def visits(
     folders: Mapping[int, str], validation: str, settings: Mapping, threads: int
@@ -39,22 +36,32 @@ def visits(
     """The checkpoints of a job one after another; one model is in memory at a time.
 
     ``settings`` has ``device``, ``batch_size``, ``resamples`` and ``sequences``, the number of
-    validation sequences that are used. Raises ``ValueError`` where the file holds fewer, and
-    for a model whose linear weights are not ``[out, in]`` matrices.
+    validation sequences that are used. Raises ``ValueError`` for a model whose linear weights
+    are not ``[out, in]`` matrices.
     """
-    device, wanted = take_device(settings["device"], threads), settings["sequences"]
-    tokens = read_tokens(validation)
-    if len(tokens) < wanted:
-        raise ValueError(f"{validation} holds {len(tokens)} sequences; mechanism asks for {wanted}")
+    device, tokens = take_device(settings["device"], threads), read_tokens(validation)
+    tokens, options = (
+        tokens[: settings["sequences"]],
+        (settings["batch_size"], settings["resamples"]),
+    )
     for step, folder in progress(folders.items(), "checkpoints", total=len(folders)):
         model = load_model(folder, device)
-        assert_float32(model)
         for name, layer in linear_layers(model).items():
             if layer.weight.ndim != 2 or layer.input_axis % 2 != 1:
                 raise ValueError(f"{name} is no [out, in] matrix; mechanism measures no other")
-        yield Visit(
-            step, model, tokens[:wanted], settings["batch_size"], settings["resamples"], device
-        )
+        yield Visit(step, model, tokens, *options, device)
+
+
+def at_each_checkpoint(
+    measure: Callable[[Visit, Mapping], pd.DataFrame],
+) -> Callable[..., None]:
+    """The ``main`` of a script that writes ``measure(visit, settings)`` of each step."""
+
+    def main(*, folders: dict, validation: str, settings: dict, threads: int, table: str) -> None:
+        found = visits(folders, validation, settings, threads)
+        write_table(table, pd.concat([measure(visit, settings) for visit in found]))
+
+    return main
 
 
 def mean_interval(
