@@ -44,6 +44,20 @@ def affine(bits, granularity, symmetric, group_size=None, layers="blocks"):
     )  # fmt: skip
 
 
+def weights_of(model):
+    """A copy of the weights by name."""
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def assert_equal(first, second):
+    """The same tensors under the same names."""
+    import torch
+
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
 @pytest.fixture(autouse=True)
 def _subnormal_numbers_are_kept():
     """What measures sets torch to flush them to zero; the next test starts without that."""

@@ -8,6 +8,13 @@ from scipy import signal
 WHERE = {"comparison": "x v y", "unit": "seed", "measure": "gap_pct"}
 
 
+def sequence_scores(step, role, nll_nats, scored=63, **columns) -> pd.DataFrame:
+    """Per-sequence scores of one model; ``nll_nats`` are sums over the tokens of each."""
+    about = {"step": step, "quantizer": role, "role": role, "sequence": range(len(nll_nats))}
+    scores = {"nll_nats": nll_nats, "kl_nats": 0.0, "top1_changed": 0.0, "scored": scored}
+    return pd.DataFrame(about | scores | columns)
+
+
 def rows_of(generated) -> pd.DataFrame:
     """Rows as a table."""
     return pd.DataFrame([vars(row) for row in generated])

@@ -20,7 +20,7 @@ from flatminima.comparisons import (
 from flatminima.hypothesis_tests import COLUMNS
 from flatminima.intervals import summarise
 from tests import synthetic
-from tests.statistics_helpers import close, rows_of, select
+from tests.statistics_helpers import close, rows_of, select, sequence_scores
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -40,25 +40,6 @@ def gaps_of(forks, schedule, phases=("", "bump", "cool")):
     low_bit = forks[forks.role == "low_bit"].fillna({"update_phase": ""})
     rows = low_bit[(low_bit.schedule == schedule) & low_bit.update_phase.isin(phases)]
     return rows.pivot(index="step", columns="seed", values="gap_pct")
-
-
-def test_table_2_means_and_standard_deviations(forks, fork_table):
-    summaries = fork_table[fork_table.test == "summary"].set_index(["comparison", "measure"])
-    assert list(summaries.index.unique("comparison")) == ["cosine", "sgdr", "oli cool", "oli all"]
-    for name in summaries.index.unique("comparison"):
-        schedule, phases = name.split()[0], ["cool"] if name == "oli cool" else ["", "bump", "cool"]
-        gaps = gaps_of(forks, schedule, phases)
-        final, mean, pooled = (
-            summaries.loc[(name, m)] for m in ("final_gap_pct", "mean_gap_pct", "gap_pct")
-        )
-        assert close(final.value, gaps.iloc[-1].mean()) and close(final.sd_a, gaps.iloc[-1].std())
-        assert close(mean.value, gaps.mean().mean()) and close(mean.sd_a, gaps.mean().std())
-        assert close(pooled.sd_a, gaps.stack().std()) and pooled.n_a == gaps.size
-        fp32 = forks[(forks.role == "fp32") & (forks.schedule == schedule)]
-        last = fp32[fp32.step == gaps.index.max()].ppl
-        assert close(summaries.loc[(name, "final_fp32_ppl")].value, last.mean())
-    assert "bump probe" in summaries.loc[("oli all", "final_gap_pct")].note
-    assert "cool probe" in summaries.loc[("oli cool", "final_gap_pct")].note
 
 
 def test_cool_probes_are_compared_with_cosine_at_matching_steps(forks, fork_table):
@@ -86,23 +67,13 @@ def test_every_condition_has_every_test_and_every_row_its_unit(fork_table):
     assert compared.note.str.startswith("unit: ").all()
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        "seed == 0",
-        "update_phase != 'cool'",
-        "schedule != 'cosine'",
-        "step == step.max()",
-        "step < 0",
-        None,
-    ],
-)
-def test_a_thin_fork_experiment_gives_rows_and_no_crash(forks, spoil):
-    thin = forks.query(spoil) if spoil else forks.assign(gap_pct=1.0, ppl=1.0)
-    table = rows_of(fork_rows(thin, "cosine"))
-    if len(table):
-        missing = table[table.value.isna()]
-        assert (missing.note != "").all() and missing.p_value.isna().all()
+def test_a_thin_fork_experiment_gives_rows_and_no_crash(forks):
+    keep = "seed == 0", "update_phase != 'cool'", "schedule != 'cosine'", "step == step.max()"
+    for thin in (*map(forks.query, keep), forks[:0], forks.assign(gap_pct=1.0, ppl=1.0)):
+        table = rows_of(fork_rows(thin, "cosine"))
+        if len(table):
+            missing = table[table.value.isna()]
+            assert (missing.note != "").all() and missing.p_value.isna().all()
 
 
 @pytest.mark.parametrize(("name", "phases"), [("sgdr", [""]), ("oli cool", ["cool"])])
@@ -152,10 +123,7 @@ def scores(schedule, seed):
         nll = rng.normal(2.7, 0.3, len(SCORED)) * SCORED
         shift = SCHEDULES[schedule] * rng.gamma(9, 1 / 9, len(SCORED)) * SCORED
         for role, extra in (("fp32", 0), ("low_bit", shift), ("high_bit", 0.01 * shift)):
-            tables.append(pd.DataFrame({
-                "step": step, "quantizer": role, "role": role, "sequence": range(len(SCORED)),
-                "nll_nats": nll + extra, "kl_nats": 0.0, "top1_changed": 0.0, "scored": SCORED,
-            }))  # fmt: skip
+            tables.append(sequence_scores(step, role, nll + extra, SCORED))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -237,7 +205,7 @@ def test_kurtosis_is_correlated_over_phase_3_or_after_convergence(onset):
         name = f"kurtosis {statistic} v low_bit gap"
         row = select(rows, comparison=f"{name} ({label})", test="Pearson r, levels")
         assert close(row.value, stats.pearsonr(values.loc[gap.index], gap).statistic)
-        assert row.n_a == len(gap) == (64 if onset else 67)
+        assert row.n_a == len(gap)
         assert ("no onset" in row.note) == (not onset)
         few = select(rows, comparison=f"{name} (16 checkpoints)", test="Pearson r, detrended")
         assert few.n_a == 16
@@ -245,11 +213,9 @@ def test_kurtosis_is_correlated_over_phase_3_or_after_convergence(onset):
 
 def test_bit_widths_are_compared_by_sums_that_keep_every_checkpoint():
     audit = synthetic.audit(negative_int8=True)
-    high, low = (
-        audit[(audit.role == role) & (audit.step > 0) & (audit.step % 40 == 0)]
-        .sort_values("step").delta_nll_nats_per_token.to_numpy()
-        for role in ("high_bit", "low_bit")
-    )  # fmt: skip
+    even = audit[(audit.step > 0) & (audit.step % 40 == 0)]
+    added = even.pivot(index="step", columns="role", values="delta_nll_nats_per_token")
+    high, low = added["high_bit"].to_numpy(), added["low_bit"].to_numpy()
     assert (high <= 0).any()
     rows = rows_of(bit_width_rows(audit, 40))
     ratio = select(rows, test="ratio")

@@ -19,6 +19,7 @@ from flatminima.early_warning import (
 )
 from flatminima.intervals import paired_scores, summarise
 from flatminima.monitor import ConvergenceMonitor, paired_standard_error
+from tests.statistics_helpers import sequence_scores
 
 pytestmark = pytest.mark.filterwarnings("error")
 STEPS = np.arange(10, 510, 10)
@@ -95,12 +96,8 @@ def scores(nll, steps=STEPS, scored=SCORED, seed=0, shared=1.0):
     tables = []
     for step, mean in zip(steps, nll, strict=True):
         each = mean + difficulty + rng.normal(0, 0.02, len(scored))
-        for name, role, shift in (("fp32", "fp32", 0.0), ("q4", "low_bit", 0.02 + step / 5e3)):
-            tables.append(pd.DataFrame({
-                "step": step, "quantizer": name, "role": role, "sequence": range(len(scored)),
-                "nll_nats": (each + shift) * scored, "kl_nats": 0.0, "top1_changed": 0.0,
-                "scored": scored,
-            }))  # fmt: skip
+        for role, shift in (("fp32", 0.0), ("low_bit", 0.02 + step / 5e3)):
+            tables.append(sequence_scores(step, role, (each + shift) * scored, scored))
     return pd.concat(tables, ignore_index=True)
 
 

@@ -17,10 +17,11 @@ from flatminima import style
 from flatminima.scaling_law import suite_excess
 from flatminima.schedules import fork_schedule
 from tests import synthetic
-from workflow_scripts import plot_forks, plot_layers
+from workflow_scripts import plot_forks
 
 PAPER, FROZEN = (synthetic.ROOT / f"resources/{name}" for name in ("paper", "published/mini"))
 LAMBADA = pd.read_csv(PAPER / "pythia_lambada.csv")
+RIVALS = pd.read_csv(FROZEN / "rivals.csv")
 CASES = {
     "mini": {},
     "paper's model": {"suite": synthetic.PYTHIA},
@@ -31,36 +32,17 @@ CASES = {
 NAMES = sorted(path.stem[5:] for path in (synthetic.ROOT / "workflow_scripts").glob("plot_*.py"))
 
 
-def rivals():
-    """rivals.csv of five conditions."""
-    rows = []
-    for group, name, fp32, low in [
-        ("paper", "cosine", 14.6, 15.5), ("paper", "sgdr", 14.0, 14.7),
-        ("rival", "wsd", 14.2, 15.7), ("rival", "late_restart", 14.2, 15.1),
-        ("average", "ema", 13.9, 14.6),
-    ]:  # fmt: skip
-        for seed in (0, 1) if group != "average" else (None,):
-            about = {"group": group, "schedule": name, "update_phase": None, "seed": seed}
-            shift = 0.1 * (seed or 0)
-            for role, ppl in (("fp32", fp32 + shift), ("low_bit", low + shift)):
-                rows.append({
-                    **about, "role": role, "quantizer": {"low_bit": "int4_g64"}.get(role, role),
-                    "ppl": ppl, "gap_pct": 100 * (ppl / (fp32 + shift) - 1),
-                })  # fmt: skip
-    return pd.DataFrame(rows)
-
-
 def draw(name, suite=synthetic.MINI, *, onset=True, short=False, negative_int8=False, **tables):
     """A figure of invented results, beyond the paper of frozen ones; ``tables`` replace some."""
+    function = import_module(f"workflow_scripts.plot_{name}").draw
+    wanted = inspect.signature(function).parameters
     measured = {
         "audit": synthetic.audit(suite, short=short, negative_int8=negative_int8),
         "phases": synthetic.phases(suite, onset=onset),
         "kurtosis": synthetic.kurtosis(suite, short=short),
-        "rivals": rivals(), "cooled": [], "bits": 4, "lambada": LAMBADA,
+        "rivals": RIVALS, "cooled": [], "bits": 4, "lambada": LAMBADA,
         "table1": synthetic.PAPER_TABLE1, "suite": synthetic.facts(suite),
     } | tables  # fmt: skip
-    function = import_module(f"workflow_scripts.plot_{name}").draw
-    wanted = inspect.signature(function).parameters
     if "scaling_law" in wanted:
         law = suite_excess(measured["audit"], measured["phases"], spacing=suite["spacing"])
         measured["scaling_law"] = law
@@ -111,22 +93,21 @@ def no_text_overlaps_or_leaves_the_page(figure):
 @pytest.mark.parametrize("name", ["audit", "forks", "scaling_law"])
 def test_scripts_write_three_formats_with_the_same_bytes_twice(name, tmp_path):
     results = synthetic.write(tmp_path / "mini")
-    phases = json.loads((results / "phases.json").read_text())
-    law = suite_excess(synthetic.audit(), phases, spacing=40)
+    law = suite_excess(synthetic.audit(), synthetic.phases(), spacing=40)
     (results / "scaling_law.json").write_text(json.dumps(law))
-    names = ("audit.csv", "kurtosis.csv", "forks.csv", "phases.json", "scaling_law.json")
-    files = {name.partition(".")[0]: str(results / name) for name in names}
+    files = {path.stem: str(path) for path in results.iterdir() if path.stem != "suite"}
     files |= {"cooled": [], "table1": str(PAPER / "table1.csv")}
     written = []
     for folder in ("first", "second"):
-        written.append([tmp_path / folder / f"f.{kind}" for kind in ("pdf", "svg", "png")])
+        paths = [tmp_path / folder / f"f.{kind}" for kind in ("pdf", "svg", "png")]
         job = SimpleNamespace(
-            input=SimpleNamespace(**files), output=list(map(str, written[-1])),
+            input=SimpleNamespace(**files), output=list(map(str, paths)),
             log=[tmp_path / "log.txt"],
             params=SimpleNamespace(suite=synthetic.facts(synthetic.MINI)),
         )  # fmt: skip
         style.run(import_module(f"workflow_scripts.plot_{name}").draw, job)
-    first, second = ([path.read_bytes() for path in paths] for paths in written)
+        written.append([path.read_bytes() for path in paths])
+    first, second = written
     assert first == second
     assert [content[:5] for content in first] == [b"%PDF-", b"<?xml", b"\x89PNG\r"]
     assert b"/Type3" not in first[0], "fonts are embedded as Type 42"
@@ -169,10 +150,9 @@ def test_the_audit_says_its_phases_and_events_and_whose_points_are_whose():
 
 
 def test_scales_follow_the_range_and_negative_gaps_stay_on_the_axis():
-    lowest = synthetic.audit(negative_int8=True)["gap_pct"].min()
-    axes = draw("audit", negative_int8=True).axes[0]
-    assert axes.get_yscale() == "symlog" and axes.get_ylim()[0] < lowest < 0
-    assert "linear within" in axes.get_ylabel()
+    audit = synthetic.audit(negative_int8=True)
+    axes = draw("audit", audit=audit).axes[0]
+    assert axes.get_yscale() == "symlog" and axes.get_ylim()[0] < audit["gap_pct"].min() < 0
     for values, scale, said in [
         ([1.0, 2.0, 29.0], "linear", ""),
         ([1.0, 2.0, 100.0], "log", "\nlog scale"),
@@ -184,14 +164,10 @@ def test_scales_follow_the_range_and_negative_gaps_stay_on_the_axis():
         axes.plot(values)
         assert style.choose_scale(axes, pd.Series(values)) == said and axes.get_yscale() == scale
     # What the control does decides nothing.
-    audit = synthetic.audit()
     low = audit["role"] == "low_bit"
     audit.loc[low, "gap_pct"] = np.linspace(5, 18, low.sum())
     assert draw("audit", audit=audit).axes[0].get_yscale() == "linear"
-
-
-def test_ticks_of_a_log_axis_are_round_and_have_no_exponents():
-    axes = Figure().subplots()
+    axes.clear()
     axes.plot([12.0, 500.0])
     style.log_axis(axes.yaxis)
     low, high = axes.get_ylim()
@@ -204,28 +180,25 @@ def test_ticks_of_a_log_axis_are_round_and_have_no_exponents():
 @pytest.mark.parametrize("onset", [True, False])
 def test_each_kurtosis_has_a_panel_with_the_correlation_of_the_statistics(onset):
     rows, figure = synthetic.statistics(onset=onset), draw("kurtosis", onset=onset)
-    rows = rows.set_index(["comparison", "test"])
-    when = "phase 3" if onset else "after convergence"
+    rows = rows.set_index(["comparison", "test"])["value"]
+    when, start = ("phase 3", 3200) if onset else ("after convergence", 3080)
     kurtosis = synthetic.kurtosis().set_index(["statistic", "step"])["excess_kurtosis"]
-    gap = synthetic.audit().set_index(["role", "step"])["gap_pct"]["low_bit"]
+    gap = synthetic.audit().set_index(["role", "step"])["gap_pct"]["low_bit"].loc[start:]
     for statistic, panel in zip(["mean_over_tensors", "pooled"], figure.axes[1:], strict=True):
         for turn in ("levels", "detrended", "differences"):
-            row = rows.loc[(f"kurtosis {statistic} v low_bit gap ({when})", f"Pearson r, {turn}")]
-            assert f"{turn} {row['value']:.2f}".replace("-", "−") in words(panel)
-        (line,) = panel.get_lines()
-        steps = list(range(3200 if onset else 3080, 5721, 40))
-        assert np.array_equal(line.get_xdata(), kurtosis[statistic].loc[steps])
-        assert np.array_equal(line.get_ydata(), gap.loc[steps])
+            r = rows.loc[(f"kurtosis {statistic} v low_bit gap ({when})", f"Pearson r, {turn}")]
+            assert f"{turn} {r:.2f}".replace("-", "−") in words(panel)
+        (line,), even = panel.get_lines(), kurtosis[statistic].loc[range(40, 5721, 40)]
+        assert np.array_equal(line.get_xydata(), np.column_stack([even.loc[start:], gap]))
         # The axis spans all that kurtosis moves, so that a small part of it looks small.
         low, high = panel.get_xlim()
-        even = kurtosis[statistic].loc[40::40]
         assert low < even.min() and even.max() < high
 
 
 def test_forks_show_bumps_hollow_and_the_rate_of_every_update():
-    suite = synthetic.facts(synthetic.MINI)
+    suite, forks = synthetic.facts(synthetic.MINI), synthetic.forks()
     gap, _, _, panel = draw("forks").axes
-    color, oli = style.LOOKS["oli"].color, synthetic.forks().query("schedule == 'oli'")
+    color, oli = style.LOOKS["oli"].color, forks.query("schedule == 'oli'")
     for face, phase in (("white", "bump"), (color, "cool")):
         (marked,) = (
             set(line.get_xdata()) for line in gap.get_lines()
@@ -234,18 +207,17 @@ def test_forks_show_bumps_hollow_and_the_rate_of_every_update():
         )  # fmt: skip
         assert marked == set(oli.loc[oli["update_phase"] == phase, "step"])
     lines = {line.get_color(): line for line in panel.get_lines() if line.get_linestyle() == "-"}
-    baseline, steps = synthetic.schedule(suite), np.arange(2800, 4000)
+    baseline = synthetic.schedule(suite)
     for name, definition in suite["fork"]["schedules"].items():
         rate = fork_schedule(definition, baseline=baseline, start=2800, stop=4000)
         line = lines[style.LOOKS[name].color]
         assert line.get_drawstyle() == "steps-post"
-        expected = [100 * rate(step) / baseline.lr_max for step in steps]
+        expected = [100 * rate(step) / baseline.lr_max for step in range(2800, 4000)]
         assert np.allclose(line.get_ydata()[:-1], expected, rtol=1e-12)
-    fp32 = synthetic.forks().query("role == 'fp32'").drop_duplicates(["schedule", "step"])
-    marked = [line for line in panel.get_lines() if line.get_linestyle() == "None"]
-    drawn = {(x, round(y, 9)) for line in marked for x, y in line.get_xydata()}
-    probes = zip(fp32["step"], 100 * fp32["lr_fraction_last_update"], strict=True)
-    assert drawn == {(x, round(y, 9)) for x, y in probes}
+    marked = [line.get_xydata() for line in panel.get_lines() if line.get_linestyle() == "None"]
+    probes = forks.assign(rate=100 * forks["lr_fraction_last_update"])[["step", "rate"]]
+    drawn = pd.DataFrame(np.vstack(marked), columns=probes.columns)
+    assert set(map(tuple, drawn.round(9).to_numpy())) == set(map(tuple, probes.round(9).to_numpy()))
     assert "the 15-step cycle at 5, 10, 15" in words(panel)
 
 
@@ -301,12 +273,11 @@ def test_relations_are_those_of_the_statistics_and_losses_that_did_not_grow_are_
     ours, papers = map(words, draw("bit_widths").axes)
     assert f"low/high {rows['ratio']:.0f} [" in ours
     assert f"slope {rows['log-log regression']:.2f} [" in ours
-    table = synthetic.PAPER_TABLE1
-    low, high = (np.log1p(table[f"int{b}_gap_pct"] / 100).sum() for b in (4, 8))
-    assert f"low/high {low / high:.0f} [" in papers
+    printed = np.log1p(synthetic.PAPER_TABLE1[["int4_gap_pct", "int8_gap_pct"]] / 100).sum()
+    assert f"low/high {np.divide(*printed):.0f} [" in papers
+    # A name that tells no bit width has no line of the levels.
+    audit = synthetic.audit().replace({"quantizer": {"int4_g64": "nearest"}})
     for lost in ([40, 80, 5720], synthetic.grid(synthetic.MINI)):
-        # A name that tells no bit width has no line of the levels.
-        audit = synthetic.audit().replace({"quantizer": {"int4_g64": "nearest"}})
         fallen = (audit["role"] == "high_bit") & audit["step"].isin(lost)
         audit.loc[fallen, "delta_nll_nats_per_token"] = -1e-9
         figure = draw("bit_widths", audit=audit)
@@ -327,27 +298,29 @@ def test_power_laws_are_fitted_lines_over_the_points():
 
 def test_rivals_are_ranked_by_low_bit_perplexity():
     plane, ranks = draw("rivals").axes
-    names = [label.get_text() for label in ranks.get_yticklabels()]
-    gaps = {"ema": 5.0, "SGDR": 5.0, "late restart": 6.3, "cosine": 6.1, "wsd": 10.5}
-    assert names == [f"{name}: {gap} %" for name, gap in gaps.items()]
-    ends = [tuple(line.get_xdata()) for line in ranks.get_lines() if len(line.get_xdata()) == 2]
-    means = [(13.9, 14.6), (14.05, 14.75), (14.25, 15.15), (14.65, 15.55), (14.25, 15.75)]
-    assert np.allclose(ends, means)
-    for gap in (5.0, 10.0):
-        (said,) = (text for text in plane.texts if text.get_text() == f"{gap:.0f} %")
+    rivals = RIVALS[RIVALS["update_phase"] != "bump"]
+    means = rivals.pivot_table(["ppl", "gap_pct"], "schedule", "role").sort_values(
+        ("ppl", "low_bit")
+    )
+    ends = [line.get_xdata() for line in ranks.get_lines() if len(line.get_xdata()) == 2]
+    assert np.allclose(ends, means["ppl"][["fp32", "low_bit"]])
+    names = [label.get_text().split(": ") for label in ranks.get_yticklabels()]
+    assert {"SGDR", "OLI", "cosine"} <= {name for name, _ in names}
+    assert [gap for _, gap in names] == [f"{gap:.1f} %" for gap in means["gap_pct"]["low_bit"]]
+    gaps = [text for text in plane.texts if text.get_text().endswith(" %")]
+    assert len(gaps) > 1
+    for said in gaps:
+        gap = float(said.get_text().removesuffix(" %"))
         assert np.divide(*said.xy[::-1]) == pytest.approx(1 + gap / 100)
 
 
-def test_names_come_from_the_quantizers():
+def test_names_come_from_the_quantizers_and_matrices_of_many_blocks_from_their_block():
     audit, suite = synthetic.audit(), {"quantizers": {"int4_g64": "NF4"}}
     labels = {"fp32": "FP32", "low_bit": "NF4", "high_bit": "int8_channel"}
     assert style.role_labels(audit, suite) == labels
     twice = audit.assign(role=audit["role"].replace("high_bit", "low_bit"))
     with pytest.raises(ValueError, match="role low_bit"):
         style.role_labels(twice, suite)
-
-
-def test_matrices_of_many_blocks_are_named_by_block():
     layers = pd.read_csv(FROZEN / "mechanism/layers.csv")
     one = layers[layers["tensor"].str.contains(r"\.1\.", regex=True)]
     more = [one.replace(r"layers\.1", f"layers.{block}", regex=True) for block in range(2, 12)]
@@ -355,9 +328,3 @@ def test_matrices_of_many_blocks_are_named_by_block():
     names = [label.get_text() for label in figure.axes[1].get_yticklabels()]
     assert names == [str(block) for block in range(12)]
     no_text_overlaps_or_leaves_the_page(figure)
-    for name, short in {
-        "gpt_neox.layers.11.mlp.dense_h_to_4h.weight": "11 mlp.dense_h_to_4h",
-        "transformer.h.0.attn.c_proj.weight": "0 attn.c_proj",
-        "lm_head.weight": "lm_head",
-    }.items():
-        assert plot_layers.printed(name) == short

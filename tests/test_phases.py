@@ -16,7 +16,7 @@ from flatminima.phases import (
     fit_broken_line,
     smoothed,
 )
-from tests.statistics_helpers import ar1
+from tests.statistics_helpers import ar1, sequence_scores
 from tests.synthetic import PAPER_TABLE1
 
 STEPS = np.arange(1, 144) * 1000
@@ -53,10 +53,11 @@ def test_known_phases_without_noise_are_found_exactly():
     phases = find_phases(STEPS, NLL, delta)
     assert abs(phases.convergence - 80_000) <= 1_000
     assert phases.rapid_learning_end == 9_000
-    assert phases.onset.step == phases.onset.breaks[0] == 85_000
-    assert phases.onset.slope_before_per_1000_steps == pytest.approx(0.4 / 85, rel=1e-9)
-    assert phases.onset.slope_after_per_1000_steps == pytest.approx(3.1 / 58, rel=1e-9)
-    assert phases.onset.reason == "" and phases.onset.left_out == 0
+    onset = phases.onset
+    assert onset.step == onset.breaks[0] == 85_000
+    slopes = onset.slope_before_per_1000_steps, onset.slope_after_per_1000_steps
+    assert slopes == pytest.approx((0.4 / 85, 3.1 / 58), rel=1e-9)
+    assert onset.reason == "" and onset.left_out == 0
     # Deltas that are not positive are left out and counted.
     delta[[20, 40, 100]] = [0.0, -1e-3, -1.0]
     onset = find_onset(STEPS, delta, 8_000)
@@ -71,33 +72,30 @@ def test_a_noisy_onset_is_found_nearby(lag_one):
     for seed in range(30):
         noise = 0.05 * ar1(np.random.default_rng(seed), len(STEPS), lag_one)
         log_delta = broken(STEPS, (0, -3), (80_000, -2.6), (143_000, -0.2)) + noise
-        onset = find_onset(STEPS, np.exp(log_delta), 8_000)
-        assert onset.step is not None
-        errors.append(onset.step - 80_000)
-    assert abs(np.mean(errors)) < 2_000
-    assert np.max(np.abs(errors)) <= 12_000
+        errors.append(find_onset(STEPS, np.exp(log_delta), 8_000).step - 80_000)
+    assert abs(np.mean(errors)) < 2_000 and np.max(np.abs(errors)) <= 12_000
 
 
-def test_an_onset_beside_early_or_late_slowing_is_found():
-    for early, late, breaks in (
-        ([(20_000, -2.4), (80_000, -2.2)], [(143_000, 0.5)], [20_000, 80_000]),
-        ([(80_000, -2.4)], [(120_000, 0.0), (143_000, 0.3)], [80_000, 120_000]),
-    ):
-        onset = find_onset(STEPS, np.exp(broken(STEPS, (0, -3), *early, *late)), 1_000)
-        assert (onset.step, onset.breaks) == (80_000, breaks)
-
-
-def test_no_onset_where_growth_does_not_speed_up():
-    for log_delta, reason in (
-        (-3 + 1e-5 * STEPS, "lowers BIC"),
-        (np.full(len(STEPS), -2.0), "lowers BIC"),
-        (np.log(STEPS + 20_000.0), "no break of ln(delta NLL) has a steeper and positive slope"),
+def test_an_onset_is_where_growth_speeds_up_beside_other_breaks_and_nowhere_else():
+    slowing = "no break of ln(delta NLL) has a steeper and positive slope"
+    for log_delta, breaks, reason in (
+        (broken(STEPS, (0, -3), (20_000, -2.4), (80_000, -2.2), (143_000, 0.5)),
+         [20_000, 80_000], ""),
+        (broken(STEPS, (0, -3), (80_000, -2.4), (120_000, 0.0), (143_000, 0.3)),
+         [80_000, 120_000], ""),
+        (-3 + 1e-5 * STEPS, None, "lowers BIC"),
+        (np.full(len(STEPS), -2.0), None, "lowers BIC"),
+        (np.log(STEPS + 20_000.0), None, slowing),
         # Falls fast, then slowly: steeper is not enough, the gap never grows.
-        (broken(STEPS, (0, 0), (40_000, -2), (143_000, -2.5)), "no break of ln(delta NLL)"),
-    ):
+        (broken(STEPS, (0, 0), (40_000, -2), (143_000, -2.5)), None, slowing),
+    ):  # fmt: skip
         onset = find_onset(STEPS, np.exp(log_delta), 1_000)
-        assert onset.step is None and reason in onset.reason
-        assert onset.slope_after_per_1000_steps is None
+        assert onset.step == (80_000 if breaks else None) and reason in onset.reason
+        assert breaks in (None, onset.breaks)
+    for lag_one, low, high in ((0.0, 0.7, 1.0), (0.8, 0.02, 0.4)):
+        noise = 0.05 * ar1(np.random.default_rng(0), len(STEPS), lag_one)
+        onset = find_onset(STEPS, np.exp(1e-5 * STEPS + noise), 1_000)
+        assert low <= onset.effective_checkpoints / len(STEPS) <= high
 
 
 GROWTH = {
@@ -132,23 +130,13 @@ def test_convergence_is_where_the_smooth_curve_is_lowest():
     assert list(smoothed(STEPS[:10], np.arange(10.0))) == list(range(10))
 
 
-def test_dependent_residuals_count_as_fewer_checkpoints():
-    for lag_one, low, high in ((0.0, 0.7, 1.0), (0.8, 0.02, 0.4)):
-        noise = 0.05 * ar1(np.random.default_rng(0), len(STEPS), lag_one)
-        onset = find_onset(STEPS, np.exp(1e-5 * STEPS + noise), 1_000)
-        assert low <= onset.effective_checkpoints / len(STEPS) <= high
-
-
-def test_curves_without_a_turn():
+def test_tiny_suites_and_curves_without_a_turn_get_phases_without_a_crash():
     nll = 3.0 + 3.0 * np.exp(-STEPS / 10_000) - 1e-6 * STEPS
     phases = find_phases(STEPS, nll, np.exp(-3 + 1e-5 * STEPS))
     assert phases.convergence == 143_000 and phases.onset.step is None
     assert 5_000 < phases.rapid_learning_end < 40_000
     bent = find_phases(STEPS, 5.0 - (STEPS / 143_000) ** 2, np.ones(len(STEPS)))
     assert bent.rapid_learning_end == 143_000
-
-
-def test_tiny_suites_get_phases_without_a_crash():
     for count in (1, 2, 5, 10):
         steps = STEPS[:count]
         nll = broken(steps, (1_000, 6), (3_000, 4), (8_000, 3.5), (10_000, 3.6))
@@ -179,10 +167,7 @@ def test_fit_is_scipys_least_squares_spline_with_the_best_knot():
 
 
 def test_ruptures_finds_the_same_breaks():
-    """Its lines meet (clinear) or need not (linear), which places a kink less surely."""
-    found = fit_broken_line(STEPS.astype(float), LOG_DELTA, 1)
-    theirs = ruptures.Dynp(model="clinear", min_size=3, jump=1).fit(LOG_DELTA).predict(1)
-    assert found.breaks == [theirs[0] - 1] == [84]
+    """Its lines need not meet (linear), which places a kink less surely."""
     rng = np.random.default_rng(5)
     y = LOG_DELTA + 0.1 * ar1(rng, len(STEPS), 0.3)
     signal = np.column_stack([y, STEPS / STEPS[-1], np.ones(len(STEPS))])
@@ -205,11 +190,7 @@ def suite(onset=True):
         delta = np.exp(broken(step, (0, -3), (2_800, -2.4), (4_000, last)))
         each = nll + difficulty + rng.normal(0, 0.01, 24)
         for role, shift in (("fp32", 0.0), ("low_bit", delta)):
-            tables.append(pd.DataFrame({
-                "step": step, "quantizer": role, "role": role, "sequence": range(24),
-                "nll_nats": (each + shift * fragility) * 63, "kl_nats": 0.0, "top1_changed": 0.0,
-                "scored": 63,
-            }))  # fmt: skip
+            tables.append(sequence_scores(step, role, (each + shift * fragility) * 63))
     sequences = pd.concat(tables, ignore_index=True)
     audit = summarise(sequences, ["step"], resamples=20, seed=0)
     return audit.assign(suite="tiny"), sequences
@@ -222,24 +203,26 @@ def described(audit, sequences, spacing=100, resamples=20):
 def test_description_has_every_part_and_its_interval():
     audit, sequences = suite()
     found = described(audit, sequences, resamples=40)
-    assert found["suite"] == "tiny" and found["rule"] == RULE
-    assert abs(found["convergence"]["step"] - 2_400) <= 200
-    assert abs(found["rapid_learning_end"]["step"] - 400) <= 100
-    onset = found["onset"]
-    assert onset["detected"] and abs(onset["step"] - 2_800) <= 100
-    assert onset["detected_share"] == 1.0
-    assert onset["false_alarms_pct"] == FALSE_ALARMS_PCT
-    for part in (found["convergence"], found["rapid_learning_end"], onset):
+    onset, convergence, early = (
+        found[part] for part in ("onset", "convergence", "rapid_learning_end")
+    )
+    for part, step, tolerance in (
+        (convergence, 2_400, 200),
+        (early, 400, 100),
+        (onset, 2_800, 100),
+    ):
         assert part["step_low"] <= part["step"] <= part["step_high"]
-    assert found["lag_steps"] == onset["step"] - found["convergence"]["step"]
+        assert abs(part["step"] - step) <= tolerance
+    assert onset["detected"] and onset["detected_share"] == 1.0
+    assert onset["false_alarms_pct"] == FALSE_ALARMS_PCT and found["rule"] == RULE
+    assert found["lag_steps"] == onset["step"] - convergence["step"]
     assert found["lag_low"] <= found["lag_steps"] <= found["lag_high"]
-    low_bit = audit[audit.role == "low_bit"].set_index("step").gap_pct
     segments = found["segments"]
     assert [s["name"] for s in segments] == ["rapid learning", "plateau", "divergence"]
     assert [s["last_step"] for s in segments[:2]] == [s["first_step"] for s in segments[1:]]
     assert (segments[0]["first_step"], segments[2]["last_step"]) == (100, 4_000)
-    last = segments[2]
-    inside = low_bit[low_bit.index >= onset["step"]]
+    low_bit = audit[audit.role == "low_bit"].set_index("step").gap_pct
+    inside, last = low_bit[low_bit.index >= onset["step"]], segments[2]
     assert (last["gap_min_pct"], last["gap_max_pct"]) == (inside.min(), inside.max())
     assert last["n"] == len(inside) and last["gap_last_pct"] == low_bit[4_000]
     # Powers of two do not count, and the same seed gives the same numbers.
@@ -251,12 +234,9 @@ def test_description_has_every_part_and_its_interval():
 
 def test_without_an_onset_there_are_two_segments_and_a_reason():
     found = described(*suite(onset=False))
-    assert found["onset"]["step"] is None and not found["onset"]["detected"]
-    assert found["onset"]["reason"]
-    assert found["lag_steps"] is None and found["lag_low"] is None
-    assert [(s["phase"], s["name"]) for s in found["segments"]] == [
-        (1, "rapid learning"), (2, "after rapid learning"),
-    ]  # fmt: skip
+    assert found["onset"]["step"] is found["lag_steps"] is found["lag_low"] is None
+    assert not found["onset"]["detected"] and found["onset"]["reason"]
+    assert [s["name"] for s in found["segments"]] == ["rapid learning", "after rapid learning"]
 
 
 def test_an_audit_that_cannot_be_read_is_refused():

@@ -1,7 +1,6 @@
 """The quantizers against an oracle that shares no code with them, and on hostile input."""
 
 import copy
-from itertools import product
 
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ from flatminima.quantizers import (
 from tests.conftest import affine
 from tests.oracles import nf4_book, quantize_code_book, quantize_group, quantize_matrix
 
-UNIT = 2.0**-24  # half the gap between 1 and the next float32
 INT4 = affine(4, "group", symmetric=False, group_size=128)
 INT8 = affine(8, "channel", symmetric=True)
 TENSOR = affine(3, "tensor", symmetric=False)
@@ -110,26 +108,19 @@ def test_weights_on_the_edge_between_two_codes_agree_with_the_oracle(bits):
 
 def test_a_strided_matrix_with_remainders_agrees_with_the_oracle():
     weight = np.random.default_rng(0).normal(0, 0.02, (300, 6)).astype(np.float32).T
-    weight[0] += 0.5
-    weight[1] = abs(weight[1])
-    weight[2] = -abs(weight[2]) - 3
-    weight[3] *= 1e30
-    weight[4] *= 1e-30
-    for bits, symmetric in product((2, 3, 4, 8), (False, True)):
-        for granularity, size in (("tensor", None), ("channel", None), ("group", 128)):
-            spec = affine(bits, granularity, symmetric, size)
-            found = fake_quantize(torch.from_numpy(weight), spec).numpy()
-            assert_same_bits(found, oracle(weight, spec)[0])
+    for spec in (INT4, INT8, TENSOR):
+        found = fake_quantize(torch.from_numpy(weight), spec).numpy()
+        assert_same_bits(found, oracle(weight, spec)[0])
 
 
 def test_hand_computed_groups():
     """Worked on paper: scale 1 and zero point 2, then scale 1 over three negative codes."""
-    weight = np.array([[-2.0, 0.4, 0.5, 1.5, 13.0]], np.float32)
-    spec = affine(4, "channel", symmetric=False)
-    assert quantize(weight, spec).tolist() == [[-2.0, 0.0, 0.0, 2.0, 13.0]]
-    weight = np.array([[-7.0, 2.5, 3.5, -0.5, 6.6]], np.float32)
-    spec = affine(4, "channel", symmetric=True)
-    assert quantize(weight, spec).tolist() == [[-7.0, 2.0, 4.0, 0.0, 7.0]]
+    for symmetric, weight, values in (
+        (False, [-2.0, 0.4, 0.5, 1.5, 13.0], [-2.0, 0.0, 0.0, 2.0, 13.0]),
+        (True, [-7.0, 2.5, 3.5, -0.5, 6.6], [-7.0, 2.0, 4.0, 0.0, 7.0]),
+    ):
+        spec = affine(4, "channel", symmetric)
+        assert quantize(np.array([weight], np.float32), spec).tolist() == [values]
 
 
 # Code books
@@ -143,15 +134,11 @@ def test_code_books_agree_with_the_oracle(columns):
     for kind in CODE_BOOKS:
         found = quantize(weight, read_spec({"kind": kind}))
         np.testing.assert_allclose(found, quantize_code_book(weight, kind), rtol=1e-6)
-        assert (found[2] == 0).all() and len(np.unique(found[0, :10])) > 3
 
 
-def test_nf4_are_the_published_quantiles():
-    # Theirs went through float32 before the quantiles were taken: 4e-4 at most.
+def test_code_books_are_those_of_others():
+    # QLoRA's went through float32 before the quantiles were taken: 4e-4 at most.
     assert np.abs(np.array(nf4_book()) - PUBLISHED_NF4).max() < 4e-4
-
-
-def test_mxfp4_gives_the_values_of_another_library():
     quants = pytest.importorskip("gguf.quants")
     kind = quants.GGMLQuantizationType.MXFP4
     weight = np.random.default_rng(0).standard_normal((7, 128)).astype(np.float32)
@@ -159,35 +146,19 @@ def test_mxfp4_gives_the_values_of_another_library():
     np.testing.assert_allclose(quantize(weight, read_spec({"kind": "mxfp4"})), theirs, atol=1e-7)
 
 
-# The error
-
-
-@given(matrices(("ordinary", "any size", "halves")), specs(("channel", "group")))
-def test_error_is_at_most_half_a_scale_and_rounding(weight, spec):
-    """|q - w| <= scale / 2, plus at most 8 roundings of numbers as large as the weights."""
-    quantized = quantize(weight, spec).astype(np.float64)
-    for row, start, stop, scale in oracle(weight, spec)[1]:
-        group = weight[row, start:stop].astype(np.float64)
-        error = abs(quantized[row, start:stop] - group).max()
-        assert error <= scale / 2 + 8 * UNIT * abs(group).max()
-
-
-# Constant, tiny and subnormal groups
-
-
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_constant_groups_and_those_with_a_subnormal_scale(bits):
     """Asymmetric: kept to the bit. Symmetric: within two roundings (w / n, then times n)."""
     values = np.array([*HOSTILE, 0.1, -0.3, 1 / 3, -1e30, 3.3e38], np.float32)
     weight = np.repeat(values[:, None], 10, axis=1)
-    for granularity, size in (("channel", None), ("group", 3)):
-        exact = quantize(weight, affine(bits, granularity, False, size))
-        assert_same_bits(exact, weight)
-        near = quantize(weight, affine(bits, granularity, True, size)).astype(float)
-        assert (abs(near - weight) <= 2 * UNIT * abs(weight.astype(float)) + 1e-45).all()
     tiny = np.array([[1e-40, -1e-40, 0.0, 3e-39]], np.float32)
-    for symmetric in (False, True):
-        assert_same_bits(quantize(tiny, affine(4, "channel", symmetric)), tiny)
+    for granularity, size in (("channel", None), ("group", 3)):
+        exact, rounded = (affine(bits, granularity, symmetric, size) for symmetric in (False, True))
+        assert_same_bits(quantize(weight, exact), weight)
+        error = abs(quantize(weight, rounded).astype(float) - weight)
+        assert (error <= 2.0**-23 * abs(weight.astype(float)) + 1e-45).all()
+        for spec in (exact, rounded):
+            assert_same_bits(quantize(tiny, spec), tiny)
 
 
 @given(matrices(("ordinary", "halves", "zero and one")), specs())
@@ -202,9 +173,6 @@ def test_flushing_subnormals_changes_nothing_where_weights_are_not_tiny(weight, 
     assert_same_bits(flushed, plain)
 
 
-# What is refused
-
-
 @pytest.mark.parametrize(("bad", "spec"), [(np.nan, INT4), (-np.inf, INT8), (3.4e38, TENSOR)])
 def test_weights_without_a_finite_range_or_in_half_precision_are_refused_by_name(
     tiny_model, bad, spec
@@ -217,9 +185,6 @@ def test_weights_without_a_finite_range_or_in_half_precision_are_refused_by_name
         quantized_weights(tiny_model, spec)
     with pytest.raises(TypeError, match="layers.0.attention.query_key_value.weight: .*float16"):
         quantized_weights(tiny_model.half(), spec)
-
-
-# Specs
 
 
 GROUPS = {"bits": 4, "granularity": "group", "group_size": 128, "symmetric": False}
@@ -248,16 +213,10 @@ def test_a_quantizer_is_printed_and_stored_as_its_entry_says_and_no_typo_means_a
     ):
         with pytest.raises(ValueError, match=word):
             read_spec(definition)
-
-
-def test_labels_that_are_not_unique_are_printed_in_full():
+    # Labels that are not unique are printed in full.
     specs = read_specs({"a": GROUPS, "b": GROUPS | {"group_size": 64}, "int9": ROWS})
-    assert printed_names(specs) == {
-        "a": specs["a"].description, "b": specs["b"].description, "int9": "INT8"
-    }  # fmt: skip
-
-
-# Models
+    full = {name: specs[name].description for name in "ab"}
+    assert printed_names(specs) == full | {"int9": "INT8"}
 
 
 def test_the_model_is_untouched_and_shares_no_memory(tiny_model):
@@ -265,14 +224,10 @@ def test_the_model_is_untouched_and_shares_no_memory(tiny_model):
         tiny_model.gpt_neox.layers[0].attention.dense.weight.fill_(0.25)  # kept as it is
     before = copy.deepcopy(tiny_model.state_dict())
     for spec in (INT4, INT8, affine(3, "tensor", False, layers="blocks+head")):
-        quantized = quantized_weights(tiny_model, spec)
-        parameters = dict(tiny_model.named_parameters())
-        for name, weight in quantized.items():
-            assert weight.shape == parameters[name].shape
+        for weight in quantized_weights(tiny_model, spec).values():
             assert not weight.requires_grad
             weight.fill_(99.0)
-    for name, tensor in tiny_model.state_dict().items():
-        assert torch.equal(tensor, before[name]), name
+    torch.testing.assert_close(dict(tiny_model.state_dict()), dict(before), rtol=0, atol=0)
 
 
 # Pythia-160m, on the meta device: shapes without weights

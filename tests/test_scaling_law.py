@@ -1,7 +1,6 @@
 """The power law of the low-bit loss: closed form, the paper's rows, and what is said of it."""
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy import stats
 
@@ -14,7 +13,7 @@ from flatminima.scaling_law import (
     printed_excess,
 )
 from tests.statistics_helpers import ar1
-from tests.workflow import ROOT
+from tests.synthetic import PAPER_TABLE1
 
 TOKENS = np.arange(1.0, 21.0) * 1e6
 
@@ -23,14 +22,14 @@ def test_a_law_is_found_and_what_leaves_it_is_its_excess():
     delta = 3e-4 * TOKENS**0.4
     delta[-1] *= 5.0
     found = fit_power_law(TOKENS, delta, 2e6, 15e6)
-    assert found["exponent"] == pytest.approx(0.4, abs=1e-9)
-    assert found["excess"] == pytest.approx(5.0, rel=1e-9)
-    assert found["predicted_nats"] == pytest.approx(3e-4 * 2e7**0.4, rel=1e-9)
+    expected = {"exponent": 0.4, "excess": 5.0, "predicted_nats": 3e-4 * 2e7**0.4}
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-9)
+    with pytest.raises(UserError, match="3 checkpoints with a positive loss .*, not 0"):
+        fit_power_law(TOKENS, -delta, 2e6, 15e6)
 
 
 def test_the_interval_holds_a_run_that_follows_its_law():
-    rng = np.random.default_rng(0)
-    held = 0
+    rng, held = np.random.default_rng(0), 0
     for _ in range(200):
         delta = 3e-4 * TOKENS**0.4 * np.exp(0.1 * rng.standard_normal(20))
         found = fit_power_law(TOKENS, delta, 2e6, 15e6)
@@ -39,15 +38,9 @@ def test_the_interval_holds_a_run_that_follows_its_law():
 
 
 def test_the_papers_rows_leave_theirs():
-    table = pd.read_csv(ROOT / "resources/paper/table1.csv")
-    found = printed_excess(table, PAPER_TOKENS_PER_STEP)
+    found = printed_excess(PAPER_TABLE1, PAPER_TOKENS_PER_STEP)
     assert found["excess"] == pytest.approx(13.3, abs=0.05)
     assert (found["excess_low"], found["excess_high"]) == pytest.approx((11, 15), abs=0.6)
-
-
-def test_losses_that_are_not_positive_have_no_law():
-    with pytest.raises(UserError, match="3 checkpoints with a positive loss .*, not 0"):
-        fit_power_law(TOKENS, -np.ones(20), 2e6, 15e6)
 
 
 def test_the_sentence_says_no_more_than_the_interval():
@@ -61,24 +54,16 @@ def test_the_sentence_says_no_more_than_the_interval():
         assert said in excess_sentence(found)
 
 
-@pytest.mark.parametrize("rho", [0.0, 0.5, 0.7])
 @pytest.mark.parametrize("count", [12, 28, 42])
-def test_slopes_with_dependent_residuals_hold_their_95_percent(count, rho):
-    rng, held, trials = np.random.default_rng(3), 0, 200
-    x = 40.0 * np.arange(count)
+@pytest.mark.parametrize("rho", [0.0, 0.5, 0.7])
+def test_slopes_and_predictions_hold_their_95_percent(count, rho):
+    rng, held, trials = np.random.default_rng(3), np.zeros(2), 200
+    x = np.arange(count + 10.0)
     for _ in range(trials):
-        (_, low, high), _ = fit_line(x, ar1(rng, count, rho) + 0.01 * x, x[-1])
-        held += low <= 0.01 <= high
-    assert 100 * held / trials > 92
-
-
-def test_predictions_hold_new_observations():
-    rng, held, trials, x = np.random.default_rng(4), 0, 200, np.arange(30.0)
-    for _ in range(trials):
-        noise = ar1(rng, 30, 0.5)
-        _, (_, low, high) = fit_line(x[:20], 0.1 * x[:20] + noise[:20], x[-1])
-        held += low <= 0.1 * x[-1] + noise[29] <= high
-    assert 100 * held / trials > 92
+        y = 0.1 * x + ar1(rng, len(x), rho)
+        (_, low, high), (_, below, above) = fit_line(x[:count], y[:count], x[-1])
+        held += [low <= 0.1 <= high, below <= y[-1] <= above]
+    assert (100 * held / trials > 92).all(), held
 
 
 def test_few_points_have_the_line_and_the_prediction_of_least_squares():

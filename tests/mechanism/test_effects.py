@@ -12,6 +12,7 @@ from flatminima.mechanism.factors import (
     two_level_effects,
     variance_shares,
 )
+from tests.statistics_helpers import sequence_scores
 
 BITS, STEPS = [2, 3, 4, 5], {"tensor": 4.0, "channel": 2.0, "g8": 1.0}
 SENSITIVITY = 0.02
@@ -69,11 +70,9 @@ def measurements(noise_sd: float) -> tuple[pd.DataFrame, pd.DataFrame]:
     for name, variance in losses.items():
         value = SENSITIVITY * variance
         added = value * (1 + noise_sd * rng.standard_normal(40))
-        scores.append(pd.DataFrame({
-            "step": 10, "quantizer": name, "role": "fp32" if name == "fp32" else "variant",
-            "sequence": range(40), "nll_nats": 10 * (base + added), "kl_nats": 10 * value,
-            "top1_changed": 0, "scored": 10,
-        }))  # fmt: skip
+        role = "fp32" if name == "fp32" else "variant"
+        nll = 10 * (base + added)
+        scores.append(sequence_scores(10, role, nll, 10, quantizer=name, kl_nats=10 * value))
     return table, pd.concat(scores, ignore_index=True)
 
 

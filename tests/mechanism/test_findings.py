@@ -15,6 +15,7 @@ from flatminima.mechanism.findings import (
     mean_of_series,
     rank_correlation,
 )
+from tests.statistics_helpers import sequence_scores
 from workflow_scripts.compare_replicas import growth_slopes, run_phases
 
 
@@ -29,11 +30,8 @@ def run(slope_after: float) -> tuple[pd.DataFrame, pd.DataFrame]:
     for step, nll, more in zip(steps, fp32, added, strict=True):
         for role, value in (("fp32", nll), ("low_bit", nll + more)):
             noise = 0.02 * rng.standard_normal(30) if role == "low_bit" else np.zeros(30)
-            rows.append(pd.DataFrame({
-                "step": step, "quantizer": role, "role": role, "sequence": np.arange(30),
-                "nll_nats": 10 * (value + base + noise - noise.mean()),
-                "kl_nats": 0.0, "top1_changed": 0, "scored": 10,
-            }))  # fmt: skip
+            nll = 10 * (value + base + noise - noise.mean())
+            rows.append(sequence_scores(step, role, nll, 10))
     scores = pd.concat(rows, ignore_index=True)
     table = summarise(scores, ["step"], resamples=30, seed=0)
     about = {"suite": "toy", "width": 16, "seed": 0, "weight_decay": 0.1}
