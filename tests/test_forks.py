@@ -368,7 +368,7 @@ def test_amplitudes_follow_from_updates_and_the_grid(tmp_path, tiny_model):
         calibrate_amplitude.main(
             weights=str(tmp_path / "step12" / "model.safetensors"), train=str(train_file),
             state=str(state) if restored else None, suite="tiny", settings=settings,
-            calibration=str(tmp_path / "calibration.json"), device="cpu", code="abc",
+            calibration=str(tmp_path / "calibration.json"), device="cpu", threads=1, code="abc",
         )  # fmt: skip
         found = read_json(tmp_path / "calibration.json")
         amplitudes, half = found["amplitudes"], found["mean_grid_step"] / 2

@@ -15,7 +15,7 @@ from transformers import BertConfig, BertForMaskedLM, BertLMHeadModel
 
 from flatminima import scoring
 from flatminima.errors import NotMeasured
-from flatminima.model import assert_float32, build_model, prepare_backend
+from flatminima.model import build_model, prepare_backend
 from flatminima.quantizer_specs import FP32
 from flatminima.quantizers import Quantized, quantized_weights
 from flatminima.scoring import (
@@ -149,7 +149,7 @@ def test_a_model_that_is_not_float32_and_tf32_are_refused(tiny_model, tiny_token
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     try:
         with pytest.raises(TypeError, match="TF32"):
-            assert_float32(tiny_model)
+            score_variants(tiny_model, tiny_tokens, {}, batch_size=4)
     finally:
         prepare_backend()
     assert not torch.backends.cuda.matmul.allow_tf32

@@ -19,13 +19,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
 from flatminima.files import write_json
 from flatminima.jobs import run
 from flatminima.layers import matrices_of
-from flatminima.model import choose_device, load_model, load_tensors, prepare_backend
+from flatminima.model import load_model, load_tensors, take_device
 from flatminima.quantizer_specs import AffineQuantizer, read_spec
 from flatminima.quantizers import affine_scale, linear_weights, split_groups
 from flatminima.text.tokens import read_tokens
@@ -54,9 +55,9 @@ def gradient_statistics(
     quantized weights. ``adam_fresh``: mean magnitude of Adam's first update with fresh
     moments, |g| / (|g| + eps), per unit of the rate.
     """
-    rows, device = [], next(model.parameters()).device
+    rows, device, size = [], next(model.parameters()).device, settings["batch_size"]
     for step in range(settings["start"], settings["start"] + settings["batches"]):
-        chosen = batch_rows(step, sequences=len(tokens), batch_size=settings["batch_size"], seed=0)
+        chosen = batch_rows(step, sequences=len(tokens), batch_size=size, seed=0)
         model.zero_grad(set_to_none=True)
         batch_gradients(model, torch.from_numpy(tokens[chosen].astype(np.int64)).to(device))
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -66,7 +67,7 @@ def gradient_statistics(
             "mean_abs": _mean(sizes),
             "adam_fresh": _mean([size / (size + settings["training"]["eps"]) for size in sizes]),
         })  # fmt: skip
-    return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+    return pd.DataFrame(rows).mean().to_dict()
 
 
 def restored_update(state: Mapping[str, Tensor], names: list[str], training: Mapping) -> float:
@@ -84,16 +85,15 @@ def restored_update(state: Mapping[str, Tensor], names: list[str], training: Map
     return _mean(sizes)
 
 
-def main(suite: str, weights: str, train: str, settings: dict, device: str, code: str,
-         calibration: str, state: str | None = None) -> None:  # fmt: skip
+def main(suite: str, weights: str, train: str, settings: dict, device: str, threads: int,
+         code: str, calibration: str, state: str | None = None) -> None:  # fmt: skip
     """Write ``calibration.json``: gradients, updates per unit of rate, the amplitudes they lead to.
 
     An amplitude is half a grid step over what an update at the run's rate moves a weight by.
     ``state`` has the run's own moments, where there are any; ``settings`` is
     ``plan_forks.calibration_settings``.
     """
-    prepare_backend()
-    model = load_model(Path(weights).parent, choose_device(device))
+    model = load_model(Path(weights).parent, take_device(device, threads))
     spec = read_spec(settings["quantizer"])
     chosen = linear_weights(model, spec.layers)
     found = gradient_statistics(model, read_tokens(train), chosen, settings)

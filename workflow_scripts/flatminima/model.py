@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from flatminima.errors import DamagedFile, Diverged, NotMeasured, UserError, one_line
 from flatminima.files import (
-    DIGESTS_FILE,
     atomic_path,
     check_digest,
     flush,
@@ -59,15 +58,6 @@ def prepare_backend() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.set_flush_denormal(True)
-
-
-def assert_float32(model: nn.Module) -> None:
-    """Raise ``TypeError`` where any parameter is not float32, or where TF32 is allowed."""
-    for name, parameter in model.named_parameters():
-        if parameter.dtype != torch.float32:
-            raise TypeError(f"{name} is {parameter.dtype}; measurements need float32")
-    if torch.backends.cuda.matmul.allow_tf32:
-        raise TypeError("TF32 is allowed; call prepare_backend() before measuring")
 
 
 def choose_device(wanted: str) -> str:
@@ -200,12 +190,9 @@ def peculiarities(model: nn.Module) -> list[str]:
     """What a reader of its numbers should know about a model, one line each."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     tied = getattr(model.config.get_text_config(decoder=True), "tie_word_embeddings", False)
-    if not tied or head is None or head.weight is embedding.weight:
-        return []
-    return [
-        "the configuration ties the head to the embedding, but the file has a head of its own, "
-        "which is used"
-    ]
+    own = tied and head is not None and head.weight is not embedding.weight
+    line = "the configuration ties the head, but the file has a head of its own, which is used"
+    return [line] if own else []
 
 
 @torch.inference_mode()
@@ -233,8 +220,7 @@ def save_model(model: nn.Module, folder: Path, *, digests: bool = False) -> None
     """Write ``config.json`` and ``model.safetensors`` in Hugging Face format.
 
     With ``digests`` their sha256 stand beside them, and whoever loads them checks that they
-    are as they were written. A folder appears whole. One that is there already is replaced
-    file by file, so that it holds whole weights at every moment.
+    are as they were written. A folder appears whole, in place of one that is there already.
     """
     from transformers.utils import logging
 
@@ -249,25 +235,11 @@ def save_model(model: nn.Module, folder: Path, *, digests: bool = False) -> None
             write_digests(staging, (CONFIG_FILE, WEIGHTS_FILE))
         for file in staging.iterdir():
             flush(file)
-        if folder.is_dir():
-            _replace_files(staging, folder)
-        else:
-            os.replace(staging, folder)
+        remove(folder)
+        os.replace(staging, folder)
         flush(folder.parent)
     finally:
         remove(staging)
-
-
-def _replace_files(source: Path, target: Path) -> None:
-    """The digests, which the old files would belie, go first and come last."""
-    new = sorted((file.name for file in source.iterdir()), key=DIGESTS_FILE.__eq__)
-    remove(target / DIGESTS_FILE)
-    for name in new:
-        os.replace(source / name, target / name)
-    for file in target.iterdir():
-        if file.name not in new:
-            remove(file)
-    flush(target)
 
 
 def is_legacy_buffer(name: str) -> bool:

@@ -23,7 +23,6 @@ from flatminima.files import describe_run, file_sha256
 from flatminima.jobs import log
 from flatminima.model import (
     LOGITS_AT_ONCE,
-    assert_float32,
     check_causal,
     head_in_pieces,
     last_states,
@@ -87,7 +86,9 @@ class ModelForward:
         weights: Mapping[str, Tensor] | None = None,
         at_once: int = LOGITS_AT_ONCE,
     ) -> None:
-        assert_float32(model)
+        for name, parameter in model.named_parameters():
+            if parameter.dtype != torch.float32:
+                raise TypeError(f"{name} is {parameter.dtype}; measurements need float32")
         self.model, self.weights, self.at_once = model.eval(), weights or {}, at_once
         self.read: set[str] = set()
 

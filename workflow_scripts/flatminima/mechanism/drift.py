@@ -14,7 +14,7 @@ crosses min(1, |d| / step) boundaries on average.
 grows with the square root of the number of moves; a straight line has 1 and exponent 1.
 """
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.nn.utils import parameters_to_vector
 
 from flatminima.layers import matrices_of
 from flatminima.model import load_model
@@ -35,10 +36,6 @@ DISTANCES = ["step", "lag", "distance", "weight_norm", "cosine"]
 FLIPS = ("flipped_own", "flipped_fixed", "flipped_expected", "mean_move_in_steps")
 
 Weights = Mapping[str, Tensor]
-
-
-def _groups(weight: Tensor, spec: AffineQuantizer) -> tuple[Tensor, ...]:
-    return torch.split(weight, spec.group_length(weight.shape[1]), dim=1)
 
 
 def residuals(weight: Tensor, spec: AffineQuantizer) -> Tensor:
@@ -55,7 +52,7 @@ def shifted_residuals(weight: Tensor, spec: AffineQuantizer, rng: np.random.Gene
     step = grid_steps(weight, spec)
     parts = [
         torch.from_numpy(rng.random((len(part), 1), dtype=np.float32)).expand_as(part)
-        for part in _groups(weight, spec)
+        for part in weight.split(spec.group_length(weight.shape[1]), dim=1)
     ]
     position = weight / step + torch.cat(parts, dim=1).to(weight.device)
     return torch.where(step > 0, torch.round(position) - position, torch.nan)
@@ -63,7 +60,8 @@ def shifted_residuals(weight: Tensor, spec: AffineQuantizer, rng: np.random.Gene
 
 def group_index(residual: Tensor, spec: AffineQuantizer) -> np.ndarray:
     """Index of each group: mean squared residual over 1/12, one number per group with a grid."""
-    squares = [(part.double() ** 2).mean(dim=1) for part in _groups(residual, spec)]
+    parts = residual.split(spec.group_length(residual.shape[1]), dim=1)
+    squares = [(part.double() ** 2).mean(dim=1) for part in parts]
     values = (12.0 * torch.cat(squares)).cpu().numpy()
     return values[np.isfinite(values)]
 
@@ -79,7 +77,7 @@ def misalignment(weights: Weights, spec: AffineQuantizer, *, seed: int) -> dict[
     groups = np.concatenate([group_index(r, spec) for r in own])
     shifted = [group_index(shifted_residuals(w, spec, rng), spec) for w in weights.values()]
     mean, error = groups.mean(), 1.96 * groups.std(ddof=1) / np.sqrt(len(groups))
-    distance = torch.cat([r.abs().reshape(-1) for r in own])
+    distance = parameters_to_vector(own).abs()
     far = distance[torch.isfinite(distance)] >= NEAR_MIDPOINT
     return {
         "index": mean, "index_low": mean - error, "index_high": mean + error,
@@ -105,16 +103,16 @@ def code_flips(before: Weights | None, after: Weights, spec: AffineQuantizer) ->
     """
     if before is None:
         return dict.fromkeys(FLIPS, np.nan)
-    found = defaultdict(list)
+    found = []
     for name, weight in before.items():
         step, moved = grid_steps(weight, spec), after[name]
         level = levels(weight, step)
         distance = torch.where(step > 0, (moved - weight).abs() / step, 0.0)
         own = levels(moved, grid_steps(moved, spec))
-        each = (own != level, levels(moved, step) != level, distance.clamp(max=1.0), distance)
-        for key, part in zip(FLIPS, each, strict=True):
-            found[key].append(part.reshape(-1))
-    return {key: torch.cat(parts).double().mean().item() for key, parts in found.items()}
+        each = own != level, levels(moved, step) != level, distance.clamp(max=1.0), distance
+        found.append([part.reshape(-1) for part in each])
+    parts = zip(*found, strict=True)
+    return {key: torch.cat(p).double().mean().item() for key, p in zip(FLIPS, parts, strict=True)}
 
 
 def displacements(states: Iterable[tuple[int, np.ndarray]], spacing: int) -> Iterator[dict]:
@@ -148,19 +146,18 @@ def drift_tables(
     ``states`` yields steps in order with their weights files; few are in memory at a time. The
     codes of a step are compared with those of the step before it.
     """
-    positions: list[dict] = []
+    rows: list[dict] = []
 
     def even() -> Iterator[tuple[int, np.ndarray]]:
         before = earlier = None
         for step, path in states:
             weights = matrices_of(load_model(Path(path).parent), layers)
-            row = {"step": step, "previous_step": earlier}
-            row |= misalignment(weights, spec, seed=step) | code_flips(before, weights, spec)
-            positions.append(row)
+            flips = code_flips(before, weights, spec)
+            place = {"step": step, "previous_step": earlier}
+            rows.append(place | misalignment(weights, spec, seed=step) | flips)
             before, earlier = weights, step
             if step % spacing == 0 and step > 0:
-                flat = [w.reshape(-1).double().cpu().numpy() for w in weights.values()]
-                yield step, np.concatenate(flat)
+                yield step, parameters_to_vector(weights.values()).double().numpy()
 
     distances = pd.DataFrame(displacements(even(), spacing), columns=DISTANCES)
-    return pd.DataFrame(positions), distances
+    return pd.DataFrame(rows), distances

@@ -14,6 +14,7 @@ Intervals are 95 % percentile intervals over the validation sequences
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -72,9 +73,6 @@ def one_sensitivity(loss: np.ndarray, noise: np.ndarray) -> dict[str, float]:
     }
 
 
-Rows = Iterator[tuple[str, str, float, float, float, int]]  # from term to n of COLUMNS
-
-
 def _with_intervals(
     statistic: Callable[[np.ndarray], dict[str, float]], table: pd.DataFrame, draws: np.ndarray
 ) -> Iterator[tuple[str, float, float, float, int]]:
@@ -84,7 +82,7 @@ def _with_intervals(
         yield name, value, *percentile_interval(repeats[name].to_numpy()), len(table)
 
 
-def _shares(table: pd.DataFrame, draws: np.ndarray) -> Rows:
+def _shares(table: pd.DataFrame, draws: np.ndarray) -> Iterator[tuple]:
     """Shares over those numbers of bits that have every symmetry and granularity."""
     counts = table.groupby("bits")["value"].transform("size")
     table = table[counts == len(table[["symmetric", "granularity"]].drop_duplicates())]
@@ -93,7 +91,9 @@ def _shares(table: pd.DataFrame, draws: np.ndarray) -> Rows:
         yield from ((term, "share", *numbers) for term, *numbers in shares)
 
 
-def _effects(table: pd.DataFrame, draws: np.ndarray, low: Mapping, high: Mapping) -> Rows:
+def _effects(
+    table: pd.DataFrame, draws: np.ndarray, low: Mapping, high: Mapping
+) -> Iterator[tuple]:
     """Factors of the response between the suite's two probes, over the cells between them."""
     differ = [key for key in FACTORS if low[key] != high[key]]
     between = {key: [low[key], high[key]] for key in FACTORS}
@@ -105,14 +105,6 @@ def _effects(table: pd.DataFrame, draws: np.ndarray, low: Mapping, high: Mapping
     for term, effect in two_level_effects(logs, signs).items():
         ends = percentile_interval(effect[1:])
         yield term, "factor", *np.exp([effect[0], *ends]), len(cube)
-
-
-def _predictions(table: pd.DataFrame, draws: np.ndarray, term: str) -> Rows:
-    """One sensitivity for all cells; none where a line would go through all of them."""
-    if len(table) > 2:
-        noise = table["step_variance"].to_numpy()
-        found = _with_intervals(lambda y: one_sensitivity(y, noise), table, draws)
-        yield from ((term, *numbers) for numbers in found)
 
 
 def analyse(
@@ -138,11 +130,12 @@ def analyse(
         usable = rows[(rows["format"] == "int") & (rows["value"] > 0) & (draws > 0).all(axis=1)]
         for step, at in usable.groupby("step"):
             paper = at[at["layers"] == PAPER_LAYERS]
-            parts = [
-                ("variance", _shares(paper, draws)),
-                ("paper", _effects(paper, draws, low, high)),
-                ("prediction", _predictions(paper, draws, "paper's layers")),
-                ("prediction", _predictions(at, draws, "all layer sets")),
-            ]
-            found += [(step, response, name, *row) for name, part in parts for row in part]
+            effects = _effects(paper, draws, low, high)
+            for analysis, part in (("variance", _shares(paper, draws)), ("paper", effects)):
+                found += [(step, response, analysis, *row) for row in part]
+            for term, rows in (("paper's layers", paper), ("all layer sets", at)):
+                if len(rows) > 2:  # a line goes through any two
+                    fit = partial(one_sensitivity, noise=rows["step_variance"].to_numpy())
+                    part = _with_intervals(fit, rows, draws)
+                    found += [(step, response, "prediction", term, *row) for row in part]
     return pd.DataFrame(found, columns=COLUMNS)

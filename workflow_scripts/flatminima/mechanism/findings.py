@@ -5,7 +5,7 @@ what they are. ``best`` in a name means the checkpoint of FP32 convergence (phas
 or the nearest one that was measured; ``start`` is where rapid learning ends.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from flatminima.intervals import FEWEST_PROBES, stationary_bootstrap, t_interval
 
 COLUMNS = ["finding", "value", "low", "high", "n", "unit", "about"]
 RESAMPLES = 2_000
+MEASURED = ["value", "low", "high", "n"]
 _DELTA = "delta_nll_nats_per_token"
 
 
@@ -31,7 +32,7 @@ class Value(NamedTuple):
 
     def times(self, factor: float) -> "Value":
         """The same in another measure."""
-        return Value(self.value * factor, self.low * factor, self.high * factor, *self[3:])
+        return Value(*(number * factor for number in self[:3]), *self[3:])
 
 
 @dataclass(frozen=True)
@@ -116,17 +117,18 @@ def near(steps: pd.Series, wanted: int) -> int:
     return int(known[np.abs(known - wanted).argmin()])
 
 
-def _growth_of(first: pd.Series, last: pd.Series, columns: list[str], n: str, unit: str) -> Value:
-    """Growth of a value whose column stands first, with the ends of its interval behind it."""
-    return growth(*(Value(*row[columns].astype(float), int(row[n]), unit) for row in (last, first)))
+def estimate(row: pd.Series, columns: Sequence[str], unit: str) -> Value:
+    """What a row has in the columns of a value, the ends of its interval, and its units."""
+    *numbers, count = row[list(columns)]
+    return Value(*map(float, numbers), int(count), unit)
 
 
 def factorial_findings(factors: pd.DataFrame, run: Run) -> Found:
     """Shares, factors between the two probes, and the step² prediction at the last step."""
-    for row in factors[factors["step"] == factors["step"].max()].itertuples():
-        term = row.term.replace(" x ", "_x_").replace("'", "").replace(" ", "_")
-        value = Value(row.value, row.low, row.high, row.n, "cells; interval over sequences")
-        yield f"{row.analysis}_{row.response}_{term}_{row.measure}", value, f"step {row.step}"
+    for _, row in factors[factors["step"] == factors["step"].max()].iterrows():
+        term = row["term"].replace("'", "").replace(" ", "_")
+        name = f"{row['analysis']}_{row['response']}_{term}_{row['measure']}"
+        yield name, estimate(row, MEASURED, "cells; interval over sequences"), f"step {row['step']}"
 
 
 def additivity(layers: pd.DataFrame) -> pd.DataFrame:
@@ -168,10 +170,10 @@ def sensitivity_findings(table: pd.DataFrame, run: Run) -> Found:
     for first, prefix in ((low.loc[near(low.index, run.best)], ""), (kept.iloc[0], "run_")):
         about = f"from step {first.name} to step {last.name}"
         cost, second = (
-            _growth_of(first, last, [f"{name}_nats", f"{name}_low", f"{name}_high"], "n_batches",
-                       "batches")
+            growth(estimate(last, columns, "batches"), estimate(first, columns, "batches"))
             for name in ("measured", "second_order")
-        )  # fmt: skip
+            for columns in [(f"{name}_nats", f"{name}_low", f"{name}_high", "n_batches")]
+        )
         noise, size = (last[name] / first[name] for name in ("noise_norm2", "weight_norm2"))
         yield f"{prefix}cost_growth", cost, about
         yield f"{prefix}noise_growth", exact(noise, 1, "checkpoint"), about
@@ -203,8 +205,8 @@ def curvature_findings(table: pd.DataFrame, run: Run) -> Found:
     size = last["weight_norm2"] / first["weight_norm2"]
     units = {"trace": "random vectors", "top_eigenvalue": "batches"}
     for name, unit in units.items():
-        columns = [name, f"{name}_low", f"{name}_high"]
-        grown = _growth_of(first, last, columns, f"{name}_n", unit)
+        columns = name, f"{name}_low", f"{name}_high", f"{name}_n"
+        grown = growth(estimate(last, columns, unit), estimate(first, columns, unit))
         yield f"{name}_growth", grown, about
         normalised = f"{about}, times the squared norm of the weights"
         yield f"normalised_{name}_growth", grown.times(size), normalised
@@ -218,12 +220,12 @@ def curvature_findings(table: pd.DataFrame, run: Run) -> Found:
 def drift_findings(drift: pd.DataFrame, run: Run) -> Found:
     """Misalignment at the end and at its largest, and codes that flip."""
     last, worst = drift.iloc[-1], drift.loc[drift["index"].idxmax()]
-    groups, index = int(last["n_groups"]), ["index", "index_low", "index_high"]
-    yield "misalignment_last", Value(*last[index], groups, "groups"), f"step {last['step']:.0f}"
+    index = ["index", "index_low", "index_high", "n_groups"]
+    yield "misalignment_last", estimate(last, index, "groups"), f"step {last['step']:.0f}"
     about = f"step {worst['step']:.0f}, of {len(drift)} checkpoints"
-    yield "misalignment_largest", Value(*worst[index], groups, "groups"), about
+    yield "misalignment_largest", estimate(worst, index, "groups"), about
     about = "share of weights at least 0.4 steps from their grid point; 0.2 where uniform"
-    yield "near_midpoint_last", exact(last["near_midpoint"], groups, "groups"), about
+    yield "near_midpoint_last", exact(last["near_midpoint"], int(last["n_groups"]), "groups"), about
     late = drift[drift["previous_step"] >= run.best]
     unit = "pairs of checkpoints since the best step"
     about = "share of codes that differ between neighbouring checkpoints"
@@ -267,14 +269,12 @@ def phase_findings(flips: pd.DataFrame, run: Run) -> Found:
 
 def activation_findings(table: pd.DataFrame, run: Run) -> Found:
     """Activation kurtosis, rounded activations and anisotropy: at the best step and the end."""
-    wide = table.set_index(["measure", "name", "step"]).sort_index()
     steps = {"best": near(table["step"], run.best), "last": table["step"].max()}
-    for (measure, name), _ in table.groupby(["measure", "name"], sort=False):
+    for (measure, name), rows in table.groupby(["measure", "name"], sort=False):
         for when, step in steps.items():
-            row = wide.loc[(measure, name, step)]
             label = f"{measure}_{name}_{when}".replace(" ", "_").replace("+", "")
-            value = Value(row["value"], row["low"], row["high"], int(row["n"]), "sequences")
-            yield label, value, f"step {step}"
+            row = rows.set_index("step").loc[step]
+            yield label, estimate(row, MEASURED, "sequences"), f"step {step}"
     states = table[(table["measure"] == "kurtosis") & (table["step"] >= run.start)]
     curve = states.pivot(index="step", columns="name", values="value").mean(axis=1)
     found = rank_correlation(curve, run.low_bit_loss(curve.index), "checkpoints")

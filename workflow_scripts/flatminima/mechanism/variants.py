@@ -147,19 +147,19 @@ def probe_cells(visit: Visit, design: Mapping) -> tuple[pd.DataFrame, pd.DataFra
     narrowest = min(weight.shape[1] for weight in weights.values())
     sizes = [size for size in design["group_sizes"] if fit_group(size, narrowest) == size]
 
+    def squares(tensors: Iterable[Tensor], over: float = 1.0) -> float:
+        return sum(float(tensor.double().pow(2).sum() / over) for tensor in tensors)
+
     def variants() -> Iterator[Variant]:
         for cell in cells(sets=list(sets), **{**design, "group_sizes": sizes}):
-            spec, names = cell.spec, sets[cell.layers]
-            changed = {name: fake_quantize(weights[name], spec) for name in names}
-            errors = ((changed[n] - weights[n]).double().pow(2).sum() for n in names)
-            variance = np.nan
-            if isinstance(spec, AffineQuantizer):
-                steps = (grid_steps(weights[name], spec).double() for name in names)
-                variance = sum(float((step**2).sum() / 12.0) for step in steps)
+            own = {name: weights[name] for name in sets[cell.layers]}
+            changed = {name: fake_quantize(weight, cell.spec) for name, weight in own.items()}
+            even = isinstance(cell.spec, AffineQuantizer)
+            steps = (grid_steps(weight, cell.spec) for weight in own.values())
             described[cell.name] = asdict(cell) | {
-                "n_weights": sum(weights[name].numel() for name in names),
-                "error_norm2": sum(map(float, errors)),
-                "step_variance": variance,
+                "n_weights": sum(weight.numel() for weight in own.values()),
+                "error_norm2": squares(changed[name] - weight for name, weight in own.items()),
+                "step_variance": squares(steps, over=12.0) if even else np.nan,
             }
             yield cell.name, changed
 

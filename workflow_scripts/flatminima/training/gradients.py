@@ -47,18 +47,16 @@ def next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
 
 def _loss(model: nn.Module, ids: Tensor, precision: str) -> Tensor:
     """The same in bfloat16, or where the logits are large made and differentiated in pieces."""
-    if precision == "bf16":  # the forward pass alone: autocast keeps the loss in float32
-        with torch.autocast(ids.device.type, dtype=torch.bfloat16):
-            return next_token_loss(model, ids)
-    head = head_in_pieces(model, ids)
+    # The forward pass alone: autocast keeps the loss in float32.
+    head = None if precision == "bf16" else head_in_pieces(model, ids)
     if head is None:
-        return next_token_loss(model, ids)
-    options = nn.LinearCrossEntropyOptions(
-        batch_chunk_size=max(1, PIECE // head.out_features), chunking_method=None
-    )
+        with torch.autocast(ids.device.type, torch.bfloat16, enabled=precision == "bf16"):
+            return next_token_loss(model, ids)
+    rows = max(1, PIECE // head.out_features)
     return nn.functional.linear_cross_entropy(
         last_states(model, ids)[:, :-1].flatten(0, 1), head.weight, ids[:, 1:].flatten(),
-        linear_bias=head.bias, options=options,
+        linear_bias=head.bias,
+        options=nn.LinearCrossEntropyOptions(batch_chunk_size=rows, chunking_method=None),
     )  # fmt: skip
 
 
@@ -93,11 +91,11 @@ def sharpness_aware_gradients(
     """
     value = batch_gradients(model, ids, compute)
     parameters = [p for p in model.parameters() if p.grad is not None]
-    norm = nn.utils.get_total_norm([p.grad for p in parameters])
     before = [p.detach().clone() for p in parameters]
+    scale = radius / (nn.utils.get_total_norm([p.grad for p in parameters]) + 1e-12)
     with torch.no_grad():
         for parameter in parameters:
-            parameter.add_(parameter.grad * (radius / (norm + 1e-12)))
+            parameter.add_(parameter.grad * scale)
             parameter.grad = None
     batch_gradients(model, ids, compute)
     with torch.no_grad():

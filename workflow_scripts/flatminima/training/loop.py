@@ -12,11 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import nn
+from torch.optim import AdamW
 
 from flatminima.errors import Diverged
 from flatminima.files import file_sha256, write_json, write_table
@@ -49,8 +51,7 @@ class Recipe:
     compute: Compute = PLAIN
 
 
-@dataclass(frozen=True)
-class Update:
+class Update(NamedTuple):
     """One finished update: the step it led to, its rate, and the batch's mean NLL before it."""
 
     step: int
@@ -64,17 +65,16 @@ def read_recipe(training: Mapping, **changes: object) -> Recipe:
     return Recipe(**{f.name: values[f.name] for f in fields(Recipe) if f.name in values})
 
 
-def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
+def build_optimizer(model: nn.Module, recipe: Recipe) -> AdamW:
     """AdamW with fresh moments; weight decay on matrices only. Fused where the device has it."""
     parameters = list(model.parameters())
-    fused = all(p.device.type in _FUSED_DEVICES for p in parameters)
+    fused = all(p.device.type in _FUSED_DEVICES for p in parameters) or None
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": recipe.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
-        groups, lr=0.0, betas=(recipe.beta1, recipe.beta2), eps=recipe.eps, fused=fused or None
-    )
+    betas = recipe.beta1, recipe.beta2
+    return AdamW(groups, lr=0.0, betas=betas, eps=recipe.eps, fused=fused)
 
 
 def batch_rows(step: int, *, sequences: int, batch_size: int, seed: int) -> np.ndarray:
@@ -83,11 +83,8 @@ def batch_rows(step: int, *, sequences: int, batch_size: int, seed: int) -> np.n
     Every epoch is a permutation of its own, drawn from (seed, epoch); a batch may
     straddle two epochs. Depends on nothing but the arguments.
     """
-    first = step * batch_size
-    rows = np.arange(first, first + batch_size)
-    return np.array(
-        [_order(seed, int(row // sequences), sequences)[row % sequences] for row in rows]
-    )
+    places = (divmod(step * batch_size + row, sequences) for row in range(batch_size))
+    return np.array([_order(seed, epoch, sequences)[row] for epoch, row in places])
 
 
 @lru_cache(maxsize=2)  # a batch may straddle two epochs; drawing one takes as long as an update
@@ -97,7 +94,7 @@ def _order(seed: int, epoch: int, sequences: int) -> np.ndarray:
 
 def train(
     model: nn.Module,
-    optimizer: torch.optim.AdamW,
+    optimizer: AdamW,
     tokens: np.ndarray,
     schedule: Schedule,
     recipe: Recipe,
@@ -123,10 +120,9 @@ def train(
             value = batch_gradients(model, ids, recipe.compute)
         norm = nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm).item()
         if not (math.isfinite(value) and math.isfinite(norm)):
-            moved = f" after an update at learning rate {rate:g}" if step > start else ""
             raise Diverged(
                 f"training diverged: at step {step} the loss is {value} nats per token and the "
-                f"norm of the gradient {norm}{moved}"
+                f"norm of the gradient {norm}; the last learning rate is {rate:g}"
             )
         rate = schedule(step)
         for group in optimizer.param_groups:
@@ -164,7 +160,11 @@ def train_job(
             for update in bar:
                 nats.append(update.loss_nats)
                 if update.step in checkpoints:
-                    _check_finite(model, update)
+                    if not all(p.isfinite().all() for p in model.parameters()):
+                        raise Diverged(
+                            f"training diverged: weights of step {update.step} are not finite; "
+                            f"loss {update.loss_nats} nats per token, learning rate {update.lr:g}"
+                        )
                     save_model(model, unfinished.staged(update.step), digests=True)
                     bar.set_postfix_str(f"loss {update.loss_nats:.3f} nats", refresh=False)
                 unfinished.save(model, optimizer, update.step, nats)
@@ -174,18 +174,9 @@ def train_job(
             save_state(Path(final_state), model, optimizer, step=stop, losses=[],
                        fingerprint=unfinished.fingerprint)  # fmt: skip
         unfinished.publish(checkpoints)
-        table = pd.DataFrame({"step": range(start + 1, stop + 1)})
-        lr = (table["step"] - 1).map(schedule)
-        write_table(losses, table.assign(lr=lr, loss_nats_per_token=nats))
+        steps = range(start, stop)
+        table = {"step": [s + 1 for s in steps], "lr": map(schedule, steps)}
+        write_table(losses, pd.DataFrame(table | {"loss_nats_per_token": nats}))
         if provenance is not None:
             made = {s: file_sha256(f"{folder}/{WEIGHTS_FILE}") for s, folder in checkpoints.items()}
             write_json(provenance, {**made_by, "weights_sha256": made})
-
-
-def _check_finite(model: nn.Module, update: Update) -> None:
-    if not all(parameter.isfinite().all() for parameter in model.parameters()):
-        raise Diverged(
-            f"training diverged: the update to step {update.step} has left weights that are not "
-            f"finite; its loss is {update.loss_nats} nats per token, its learning rate "
-            f"{update.lr:g}"
-        )

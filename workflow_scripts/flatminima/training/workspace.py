@@ -21,6 +21,7 @@ from types import FrameType
 
 import torch
 from torch import Tensor, nn
+from torch.optim import AdamW
 
 from flatminima.errors import DamagedFile
 from flatminima.files import CHECKPOINT_FILES, DIGESTS_FILE, atomic_path
@@ -38,13 +39,7 @@ def fingerprint(**settings: object) -> str:
 
 
 def save_state(
-    path: Path,
-    model: nn.Module,
-    optimizer: torch.optim.AdamW,
-    *,
-    step: int,
-    fingerprint: str,
-    losses: list[float],
+    path: Path, model: nn.Module, optimizer: AdamW, *, step: int, fingerprint: str, losses: list
 ) -> None:
     """Write a run's weights, moments, losses (nats per token) and counters to one file, atomically.
 
@@ -71,7 +66,7 @@ def _digest(tensors: dict[str, Tensor], counters: dict) -> str:
 
 
 def load_state(
-    path: Path, model: nn.Module, optimizer: torch.optim.AdamW, fingerprint: str | None = None
+    path: Path, model: nn.Module, optimizer: AdamW, fingerprint: str | None = None
 ) -> tuple[int, list[float]]:
     """Restore what ``save_state`` wrote; returns the step and the losses until then.
 
@@ -126,9 +121,7 @@ class Workspace:
         if kind is None:
             shutil.rmtree(self.folder)
 
-    def resume(
-        self, model: nn.Module, optimizer: torch.optim.AdamW, start: int
-    ) -> tuple[int, list[float]]:
+    def resume(self, model: nn.Module, optimizer: AdamW, start: int) -> tuple[int, list[float]]:
         """Restore the last state and return its step and losses; ``start`` if there is none.
 
         What is there without a state to go on from is thrown away.
@@ -144,9 +137,7 @@ class Workspace:
         log(f"going on from step {step}, where an unfinished job was saved")
         return step, losses
 
-    def save(
-        self, model: nn.Module, optimizer: torch.optim.AdamW, step: int, losses: list[float]
-    ) -> None:
+    def save(self, model: nn.Module, optimizer: AdamW, step: int, losses: list[float]) -> None:
         """Save the state if ``step`` is a multiple of ``save_every`` or the job is to stop.
 
         Raises ``SystemExit`` in the second case, with the status that shells give to a signal.
