@@ -16,7 +16,7 @@ from flatminima.model import build_model, save_model
 from flatminima.quantizers import linear_weights
 from flatminima.scoring import Prober
 from flatminima.text.tokens import write_tokens
-from flatminima.tools import deployed
+from flatminima.tools import AuditOptions, deployed
 from flatminima.tools.audit import probe_settings
 from flatminima.tools.deployed import (
     FORMATS,
@@ -27,7 +27,6 @@ from flatminima.tools.deployed import (
     probe_deployed,
     score_format,
 )
-from flatminima.tools.options import AuditOptions
 from workflow_scripts import probe_deployed as probe_deployed_script
 
 SETTINGS = probe_settings(AuditOptions("x", group_size=32, device="cpu"))

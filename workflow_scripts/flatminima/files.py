@@ -24,8 +24,13 @@ from flatminima.errors import DamagedFile, UserError
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "pandas")
 # What sha256sum writes and `sha256sum --check` reads, beside the files it is about.
 DIGESTS_FILE = "SHA256SUMS"
-# A checkpoint in Hugging Face format, as this project writes and reads it.
-CHECKPOINT_FILES = ("model.safetensors", "config.json")
+# A checkpoint in Hugging Face format: weights in order of preference, of which an index names the
+# shards that its form is cut into. This project writes the first.
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+WEIGHTS_FORMS = (WEIGHTS_FILE, WEIGHTS_INDEX, *PICKLES)
+CHECKPOINT_FILES = (WEIGHTS_FILE, CONFIG_FILE)
 _NO_ROWS = pd.DataFrame({"step": []})
 
 

@@ -40,19 +40,20 @@ from tenacity import (
 )
 
 from flatminima.errors import DamagedFile, UserError, one_line
-from flatminima.files import atomic_path, check_whole, file_sha256, read_index
+from flatminima.files import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    WEIGHTS_FORMS,
+    atomic_path,
+    check_whole,
+    file_sha256,
+    read_index,
+)
 from flatminima.jobs import log
 
 Result = TypeVar("Result")
 
-CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE = "config.json", "tokenizer.json", "model.safetensors"
-# Weights in order of preference. An index names the shards that its form is cut into.
-FORMS = (
-    WEIGHTS_FILE,
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+TOKENIZER_FILE = "tokenizer.json"
 STAGING = ".download"  # what is on the way to its place in a folder
 ATTEMPTS, LONGEST_PAUSE_S = 12, 60.0  # about six minutes in all
 BUSY = (408, 416, 425, 429, 500, 502, 503, 504)  # 416: there are fewer bytes than it says
@@ -189,19 +190,16 @@ def find_revision(
         paths = sorted(path for path in snapshot.rglob("*") if path.is_file())
         files = {path.relative_to(snapshot).as_posix(): path.resolve().name for path in paths}
         return Revision(repo, revision, snapshot.name, files)
-    api = HfApi(endpoint=constants.ENDPOINT)
     options = {"revision": revision, "timeout": constants.HF_HUB_ETAG_TIMEOUT, "repo_type": kind}
-    info = ask(
-        partial(api.repo_info, repo, files_metadata=kind == "model", **options), repo, revision
-    )
+    options["files_metadata"] = kind == "model"
+    info = ask(partial(HfApi().repo_info, repo, **options), repo, revision)
     files = {s.rfilename: s.lfs.sha256 if s.lfs else s.blob_id for s in info.siblings or ()}
     return Revision(repo, revision, info.sha, files)
 
 
 def list_branches(repo: str) -> dict[str, str]:
     """Commit of each branch of a repository, in the order of their names."""
-    api = HfApi(endpoint=constants.ENDPOINT)
-    refs = ask(partial(api.list_repo_refs, repo), repo, "its list of branches")
+    refs = ask(partial(HfApi().list_repo_refs, repo), repo, "its list of branches")
     return {branch.name: branch.target_commit for branch in refs.branches}
 
 
@@ -268,7 +266,7 @@ def download_checkpoint(repo: str, revision: str, folder: str | Path) -> dict:
     ``bytes``. Raises ``RevisionMissing`` for what the hub does not have, else ``HubError``.
     """
     found, folder = find_revision(repo, revision), Path(folder)
-    start = next((form for form in FORMS if form in found.files), None)
+    start = next((form for form in WEIGHTS_FORMS if form in found.files), None)
     if start is None or CONFIG_FILE not in found.files:
         lacking = CONFIG_FILE if start else "weights (model.safetensors or pytorch_model.bin)"
         raise RevisionMissing(repo, revision, f"it holds no {lacking}")

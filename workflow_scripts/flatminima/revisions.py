@@ -21,15 +21,26 @@ import glob
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from flatminima.errors import DamagedFile
-from flatminima.files import check_whole, file_sha256, read_index, weights_digest
+from flatminima.files import (
+    CONFIG_FILE,
+    PICKLES,
+    WEIGHTS_FILE,
+    WEIGHTS_FORMS,
+    WEIGHTS_INDEX,
+    check_whole,
+    file_sha256,
+    read_index,
+    weights_digest,
+)
 from flatminima.integrity import WHOLE, Found, distances
 from flatminima.missing import PRESENT
 
@@ -37,8 +48,6 @@ STEP_GROUP = r"(?P<step>\d+)"
 DEFAULT_PATTERN = f"step{STEP_GROUP}"  # Pythia and PolyPythias
 COLUMNS = ["step", "branch", "commit"]  # of a frozen table
 PLACE = "{step}"
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 BUCKETS = 4093  # a prime: no row or column of a matrix keeps falling into the same sum
 TENSOR_BUCKETS = 61
 _FOLD = np.arange(BUCKETS) % TENSOR_BUCKETS
@@ -91,14 +100,10 @@ def read_table(path: Path) -> dict[int, str] | None:
     table = pd.read_csv(path, dtype={"branch": str, "commit": str})
     if list(table.columns) != COLUMNS or table.empty or not table["step"].is_monotonic_increasing:
         raise ValueError(f"{path} is no table of {', '.join(COLUMNS)} in step order")
-    return dict(zip(table["step"].tolist(), table["branch"], strict=True))
+    return table.set_index("step")["branch"].to_dict()
 
 
 # Folders of one's own run
-
-
-class Incomplete(ValueError):
-    """A folder that holds no whole checkpoint, and why."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +115,11 @@ class LocalCheckpoint:
     files: tuple[str, ...]
 
 
-@dataclass
-class LocalRun:
+class LocalRun(NamedTuple):
     """Checkpoints by step in order, and one line for each folder that was skipped."""
 
-    checkpoints: dict[int, LocalCheckpoint] = field(default_factory=dict)
-    skipped: list[str] = field(default_factory=list)
+    checkpoints: dict[int, LocalCheckpoint]
+    skipped: list[str]
 
 
 def check_pattern(pattern: str) -> None:
@@ -125,27 +129,21 @@ def check_pattern(pattern: str) -> None:
 
 
 def read_checkpoint(folder: Path) -> LocalCheckpoint:
-    """What a folder holds; raises ``Incomplete`` where that is no whole checkpoint."""
-    if not (folder / "config.json").is_file():
-        raise Incomplete("no config.json")
-    forms = (WEIGHTS, INDEX, *PICKLES)
-    weights = next((name for name in forms if (folder / name).is_file()), None)
+    """What a folder holds; raises ``DamagedFile`` where that is no whole checkpoint."""
+    if not (folder / CONFIG_FILE).is_file():
+        raise DamagedFile("no config.json")
+    weights = next((name for name in WEIGHTS_FORMS if (folder / name).is_file()), None)
     if weights is None:
-        raise Incomplete("no weights")
+        raise DamagedFile("no weights")
     if weights in PICKLES:
-        raise Incomplete(
+        raise DamagedFile(
             f"weights only in {weights}, a pickle, which could run code; "
-            f"save_pretrained of transformers writes {WEIGHTS}"
+            f"save_pretrained of transformers writes {WEIGHTS_FILE}"
         )
-    try:
-        shards = sorted(set(read_index(folder / INDEX).values())) if weights == INDEX else []
-        for name in shards or [weights]:
-            if not (folder / name).is_file():
-                raise Incomplete(f"no {name}, which {INDEX} names")
-            check_whole(folder / name)
-    except DamagedFile as error:
-        raise Incomplete(str(error)) from error
-    return LocalCheckpoint(folder.as_posix(), weights, ("config.json", weights, *shards))
+    shards = sorted(set(read_index(folder / weights).values())) if weights == WEIGHTS_INDEX else []
+    for name in shards or [weights]:
+        check_whole(folder / name)
+    return LocalCheckpoint(folder.as_posix(), weights, (CONFIG_FILE, weights, *shards))
 
 
 def find_checkpoints(pattern: str) -> LocalRun:
@@ -153,23 +151,22 @@ def find_checkpoints(pattern: str) -> LocalRun:
 
     Raises ``ValueError`` for two folders of the same step.
     """
-    check_pattern(pattern)
     before, after = pattern.split(PLACE)
     fits = re.compile(re.escape(before) + r"(\d+)" + re.escape(after))
     paths = glob.iglob(f"{glob.escape(before)}*{glob.escape(after)}")
     matches = [match for path in paths if (match := fits.fullmatch(path)) and Path(path).is_dir()]
-    found = LocalRun()
+    checkpoints, skipped = {}, []
     for step, folder in sorted((int(match[1]), Path(match[0])) for match in matches):
         try:
-            checkpoint = read_checkpoint(folder)
-        except Incomplete as reason:
-            found.skipped.append(f"{folder.as_posix()}: {reason}")
+            found = read_checkpoint(folder)
+        except DamagedFile as reason:
+            skipped.append(f"{folder.as_posix()}: {reason}")
             continue
-        if step in found.checkpoints:
-            both = f"{found.checkpoints[step].folder} and {checkpoint.folder}"
+        if step in checkpoints:
+            both = f"{checkpoints[step].folder} and {found.folder}"
             raise ValueError(f"{both} are both step {step}")
-        found.checkpoints[step] = checkpoint
-    return found
+        checkpoints[step] = found
+    return LocalRun(checkpoints, skipped)
 
 
 def notice_replaced(checkpoints: Mapping[int, LocalCheckpoint], root: Path) -> list[str]:
@@ -202,13 +199,13 @@ def _differs(checkpoint: LocalCheckpoint, row: tuple, described_at: float) -> bo
         return True
     if max(file.stat().st_ctime for file in files) <= described_at:
         return False
-    return _files_digest(files, names == [checkpoint.weights]) != row.sha256
+    return _files_digest(files) != row.sha256
 
 
-def _files_digest(files: Sequence[Path], single: bool) -> str:
-    """sha256 of a file; of shards that of their names and hashes in name order."""
+def _files_digest(files: Iterable[Path]) -> str:
+    """sha256 of the one file of weights; of shards that of their names and hashes."""
     digests = {file.name: file_sha256(file) for file in files}
-    return next(iter(digests.values())) if single else weights_digest(digests)
+    return digests.get(WEIGHTS_FILE) or weights_digest(digests)
 
 
 # What a checkpoint holds
@@ -275,7 +272,7 @@ def describe_checkpoint(
         "revision": origin.get("revision", f"step{step}"),
         "commit": origin.get("commit"),
         "files": " ".join(f"{name}:{hashes[name]}" for name in sorted(hashes)),
-        "sha256": _files_digest(files, files == [Path(weights)]),
+        "sha256": _files_digest(files),
         "weights_sha256": weights_digest(tensors.set_index("tensor")["sha256"].to_dict()),
         "bytes": sum(file.stat().st_size for file in files),
         "dtype": weights_dtypes(weights),
@@ -303,29 +300,22 @@ def suite_table(
 ) -> pd.DataFrame:
     """The columns of ``suite.csv``: every revision, how far it moved, and what is odd about it.
 
-    ``duplicate_of`` is the first earlier step with the same weights. Pythia's steps 0 and 1 are
-    the same, since the first update has a learning rate of zero.
+    ``duplicate_of`` is the first earlier step with the same weights; Pythia's steps 0 and 1 are
+    the same, since the first update has a learning rate of zero. ``distance_to_previous`` is the
+    estimated L2 distance of all weights to the previous revision that is there, relative to its
+    norm, with the standard error of a sketch (1 %); exactly 0 for equal weights.
     """
     table = revisions.sort_values("step", ignore_index=True).astype(dict.fromkeys(_COUNTS, "Int64"))
     table.insert(0, "suite", suite)
+    steps = table.loc[table["status"] == PRESENT, "step"].tolist()
+    whole = fingerprints[fingerprints["tensor"] == WHOLE].set_index("step")
+    norms = np.sqrt(whole.loc[steps, "sum_of_squares"].to_numpy())[:-1]
+    apart = np.diagonal(distances(fingerprints, steps), offset=1)
+    moved = pd.Series(apart / np.where(norms > 0.0, norms, np.nan), index=steps[1:])
     first = table.groupby("weights_sha256")["step"].transform("min")
     kinds = {step: [one.kind for one in found if step in one.steps] for step in table["step"]}
     return table.assign(
         duplicate_of=first.where(first < table["step"]).astype("Int64"),
-        distance_to_previous=table["step"].map(_distances_to_previous(table, fingerprints)),
+        distance_to_previous=table["step"].map(moved.map(lambda value: float(f"{value:.4g}"))),
         findings=[" ".join(dict.fromkeys(kinds[step])) for step in table["step"]],
     )
-
-
-def _distances_to_previous(table: pd.DataFrame, fingerprints: pd.DataFrame) -> dict[int, float]:
-    """Estimated L2 distance to the previous revision that is there, relative to its norm, by step.
-
-    Over all weights, with the standard error of a sketch (1 %), to four digits; exactly 0
-    for equal weights.
-    """
-    steps = table.loc[table["status"] == PRESENT, "step"].tolist()
-    whole = fingerprints[fingerprints["tensor"] == WHOLE].set_index("step")
-    norms = np.sqrt(whole.loc[steps, "sum_of_squares"].to_numpy())[:-1]
-    between = np.diagonal(distances(fingerprints, steps), offset=1)
-    relative = between / np.where(norms > 0.0, norms, np.nan)
-    return {step: float(f"{value:.4g}") for step, value in zip(steps[1:], relative, strict=True)}

@@ -317,7 +317,7 @@ class Prober:
 
 
 def gather_audit(
-    probes: pd.DataFrame, schedule: Callable[[int], float] | None, *, suite: str,
+    probes: pd.DataFrame, schedule: Callable[[int], float] | Mapping | None, *, suite: str,
     lr_max: float | None, tokens_per_step: int | None,
 ) -> pd.DataFrame:  # fmt: skip
     """The columns of ``audit.csv``: probes in step order with tokens seen and learning rate.

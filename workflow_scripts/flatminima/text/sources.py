@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
-from huggingface_hub import HfFileSystem, constants, try_to_load_from_cache
+from huggingface_hub import HfFileSystem, try_to_load_from_cache
 from huggingface_hub.errors import HTTPError
 
 from flatminima.errors import UserError, one_line, suggest
@@ -40,7 +40,7 @@ class TextError(UserError):
     """Text that cannot be had or read, in one line that names the file."""
 
 
-class NotAvailable(Exception):
+class NotAvailable(UserError):
     """Why a source cannot be had here and now, without its name."""
 
 
@@ -108,7 +108,12 @@ def read_texts(file: TextFile) -> Iterator[str]:
     """
     given = 0
     try:
-        for text in _texts(file):
+        for where, text in _READERS[file.format](file):
+            # Half a character can neither be written nor encoded.
+            if not isinstance(text, str) or SURROGATES.search(text):
+                shown = json.dumps(text, default=str)[:20]
+                reason = f"{where}: the field {file.field!r} is {shown}, not text"
+                raise TextError(f"{file.name}: {reason}")
             given += 1
             yield text
     except UserError:
@@ -120,20 +125,11 @@ def read_texts(file: TextFile) -> Iterator[str]:
         raise TextError(f"{file.name}: holds no documents")
 
 
-def _texts(file: TextFile) -> Iterator[str]:
-    for where, text in _READERS[file.format](file):
-        # Half a character can neither be written nor encoded.
-        if not isinstance(text, str) or SURROGATES.search(text):
-            shown = json.dumps(text, default=str)[:20]
-            raise TextError(f"{file.name}: {where}: the field {file.field!r} is {shown}, not text")
-        yield text
-
-
 def _lines(file: TextFile) -> Iterator[tuple[str, str]]:
     """Lines of a text file with their ends, and what each is called."""
     if file.location.startswith(REMOTE):
         # What is read of it, the client asks for again by itself where it breaks off.
-        hub = HfFileSystem(endpoint=constants.ENDPOINT, skip_instance_cache=True)
+        hub = HfFileSystem(skip_instance_cache=True)
         begin = partial(hub.open, file.location.removeprefix(REMOTE), "rb")
         stream = ask(begin, file.name, file.commit)
     else:

@@ -180,31 +180,53 @@ def pack(
     )
 
 
+def fixed_batches(
+    tokenizer: Tokenizer,
+    texts: Iterable[str],
+    end: int | None,
+    *,
+    sequences: int,
+    length: int,
+    document_start: bool = False,
+    longest_document: int | None = None,
+) -> np.ndarray:
+    """``pack`` of what ``encode_stream`` gives of the texts, no more of them than it takes.
+
+    Where the tokenizer begins a text with tokens of its own (``<bos>``), so does every sequence.
+    Documents of more than ``longest_document`` tokens, the end not counted, are left out.
+    """
+    before = leading_ids(tokenizer)
+    own = length - len(before)
+    if own < 2:
+        raise UserError(f"length {length}: 2 tokens or more after {len(before)}")
+    most = max(own if document_start else sequences * own, (longest_document or 0) + 1)
+    documents = encode_stream(tokenizer, texts, end, most)
+    if longest_document is not None:
+        kept = longest_document + (end is not None)
+        documents = (ids for ids in documents if len(ids) <= kept)
+    tokens = pack(documents, sequences=sequences, length=own, document_start=document_start)
+    return np.insert(tokens, [0] * len(before), before, axis=1)
+
+
 def fix_split(
     tokenizer_file: str | Path,
     texts: Iterable[str],
     tokens_file: str | Path,
     *,
     name: str | Path,
-    sequences: int,
-    length: int,
     end_of_text: bool = True,
-    document_start: bool = False,
-    longest_document: int | None = None,
     sha256: str | None = None,
     end_token: str = END_OF_TEXT,
     model_vocabulary: int | None = None,
+    **cut: int | bool,
 ) -> dict:
     """Write a split's token file and return its record; the keywords are the configuration's.
 
-    Documents of more than ``longest_document`` tokens, the end not counted, are left out. Where
-    the tokenizer begins a text with tokens of its own (``<bos>``), so does every sequence.
-    ``name`` is the file of the texts. Raises ``UserError`` with it where they are too short,
-    an id is outside of a vocabulary, or the token file is not the one that ``sha256`` names.
+    ``cut`` goes to ``fixed_batches``; ``name`` is the file of the texts. Raises ``UserError``
+    with it where they are too short, an id is outside of a vocabulary, or the token file is
+    not the one that ``sha256`` names.
     """
     tokenizer = read_tokenizer(tokenizer_file)
-    before = leading_ids(tokenizer)
-    own = length - len(before)
     end = tokenizer.token_to_id(end_token) if end_of_text else None
     if end_of_text and end is None:
         raise UserError(
@@ -212,16 +234,8 @@ def fix_split(
             f"it has (special ones: {', '.join(_special_tokens(tokenizer)) or 'none'}), or "
             "end_of_text of both batches to false"
         )
-    if own < 2:
-        raise UserError(f"{name}: length {length}: 2 tokens or more after {len(before)}")
-    most = max(own if document_start else sequences * own, (longest_document or 0) + 1)
-    documents = encode_stream(tokenizer, texts, end, most)
-    if longest_document is not None:
-        kept = longest_document + (end is not None)
-        documents = (ids for ids in documents if len(ids) <= kept)
     try:
-        cut = pack(documents, sequences=sequences, length=own, document_start=document_start)
-        tokens = np.hstack([np.tile(np.asarray(before, dtype=cut.dtype), (sequences, 1)), cut])
+        tokens = fixed_batches(tokenizer, texts, end, **cut)
         if model_vocabulary is not None:  # may be more than the tokenizer's (Pythia's is)
             check_ids(tokens, model_vocabulary, whose="the model (architecture.vocab_size)")
     except UserError as error:
@@ -231,14 +245,14 @@ def fix_split(
     if sha256 is not None and digest != sha256:
         Path(tokens_file).unlink()
         raise UserError(f"{tokens_file}: its sha256 is {digest}, not {sha256} as configured")
-    begins = [tokenizer.id_to_token(i) for i in before]
+    begins = [tokenizer.id_to_token(i) for i in leading_ids(tokenizer)]
     return {
-        "sequences": sequences,
-        "length": length,
+        "sequences": cut["sequences"],
+        "length": cut["length"],
         "end_of_text": end_token if end_of_text else None,
         **({"begins_with": begins} if begins else {}),
-        "document_start": document_start,
-        "longest_document": longest_document,
+        "document_start": cut.get("document_start", False),
+        "longest_document": cut.get("longest_document"),
         "largest_id": int(tokens.max()),
         "vocab_size": tokenizer.get_vocab_size(),
         "model_vocabulary": model_vocabulary,

@@ -14,12 +14,12 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, redirect_stdout
 
 import numpy as np
 import pandas as pd
 import torch
+from tokenizers import Tokenizer
 from torch import nn
 from tqdm import tqdm
 
@@ -37,10 +37,10 @@ from flatminima.quantizers import coverage_line
 from flatminima.revisions import read_checkpoint
 from flatminima.scaling_law import excess_sentence, suite_excess
 from flatminima.scoring import Prober, gather_audit
-from flatminima.text.tokens import read_tokenizer, write_tokens
+from flatminima.text.tokens import fixed_batches, write_tokens
+from flatminima.tools import AuditOptions
 from flatminima.tools.deployed import probe_deployed
-from flatminima.tools.options import AuditOptions
-from flatminima.tools.sources import Source, fixed_batches, learning_rates, open_source, open_text
+from flatminima.tools.sources import Source, document_end, learning_rates, open_source, open_text
 
 PASSED, BAD_INPUT, LEFT_PLATEAU = 0, 2, 3
 FEWEST = 4 + SPARE  # checkpoints that a line with a break takes
@@ -74,12 +74,12 @@ def audit(options: AuditOptions) -> int:
     can put right ends it with one line; what was measured until then stays.
     """
     choose_device(options.device)  # before anything is fetched; a ``ValueError`` of one line
-    report = _Report(options)
-    try:
-        found = _audit(report)
-    except (UserError, FloatingPointError, OSError) as error:
-        found = {"target": options.target, "error": one_line(error, 1000)}
-        report.say(f"Error: {found['error']}")
+    with redirect_stdout(sys.stderr if options.json else sys.stdout):
+        try:
+            found = _audit(options)
+        except (UserError, FloatingPointError, OSError) as error:
+            found = {"target": options.target, "error": one_line(error, 1000)}
+            tqdm.write(f"Error: {found['error']}")
     if options.json:
         print(json.dumps(found, indent=2, default=str))
     if "error" in found:
@@ -87,76 +87,64 @@ def audit(options: AuditOptions) -> int:
     return LEFT_PLATEAU if found["left_plateau"] else PASSED
 
 
-class _Report:
-    """What an audit is asked and tells, and the record that it leaves in ``folder``.
+def _claim_folder(options: AuditOptions) -> None:
+    """Make the folder of the results, unless it holds those of another run."""
+    if any((options.folder / name).exists() for name in FILES):
+        try:
+            other = str(json.loads((options.folder / RECORD).read_text("utf-8"))["target"])
+        except (OSError, ValueError, KeyError, TypeError):
+            other = "something else"
+        if os.path.realpath(other) != os.path.realpath(options.target):
+            line = f"{options.folder} holds the audit of {other}; name another folder with --out"
+            raise UserError(line)
+    options.folder.mkdir(parents=True, exist_ok=True)
 
-    ``record`` has what was asked, ``checkpoints`` (identity by step), ``left_out`` (reasons by
+
+def _note(record: dict, line: str) -> None:
+    """Say a line and keep it in the record."""
+    tqdm.write(line)
+    record["notes"].append(line)
+
+
+def _audit(options: AuditOptions) -> dict:
+    """The record of an audit, its folder and its rows; its files lie in the folder.
+
+    The record has what was asked, ``checkpoints`` (identity by step), ``left_out`` (reasons by
     step), ``notes`` (what a reader of the numbers should know, a line each), what the prober
     knows of itself, the verdict, its answers and its phases.
     """
-
-    def __init__(self, options: AuditOptions) -> None:
-        self.options, self.folder = options, Path(options.out or f"audit-{options.name}")
-        asked = {"target": options.target}
-        self.record: dict = asked | {"checkpoints": {}, "left_out": {}, "notes": []}
-
-    def claim_folder(self) -> None:
-        """Make the folder of the results, unless it holds those of another run."""
-        if any((self.folder / name).exists() for name in FILES):
-            try:
-                other = str(json.loads((self.folder / RECORD).read_text("utf-8"))["target"])
-            except (OSError, ValueError, KeyError, TypeError):
-                other = "something else"
-            if os.path.realpath(other) != os.path.realpath(self.options.target):
-                line = f"{self.folder} holds the audit of {other}; name another folder with --out"
-                raise UserError(line)
-        self.folder.mkdir(parents=True, exist_ok=True)
-
-    def say(self, line: str) -> None:
-        tqdm.write(line, file=sys.stderr if self.options.json else sys.stdout)
-
-    def note(self, line: str) -> None:
-        """Say a line and keep it in the record."""
-        self.say(line)
-        self.record["notes"].append(line)
-
-
-def _audit(report: _Report) -> dict:
-    """The record of an audit, its folder and its rows; its files lie in the folder."""
-    options, folder, record = report.options, report.folder, report.record
-    source = open_source(options.target, options.revisions)
-    report.claim_folder()
-    audited, sequences, prober = _measure_all(source, report)
+    folder, source = options.folder, open_source(options.target, options.revisions)
+    record: dict = {"target": options.target, "checkpoints": {}, "left_out": {}, "notes": []}
+    _claim_folder(options)
+    audited, sequences, prober = _measure_all(source, options, record)
     left, words, phases = judge(audited, sequences, min(options.resamples, PHASE_RESAMPLES))
-    first, last = f"INT4 gap: {words}", source.steps[-1]
+    told, last = [f"INT4 gap: {words}", *answers(audited, phases)], source.steps[-1]
     if last in record["left_out"]:
-        first += f"; step {last:,}, the last, could not be measured"
-    told = [first, *answers(audited, phases)]
+        told[0] += f"; step {last:,}, the last, could not be measured"
     record |= {"left_plateau": left, "verdict": words, "answers": told, "phases": phases,
                **prober.made_by}  # fmt: skip
     digests = pd.DataFrame.from_dict(record["checkpoints"], "index")["weights_sha256"]
     # Steps 0 and 1 may be the same, where the first rate is zero.
     same = [g for g in digests.groupby(digests).groups.values() if len(g) > 1 and max(g) > 1]
     for steps in same:
-        report.note(f"steps {', '.join(f'{s:,}' for s in steps)} hold the same weights")
+        _note(record, f"steps {', '.join(f'{s:,}' for s in steps)} hold the same weights")
     write_json(folder / RECORD, record)
     if len(digests) > 1:  # else it is no curve
         label = options.name.replace("$", r"\$")  # mathematics to matplotlib
         suite = {"label": label, "quantizers": printed_names(prober.specs)}
         figure = audit_figure.draw(audited, phases, suite=suite)
         style.save(figure, [folder / name for name in FIGURES])
-    _write_page(report, audited)
+    _write_page(options, record, audited)
     if options.deployed:
-        _probe_as_shipped(report, source, prober, sequences)
-    report.say(f"{folder}: {', '.join(name for name in FILES if (folder / name).exists())}")
+        _probe_as_shipped(options, source, prober, sequences)
+    tqdm.write(f"{folder}: {', '.join(name for name in FILES if (folder / name).exists())}")
     if same and len(same[0]) == len(digests):
         hub = "; the hub, or a mirror of it, ignores the revision" if source.repo else ""
         raise UserError(
             f"{options.target}: all {len(digests)} checkpoints hold the same weights, so there is "
             f"no curve{hub}"
         )
-    for line in told:
-        report.say(line)
+    tqdm.write("\n".join(told))
     rows = audited.astype(object).where(audited.notna(), None).to_dict("records")
     return {**record, "folder": str(folder), "rows": rows}
 
@@ -164,46 +152,48 @@ def _audit(report: _Report) -> dict:
 # Measuring
 
 
-def _measure_all(source: Source, report: _Report) -> tuple[pd.DataFrame, pd.DataFrame, Prober]:
+def _measure_all(
+    source: Source, options: AuditOptions, record: dict
+) -> tuple[pd.DataFrame, pd.DataFrame, Prober]:
     """Audit, per-sequence scores and the prober; what is measured is on disk at once."""
-    scores, rows, prober, left_out = [], [], None, report.record["left_out"]
-    options, text = report.options, open_text(report.options.data)
+    scores, rows, prober, left_out = [], [], None, record["left_out"]
+    text = open_text(options.data)
     rates, lines = learning_rates(source)
     for line in (*source.notes, *lines):
-        report.note(line)
-    with source.tokenizer(options.tokenizer) as tokenizer_file:
-        for step in progress(source.steps, "checkpoints"):
-            try:
-                with source.checkpoint(step) as (place, origin):
-                    with _named(source, step):
-                        model = load_model(place)
-                        digests = tensor_digests(place / read_checkpoint(place).weights)
-                    if prober is None:  # what is wrong with the text ends the audit
-                        prober = _prepare(report, model, text, tokenizer_file)
-                    with _named(source, step):
-                        measured = prober(model.to(prober.device), step)
-                        found = summarise(measured, ["step"], resamples=options.resamples, seed=0)
-            except (NotMeasured, RevisionMissing) as reason:
-                left_out[step] = str(reason)
-                if len(source.steps) > 1:  # else it ends the audit, and is said there
-                    report.say(f"not measured: {reason}")
-                continue
-            if not scores:
-                report.say(_line(COLUMNS))
-            report.say(_line(cells(found)))
-            known = {"place": source.places[step], "weights_sha256": weights_digest(digests)}
-            report.record["checkpoints"][step] = known | origin
-            if found.set_index("role")["gap_pct"][LOW_BIT] == 0.0:
-                words = "a 4-bit gap of exactly 0 %: does the model use its weights?"
-                report.note(f"step {step}: {words}")
-            scores.append(measured)
-            rows.append(found)
-            audited = gather_audit(
-                pd.concat(rows), (lambda s: rates.get(s, np.nan)) if rates else None,
-                suite=options.name, lr_max=max(rates.values(), default=None), tokens_per_step=None,
-            )  # fmt: skip
-            write_table(report.folder / AUDIT, audited)
-            write_table(report.folder / SEQUENCES, pd.concat(scores))
+        _note(record, line)
+    tokenizer = source.tokenizer(options.tokenizer)
+    for step in progress(source.steps, "checkpoints"):
+        try:
+            with source.checkpoint(step) as (place, origin):
+                with _named(source, step):
+                    model = load_model(place)
+                    digests = tensor_digests(place / read_checkpoint(place).weights)
+                if prober is None:  # what is wrong with the text ends the audit
+                    prober = _prepare(options, record, model, text, tokenizer)
+                with _named(source, step):
+                    measured = prober(model.to(prober.device), step)
+                    found = summarise(measured, ["step"], resamples=options.resamples, seed=0)
+        except (NotMeasured, RevisionMissing) as reason:
+            left_out[step] = str(reason)
+            if len(source.steps) > 1:  # else it ends the audit, and is said there
+                tqdm.write(f"not measured: {reason}")
+            continue
+        if not scores:
+            tqdm.write(_line(COLUMNS))
+        tqdm.write(_line(cells(found)))
+        known = {"place": source.places[step], "weights_sha256": weights_digest(digests)}
+        record["checkpoints"][step] = known | origin
+        if found.set_index("role")["gap_pct"][LOW_BIT] == 0.0:
+            words = "a 4-bit gap of exactly 0 %: does the model use its weights?"
+            _note(record, f"step {step}: {words}")
+        scores.append(measured)
+        rows.append(found)
+        lr_max = max(rates.values(), default=None)
+        audited = gather_audit(
+            pd.concat(rows), rates, suite=options.name, lr_max=lr_max, tokens_per_step=None
+        )
+        write_table(options.folder / AUDIT, audited)
+        write_table(options.folder / SEQUENCES, pd.concat(scores))
     if not scores:
         reason, *others = left_out.values()
         rest = f" (none of {1 + len(others)} checkpoints is measured)" if others else ""
@@ -225,16 +215,17 @@ def _named(source: Source, step: int) -> Iterator[None]:
 
 
 def _prepare(
-    report: _Report, model: nn.Module, text: tuple[Iterable[str], str], tokenizer_file: Path
-) -> Prober:
+    options: AuditOptions, record: dict, model: nn.Module, text: tuple[Iterable[str], str],
+    tokenizer: Tokenizer,
+) -> Prober:  # fmt: skip
     """The prober of all checkpoints, fitted to a model of theirs."""
-    options, folder, (texts, words) = report.options, report.folder, text
+    folder, (texts, words) = options.folder, text
     config = model.config.get_text_config(decoder=True)
     most = getattr(config, "max_position_embeddings", None)
     fits = not (isinstance(most, int) and 1 < most < options.length)
-    length, end = options.length if fits else most, getattr(config, "eos_token_id", None)
-    tokenizer = read_tokenizer(tokenizer_file)
-    tokens, made = fixed_batches(texts, tokenizer, options.sequences, length, end)
+    end, made = document_end(tokenizer, getattr(config, "eos_token_id", None))
+    cut = {"sequences": options.sequences, "length": options.length if fits else most}
+    tokens = fixed_batches(tokenizer, texts, end, **cut)
     for name in FILES:  # of an earlier audit, none of which belongs to the numbers that come
         (folder / name).unlink(missing_ok=True)
     write_tokens(folder / VALIDATION, tokens)
@@ -243,9 +234,9 @@ def _prepare(
         words += f"; this model takes no more (--length is {options.length})"
     if options.data is None:
         words += "; embedded text, perhaps unlike what this model was trained on: see --data"
-    report.record["text"] = words
-    write_json(folder / RECORD, report.record)
-    report.say(f"text: {words}")
+    record["text"] = words
+    write_json(folder / RECORD, record)
+    tqdm.write(f"text: {words}")
     return Prober(str(folder / VALIDATION), probe_settings(options), torch.get_num_threads())
 
 
@@ -265,18 +256,18 @@ def probe_settings(options: AuditOptions) -> dict:
 
 
 def _probe_as_shipped(
-    report: _Report, source: Source, prober: Prober, sequences: pd.DataFrame
+    options: AuditOptions, source: Source, prober: Prober, sequences: pd.DataFrame
 ) -> None:
     """Write ``deployed.csv`` of the last checkpoint and print each format's gap."""
-    step, options = int(sequences["step"].max()), report.options
+    step = int(sequences["step"].max())
     with source.checkpoint(step) as (place, _):
         model = load_model(place, prober.device)
     simulated = sequences[sequences["step"] == step]
     table = probe_deployed(model, prober, step, simulated, resamples=options.resamples)
-    table.to_csv(report.folder / DEPLOYED, index=False)
+    table.to_csv(options.folder / DEPLOYED, index=False)
     shown = ["format", "gap_pct", "gap_low_pct", "gap_high_pct", "counterpart", "simulated_gap_pct"]
     measured = table.loc[table["status"] == "measured", shown]
-    report.say(measured.to_string(index=False, float_format="{:.3f}".format))
+    tqdm.write(measured.to_string(index=False, float_format="{:.3f}".format))
 
 
 # What is shown
@@ -297,9 +288,9 @@ def _line(shown: Iterable[str]) -> str:
     return "".join(f"{cell:>{width}}" for cell, width in zip(shown, COLUMNS.values(), strict=True))
 
 
-def _write_page(report: _Report, audited: pd.DataFrame) -> None:
+def _write_page(options: AuditOptions, record: dict, audited: pd.DataFrame) -> None:
     """All of it in one file that needs no other."""
-    record, svg = report.record, report.folder / "audit.svg"
+    svg = options.folder / "audit.svg"
     drawn = svg.read_text("utf-8") if svg.is_file() else ""
     notes = [
         f"{record['target']}, {record['text']}",
@@ -310,13 +301,13 @@ def _write_page(report: _Report, audited: pd.DataFrame) -> None:
     ]
     rows = [cells(rows) for _, rows in audited.groupby("step")]
     page = _PAGE.format(
-        title=html.escape(f"Audit of {report.options.name}"),
+        title=html.escape(f"Audit of {options.name}"),
         answers="".join(f"<li>{html.escape(line)}</li>" for line in record["answers"]),
         figure=drawn[drawn.find("<svg") :].replace("<svg ", _SVG, 1),
         table=pd.DataFrame(rows, columns=[*COLUMNS]).to_html(index=False, border=0),
         notes="".join(f"<li>{html.escape(line)}</li>" for line in notes),
     )
-    (report.folder / PAGE).write_text(page, encoding="utf-8")
+    (options.folder / PAGE).write_text(page, encoding="utf-8")
 
 
 # What it comes to
@@ -324,12 +315,9 @@ def _write_page(report: _Report, audited: pd.DataFrame) -> None:
 
 def even_spacing(steps: np.ndarray) -> int:
     """The commonest distance of steps after 0 if most of them are multiples of it, else 1."""
-    steps = np.sort(steps[steps > 0])
-    if len(steps) < 2:
-        return 1
-    distances, counts = np.unique(np.diff(steps), return_counts=True)
-    spacing = int(distances[np.argmax(counts)])
-    return spacing if 2 * np.sum(steps % spacing == 0) > len(steps) else 1
+    steps = even_steps(steps, 1)
+    spacing = int(pd.Series(np.diff(steps)).mode().get(0, 1))
+    return spacing if 2 * len(even_steps(steps, spacing)) > len(steps) else 1
 
 
 def judge(
@@ -343,10 +331,10 @@ def judge(
     spacing = even_spacing(steps)
     even = len(even_steps(steps, spacing))
     if even < FEWEST:
-        found = f"{even} checkpoint{'s' if even != 1 else ''} after step 0"
-        if even < len(steps):
-            found = f"{even} of {len(steps)} checkpoints after step 0, every {spacing:,} steps,"
-        words = f"undecided: {found} {'are' if even != 1 else 'is'} too few, {FEWEST} are needed"
+        words = (
+            f"undecided: it takes {FEWEST} evenly spaced checkpoints after step 0, and this run "
+            f"has {even} of {len(steps)}"
+        )
         return None, words, _without_phases(audited)
     phases = describe_phases(audited, sequences, spacing=spacing, resamples=resamples, seed=0)
     onset = phases["onset"]
@@ -354,7 +342,7 @@ def judge(
         too_few = onset["delta_bic"] is None
         words = f"{'undecided' if too_few else 'no onset, so no plateau left'}: {onset['reason']}"
         return None if too_few else False, words, phases
-    gaps = audited[audited["role"] == LOW_BIT].set_index("step").sort_index()
+    gaps = audited[audited["role"] == LOW_BIT].set_index("step")
     plateau = gaps.loc[phases["rapid_learning_end"]["step"] : onset["step"], "gap_pct"]
     last, highest = gaps.iloc[-1], plateau.max()
     left = bool(last["gap_low_pct"] > highest)
@@ -368,7 +356,7 @@ def judge(
 
 def _without_phases(audited: pd.DataFrame) -> dict:
     """As much of phases.json as a figure needs, for an audit that is too short for phases."""
-    fp32 = audited[audited["role"] == FP32].set_index("step").sort_index()
+    fp32 = audited[audited["role"] == FP32].set_index("step")
     none, best = {"step_low": None, "step_high": None}, int(fp32["ppl"].idxmin())
     whole = {"first_step": int(fp32.index[0]), "last_step": int(fp32.index[-1])}
     return {
@@ -380,7 +368,7 @@ def _without_phases(audited: pd.DataFrame) -> dict:
 
 def answers(audited: pd.DataFrame, phases: dict) -> list[str]:
     """What a trainer asks: the cost at the end, FP32's convergence, the trend, what to ship."""
-    by_role = {role: part.set_index("step").sort_index() for role, part in audited.groupby("role")}
+    by_role = {role: part.set_index("step") for role, part in audited.groupby("role")}
     low = by_role[LOW_BIT]
     end, last = low.iloc[-1], low.index[-1]
     cost = (

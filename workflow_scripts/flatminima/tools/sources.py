@@ -11,21 +11,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from tokenizers import Tokenizer
 
-from flatminima.errors import UserError, one_line
+from flatminima.errors import DamagedFile, UserError, one_line
 from flatminima.hub import TOKENIZER_FILE, download_checkpoint, download_tokenizer, list_branches
 from flatminima.revisions import (
     DEFAULT_PATTERN,
-    Incomplete,
     find_checkpoints,
     read_checkpoint,
     table_of_branches,
 )
 from flatminima.text.corpus import deduplicate, package_documents, package_versions, split
-from flatminima.text.sources import NotAvailable, find_file, read_texts
-from flatminima.text.tokens import encode_stream, end_of_text, leading_ids, pack
+from flatminima.text.sources import find_file, read_texts
+from flatminima.text.tokens import end_of_text, leading_ids, read_tokenizer
 
 TRAINER_STATE = "trainer_state.json"
 PACKAGE, MIN_CHARACTERS = "numpy", 200  # text that every machine has
@@ -68,24 +66,19 @@ class Source:
             origin = download_checkpoint(self.repo, self.places[step], folder)
             yield Path(folder), {key: origin[key] for key in ("commit", "files")}
 
-    @contextmanager
-    def tokenizer(self, given: str | None) -> Iterator[Path]:
-        """The file of the tokenizer: ``given``, or the one that belongs to the last checkpoint."""
+    def tokenizer(self, given: str | None) -> Tokenizer:
+        """The tokenizer in ``given``, or the one that belongs to the last checkpoint."""
         last = self.places[self.steps[-1]]
-        with tempfile.TemporaryDirectory() as folder:
-            if given is not None:
-                folders = [Path(given)]
-            elif self.repo is not None:
-                folders = [Path(folder)]
-                download_tokenizer(self.repo, last, folders[0] / TOKENIZER_FILE)
-            else:
-                folders = [Path(last), *Path(last).parents[:2]]
-            looked = (f if f.is_file() else f / TOKENIZER_FILE for f in folders)
-            found = next((path for path in looked if path.is_file()), None)
-            if found is None:
-                where = ", ".join(map(str, folders))
-                raise UserError(f"no {TOKENIZER_FILE} in {where}; name one with --tokenizer")
-            yield found
+        if given is None and self.repo is not None:
+            with tempfile.TemporaryDirectory() as folder:
+                download_tokenizer(self.repo, last, Path(folder, TOKENIZER_FILE))
+                return read_tokenizer(Path(folder, TOKENIZER_FILE))
+        folders = [Path(given)] if given else [Path(last), *Path(last).parents[:2]]
+        for path in (f if f.is_file() else f / TOKENIZER_FILE for f in folders):
+            if path.is_file():
+                return read_tokenizer(path)
+        where = ", ".join(map(str, folders))
+        raise UserError(f"no {TOKENIZER_FILE} in {where}; name one with --tokenizer")
 
 
 def open_source(target: str, revisions: Sequence[str] = ()) -> Source:
@@ -116,7 +109,7 @@ def _local(folder: Path, revisions: Sequence[str]) -> Source:
     places = {step: checkpoint.folder for step, checkpoint in found.items()}
     try:
         model, reason = read_checkpoint(folder).folder, None
-    except Incomplete as error:
+    except DamagedFile as error:
         model, reason = None, error
     if model and (not places or list(revisions) == ["."]):
         fits = (re.fullmatch(name.replace("{step}", r"(\d+)"), folder.name) for name in NAMES)
@@ -143,7 +136,7 @@ def _on_hub(repo: str, revisions: Sequence[str]) -> Source:
             table = table_of_branches(DEFAULT_PATTERN, branches)
         except ValueError as error:
             raise UserError(f"{repo}: {error}; name some, such as --revisions main") from error
-        return Source(dict(zip(table["step"].tolist(), table["branch"], strict=True)), repo)
+        return Source(table.set_index("step")["branch"].to_dict(), repo)
     places: dict[int, str] = {}  # the last number of a name is its step
     for position, name in enumerate(revisions):
         step = int((re.findall(r"\d+", name) or [position])[-1])
@@ -177,36 +170,28 @@ def open_text(data: str | None) -> tuple[Iterable[str], str]:
         return documents, f"docstrings of {PACKAGE} {version}"
     try:
         return read_texts(find_file({"path": data})), data
-    except (NotAvailable, ValueError) as error:
+    except ValueError as error:
         raise UserError(f"--data {data}: {error}") from error
 
 
-def fixed_batches(
-    texts: Iterable[str],
-    tokenizer: Tokenizer,
-    sequences: int,
-    length: int,
-    configured_end: int | list[int] | None,
-) -> tuple[np.ndarray, str]:
-    """``[sequences, length]`` int32 token ids, and how they are made.
+def document_end(
+    tokenizer: Tokenizer, configured: int | list[int] | None
+) -> tuple[int | None, str]:
+    """Id that is to follow each document, and in words how batches are made of them.
 
-    Documents are concatenated, each followed by the tokenizer's end of text, or where it has
-    none by the configuration's (``configured_end``) if that is an id of it. Where the
-    tokenizer begins a text with a token such as ``<bos>``, so does every sequence.
+    It is the tokenizer's end of text, or where it has none the configuration's (``configured``)
+    if that is an id of the tokenizer.
     """
-    several = isinstance(configured_end, list)
-    configured = next(iter(configured_end), None) if several else configured_end
-    before, end = leading_ids(tokenizer), end_of_text(tokenizer)
+    if isinstance(configured, list):
+        configured = next(iter(configured), None)
+    end = end_of_text(tokenizer)
     if end is None and configured in tokenizer.get_vocab().values():
         end = configured
-    own = length - len(before)
-    documents = encode_stream(tokenizer, texts, end, sequences * own)
-    tokens = pack(documents, sequences=sequences, length=own)
     words = "nothing between documents"
     if end is not None:
         words = f"{tokenizer.id_to_token(end)} (id {end}) between documents"
         if configured not in (None, end):
             words += f" (eos_token_id of the configuration is {configured})"
-    if before:
-        words += f", {' '.join(tokenizer.id_to_token(i) for i in before)} before each sequence"
-    return np.insert(tokens, [0] * len(before), before, axis=1), words
+    if before := leading_ids(tokenizer):
+        words += f", {' '.join(map(tokenizer.id_to_token, before))} before each sequence"
+    return end, words
