@@ -19,11 +19,9 @@ from flatminima.config.documentation import (
     json_schema,
     keys_page,
 )
-from flatminima.config.keys import Integrity
 from flatminima.config.loading import as_in_a_file, check_config, read_config, whole_config
 from flatminima.config.suites import Suite
 from flatminima.errors import ConfigError
-from flatminima.integrity import DEFAULT_SEVERITY
 from tests.workflow import ROOT
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
@@ -254,7 +252,6 @@ def test_the_committed_schema_and_page_are_those_of_the_keys_and_every_key_is_de
     described = describe_keys()
     assert [path for path, (_, _, meaning) in described.items() if not meaning] == []
     assert len(described) > 150
-    assert {k: f.default for k, f in Integrity.model_fields.items()} == DEFAULT_SEVERITY
     kind = described["suites.NAME.fork.schedules.NAME.kind"][0]
     assert "sgdr" in kind and "suites.NAME.grid.spacing" in described
 

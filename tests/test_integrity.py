@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatminima.config.keys import revision_steps
+from flatminima.config.keys import Integrity, revision_steps
 from flatminima.integrity import (
-    DEFAULT_SEVERITY,
-    FINDINGS,
     SURE,
     WHOLE,
     Found,
@@ -228,13 +226,13 @@ def test_severity_decides_and_the_line_names_finding_revisions_and_key():
     faults = {step: path[40_000] for step in (64, 5000, 6000, 7000)} | {20_000: path[21_000]}
     observed = examine(*tables(path | faults, missing=(8,)))
     with pytest.raises(IntegrityError) as error:
-        decide(observed, {}, grid=GRID, key="suites.tiny.integrity")
+        decide(observed, dict(Integrity()), grid=GRID, key="suites.tiny.integrity")
     line = str(error.value)
     assert "\n" not in line and "missing" not in line
     assert "final_weights_early: steps 64, 5000 to 7000 (the weights of step 40000)" in line
     assert "duplicate: steps 20000, 21000 (the same weights)" in line
     assert "suites.tiny.integrity.final_weights_early, suites.tiny.integrity.duplicate" in line
-    for kind in FINDINGS:
+    for kind in Integrity.model_fields:
         one = [Found(kind, (8,), "why")]
         assert decide(one, {kind: "ignore"}, grid=GRID, key="k") == []
         assert decide(one, {kind: "warn"}, grid=GRID, key="k") == [f"{kind}: step 8 (why)"]
@@ -242,7 +240,7 @@ def test_severity_decides_and_the_line_names_finding_revisions_and_key():
             decide(one, {kind: "stop"}, grid=GRID, key="k")
         unsure = [Found(kind, (8,), "why", sure=False)]
         assert decide(unsure, {kind: "stop"}, grid=GRID, key="k") == [f"{kind}: step 8 (why)"]
-    assert [kind for kind in FINDINGS if DEFAULT_SEVERITY[kind] != "stop"] == ["missing"]
+    assert [kind for kind, chosen in Integrity() if chosen != "stop"] == ["missing"]
 
 
 def test_the_table_shows_what_was_found_and_how_far_each_revision_moved():

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from flatminima.config.keys import Integrity
 from flatminima.files import read_rows
 from flatminima.hub import download_checkpoint
 from flatminima.text.tokens import write_tokens
@@ -134,8 +135,8 @@ def gather(folder: Path, tables: dict, severity: dict, measured_by="probe_revisi
     with suppress(SystemExit):
         run_script(
             "gather_suite", folder, input=tables, output={"table": str(folder / "suite.csv")},
-            params={"severity": severity, "refused": str(folder / "refused/suite.csv"),
-                    "measured_by": measured_by, "code": "abc"},
+            params={"severity": dict(Integrity(**severity)),
+                    "refused": str(folder / "refused/suite.csv"), "measured_by": measured_by, "code": "abc"},
         )  # fmt: skip
     return log.read_text()
 

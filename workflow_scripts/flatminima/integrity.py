@@ -31,16 +31,6 @@ import pandas as pd
 from flatminima.errors import UserError
 from flatminima.missing import MISSING, PRESENT
 
-FINDINGS = {
-    "duplicate": "the same weights under two steps",
-    "final_weights_early": "the weights of the end of training under an earlier step",
-    "stale_shard": "some tensors of another step among those of its own",
-    "swapped_steps": "two steps in each other's place",
-    "foreign_series": "weights of another training run",
-    "missing": "a revision that cannot be had",
-}
-SEVERITIES = ("stop", "warn", "ignore")
-DEFAULT_SEVERITY = dict.fromkeys(FINDINGS, "stop") | {"missing": "warn"}
 WHOLE = "all"  # the row of a fingerprint that is about a checkpoint as a whole
 
 # The first update of Pythia has a learning rate of zero, so these two are the same model.
@@ -65,7 +55,7 @@ class IntegrityError(UserError):
 
 @dataclass(frozen=True)
 class Found:
-    """One finding: its kind (a key of ``FINDINGS``), the steps it is about, and why.
+    """One finding: its kind (a key of ``integrity``), the steps it is about, and why.
 
     One that is not ``sure`` may be chance and never stops a run.
     """
@@ -94,11 +84,10 @@ def decide(
 ) -> list[str]:
     """Lines of what is only warned of; ``IntegrityError`` where a finding is to stop the run.
 
-    ``severity`` maps kinds to ``SEVERITIES``, the default for those it lacks; ``key`` is
-    where the configuration has it; ``grid`` is the suite's steps.
+    ``severity`` maps kinds to stop, warn or ignore; ``key`` is where the configuration has it;
+    ``grid`` is the suite's steps.
     """
-    chosen = {**DEFAULT_SEVERITY, **severity}
-    stops = [one for one in found if chosen[one.kind] == "stop" and one.sure]
+    stops = [one for one in found if severity[one.kind] == "stop" and one.sure]
     if stops:
         keys = ", ".join(f"{key}.{kind}" for kind in dict.fromkeys(one.kind for one in stops))
         said = "; ".join(one.line(grid) for one in stops)
@@ -106,7 +95,7 @@ def decide(
             f"revisions are not what their names say: {said}. To go on in spite of it, set "
             f"config key {keys} to warn or ignore"
         )
-    return [one.line(grid) for one in found if chosen[one.kind] != "ignore"]
+    return [one.line(grid) for one in found if severity[one.kind] != "ignore"]
 
 
 def examine(revisions: pd.DataFrame, fingerprints: pd.DataFrame) -> list[Found]:

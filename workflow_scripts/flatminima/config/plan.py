@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from pathlib import Path
 
-from flatminima.config.keys import Batches
+from flatminima.config.keys import Batches, Integrity
 from flatminima.config.loading import ROOT, read_yaml
 from flatminima.config.suites import Suite
 from flatminima.errors import ConfigError, find
 from flatminima.files import CHECKPOINT_FILES, DIGESTS_FILE, read_digests
-from flatminima.integrity import DEFAULT_SEVERITY
 from flatminima.quantizer_specs import printed_names, read_spec, read_specs
 from flatminima.revisions import LocalCheckpoint
 from flatminima.text.corpus import package_versions
@@ -186,7 +185,7 @@ def probe(suite: Suite) -> dict:
 
 def integrity(suite: Suite) -> dict:
     """What is done about each kind of finding."""
-    return {**DEFAULT_SEVERITY, **suite.section.get("integrity", {})}
+    return (suite.config.integrity or Integrity()).model_dump()
 
 
 _OF_SCHEDULE = ("schedule", "lr_max", "lr_min", "warmup_steps")

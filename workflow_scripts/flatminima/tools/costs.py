@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from tabulate import tabulate
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.benchmark import Timer
 
 from flatminima.config.keys import PYTHIA_VOCABULARY
@@ -69,7 +69,7 @@ def read_config(section: Mapping) -> object:
 
     if "architecture" not in section:
         raise UserError(f"{section['label']}: without the key architecture no costs are known")
-    architecture, tokenizer = section["architecture"], section["tokenizer"]
+    architecture = section["architecture"]
     width, heads = architecture["hidden_size"], architecture["num_heads"]
     vocabulary = architecture.get("vocab_size", PYTHIA_VOCABULARY)
     return AutoConfig.for_model(
@@ -80,7 +80,7 @@ def read_config(section: Mapping) -> object:
         num_key_value_heads=heads,
         intermediate_size=architecture.get("intermediate_size", 4 * width),
         max_position_embeddings=architecture["max_length"],
-        vocab_size=tokenizer.get("vocab_size", vocabulary),
+        vocab_size=section["tokenizer"].get("vocab_size", vocabulary),
         bos_token_id=0,
         eos_token_id=0,
         pad_token_id=0,
@@ -183,25 +183,22 @@ def measure(
     ``seconds`` are spent on each.
     """
     prepare_backend()
-    probed, trained = (
-        torch.randint(model.config.vocab_size, batch, device=model.device)
-        for batch in (probe, update)
-    )
 
-    def score() -> None:
-        with torch.inference_mode():
-            logits = model(input_ids=probed, use_cache=False).logits
-            torch.log_softmax(logits[:, :-1], dim=-1)
+    @torch.inference_mode()
+    def score(ids: Tensor) -> None:
+        logits = model(input_ids=ids, use_cache=False).logits
+        torch.log_softmax(logits[:, :-1], dim=-1)
 
-    def learn() -> None:
-        model(input_ids=trained, labels=trained, use_cache=False).loss.backward()
+    def learn(ids: Tensor) -> None:
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
         model.zero_grad(set_to_none=True)
 
-    def seconds_of(action: Callable[[], None]) -> float:
-        timer = Timer("action()", globals={"action": action}, num_threads=threads)
+    def seconds_of(work: Callable[[Tensor], None], batch: tuple[int, int]) -> float:
+        ids = torch.randint(model.config.vocab_size, batch, device=model.device)
+        timer = Timer("work(ids)", globals={"work": work, "ids": ids}, num_threads=threads)
         return timer.blocked_autorange(min_run_time=seconds).mean
 
-    return seconds_of(score), seconds_of(learn)
+    return seconds_of(score, probe), seconds_of(learn, update)
 
 
 def time_rows(
@@ -274,9 +271,8 @@ def count_rows(costs: Mapping, shape: Shape, revisions: int) -> Iterator[Row]:
 def plan_suite(name: str | None, configfiles: Sequence[str], seconds: float) -> int:
     """Print what a suite costs and return Snakemake's exit code for its dry run.
 
-    ``seconds`` are spent on each of two measurements, none where it is 0. What Snakemake
-    says beside its list of jobs is printed too. Raises ``UserError`` for a mistake in the
-    configuration.
+    ``seconds`` are spent on each of two measurements, none where it is 0. Raises ``UserError``
+    for a mistake in the configuration.
     """
     from transformers import AutoConfig
 
