@@ -135,8 +135,8 @@ def gather(folder: Path, tables: dict, severity: dict, measured_by="probe_revisi
     with suppress(SystemExit):
         run_script(
             "gather_suite", folder, input=tables, output={"table": str(folder / "suite.csv")},
-            params={"severity": dict(Integrity(**severity)),
-                    "refused": str(folder / "refused/suite.csv"), "measured_by": measured_by, "code": "abc"},
+            params={"severity": dict(Integrity(**severity)), "measured_by": measured_by,
+                    "refused": str(folder / "refused/suite.csv"), "code": "abc"},
         )  # fmt: skip
     return log.read_text()
 

@@ -167,10 +167,9 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
             return
         gaps = {}
         if now.began:
-            if "probe" in self.actions:
-                leads = state.is_world_process_zero
-                gaps = self._measure(args, model, eval_dataloader) if leads else {}
-                [gaps] = broadcast_object_list([gaps])
+            if "probe" in self.actions and state.is_world_process_zero:
+                gaps = self._measure(args, model, eval_dataloader)
+            [gaps] = broadcast_object_list([gaps])
             self.events.append({"step": now.step, "loss": now.loss, "slope": now.slope, **gaps})
             control.should_save |= "save" in self.actions
             control.should_training_stop |= "stop" in self.actions
@@ -182,7 +181,8 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
                 f"actions: {', '.join(self.actions)}",
             )
         if self._trainer is not None:
-            self._trainer.log(_logged(now) | {f"eval_{name}": gap for name, gap in gaps.items()})
+            numbers = _logged(now) | gaps
+            self._trainer.log({f"eval_{name}": float(value) for name, value in numbers.items()})
 
     def _measure(self, args: TrainingArguments, model: nn.Module, loader: object) -> dict:
         try:
@@ -200,13 +200,10 @@ def _log(state: TrainerState, line: str) -> None:
 
 def _logged(now: MonitorState) -> dict[str, float]:
     """The numbers of a state, under names that report as metrics of the evaluation."""
-    values = {
-        "eval_evaluations_without_fall": float(now.without_fall),
-        "eval_converged": float(now.converged),
-    }
+    values = {"evaluations_without_fall": now.without_fall, "converged": now.converged}
     if now.slope is not None:
-        values["eval_loss_slope_per_1000_steps"] = 1000.0 * now.slope
-        values["eval_loss_slope_error_per_1000_steps"] = 1000.0 * now.slope_error
+        values["loss_slope_per_1000_steps"] = 1000.0 * now.slope
+        values["loss_slope_error_per_1000_steps"] = 1000.0 * now.slope_error
     return values
 
 
