@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flatminima import style
-from flatminima.comparisons import kurtosis_rows
+from flatminima.comparisons import kurtosis_rows, late_checkpoints
 from flatminima.hypothesis_tests import join_notes
 from flatminima.missing import missing_words
 from flatminima.style import GREY
@@ -60,11 +60,8 @@ def _draw_course(axes: Axes, kurtosis: pd.DataFrame) -> None:
 def _draw_relations(
     panels: Sequence[Axes], kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, suite: dict
 ) -> None:
-    # The selection of kurtosis_rows, whose correlations are printed.
-    start, label, when = phases["onset"]["step"], "phase 3", "phase 3"
-    if start is None:
-        start, label = phases["convergence"]["step"], "after convergence"
-        when = "after convergence (no onset)"
+    label, start = late_checkpoints(phases)
+    when = label if label == "phase 3" else f"{label} (no onset)"
     low = audit[(audit["role"] == "low_bit") & (audit["step"] >= start)]
     low, even = (style.even(table, suite["spacing"]) for table in (low, kurtosis))
     rows = kurtosis_rows(kurtosis, audit, phases, suite["spacing"])

@@ -4,7 +4,6 @@ The same comparison stands with the run, the probe and a stretch of the text as 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,11 +45,9 @@ def conditions(forks: pd.DataFrame) -> dict[str, pd.DataFrame]:
     probes = low_bit.fillna({"update_phase": ""}).merge(fp32, on=_KEYS, validate="one_to_one")
     found = {}
     for schedule, rows in probes.groupby("schedule", sort=False):
-        if (rows["update_phase"] != "").any():
-            found[f"{schedule} cool"] = rows[rows["update_phase"] == "cool"]
-            found[f"{schedule} all"] = rows
-        else:
-            found[str(schedule)] = rows
+        cool, phased = rows[rows["update_phase"] == "cool"], (rows["update_phase"] != "").any()
+        both = {f"{schedule} cool": cool, f"{schedule} all": rows}
+        found |= both if phased else {str(schedule): rows}
     return found
 
 
@@ -117,34 +114,33 @@ def seed_rows(
     yield from t_tests(a.to_numpy(), b.to_numpy(), where, note)
 
 
-def block_rows(differences: np.ndarray, where: dict, described: dict) -> list[Row]:
+def block_rows(differences: np.ndarray, where: dict, described: dict) -> Iterator[Row]:
     """Two tests that allow for dependence along a run, on ``differences`` ``[steps, seeds]``."""
-    (count, seeds), difference = differences.shape, described["difference"]
-    count, why = count * bool(seeds), ""
+    seeds, difference = differences.shape[1], described["difference"]
+    count, block, segment = len(differences) * bool(seeds), {}, {"difference": difference}
     if count < intervals.FEWEST_PROBES:
         why = f"takes {intervals.FEWEST_PROBES} or more steps that both sides have, not {count}"
+        block["note"] = segment["note"] = why
     elif is_constant(differences.mean(axis=1)):
-        why = "the difference does not vary"
-    block = Row("block bootstrap", **where, statistic="difference of means", value=difference,
-                **described, note=why)  # fmt: skip
-    where = where | {"unit": "segment"}
-    if why:
-        return [block, Row("segment t", **where, statistic="t", difference=difference, note=why)]
-    kept = "a difference that grows along the run counts as scatter"
-    low, high, p, length = intervals.stationary_bootstrap(differences)
-    means = intervals.segment_means(differences)
-    block = replace(
-        block, interval_low=low, interval_high=high, p_value=p,
-        note=f"unit: a stretch of {length} probes on average, of all {seeds} seeds "
-        f"together, less the baseline; of {count} probes, which is few: the interval is still "
-        f"too narrow; {kept}",
-    )  # fmt: skip
-    return [block, Row(
-        "segment t", **where, statistic="t", **t_columns(stats.ttest_1samp(means, 0.0)),
-        n_a=len(means), n_b=len(means), difference=means.mean(),
-        note=f"unit: the mean difference over a {len(means)}th of the run, all {seeds} seeds "
-        f"together; {kept}; these very seeds, not others",
-    )]  # fmt: skip
+        block["note"] = segment["note"] = "the difference does not vary"
+    else:
+        low, high, p, length = intervals.stationary_bootstrap(differences)
+        kept = "a difference that grows along the run counts as scatter"
+        note = (
+            f"unit: a stretch of {length} probes on average, of all {seeds} seeds together, less "
+            f"the baseline; of {count} probes, which is few: the interval is still too narrow; "
+        )
+        block = {"interval_low": low, "interval_high": high, "p_value": p, "note": note + kept}
+        means = intervals.segment_means(differences)
+        segment = t_columns(stats.ttest_1samp(means, 0.0)) | {"difference": means.mean()}
+        segment |= {"n_a": len(means), "n_b": len(means)}
+        segment["note"] = (
+            f"unit: the mean difference over a {len(means)}th of the run, all {seeds} seeds "
+            f"together; {kept}; these very seeds, not others"
+        )
+    yield Row("block bootstrap", **where, statistic="difference of means", value=difference,
+              **described, **block)  # fmt: skip
+    yield Row("segment t", **where | {"unit": "segment"}, statistic="t", **segment)
 
 
 def summary_rows(condition: str, probes: pd.DataFrame) -> Iterator[Row]:
@@ -170,26 +166,34 @@ def _curve(audit: pd.DataFrame, role: str, column: str, steps: Sequence[int]) ->
     return audit[audit["role"] == role].set_index("step")[column].loc[list(steps)].to_numpy(float)
 
 
+def late_checkpoints(phases: Mapping) -> tuple[str, int]:
+    """Where section 4.5 looks: phase 3, or without an onset from FP32 convergence on."""
+    if (onset := phases["onset"]["step"]) is not None:
+        return "phase 3", onset
+    return "after convergence", phases["convergence"]["step"]
+
+
 def kurtosis_rows(
     kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, spacing: int
 ) -> Iterator[Row]:
     """Section 4.5: weight kurtosis against the low-bit gap.
 
-    Over all evenly spaced checkpoints of phase 3 (without an onset: from FP32
-    convergence on), and over 16 spread evenly over the grid, the number the paper took.
+    Over all evenly spaced ``late_checkpoints``, over 16 spread evenly over the grid, the number
+    the paper took, and over the late ones of these.
     """
     steps = even_steps(audit["step"], spacing)
-    lost = missing_words(holes(steps, spacing))
-    late, start, note = "phase 3", phases["onset"]["step"], lost
-    if start is None:
-        late, start = "after convergence", phases["convergence"]["step"]
-        note = join_notes("no onset, so from FP32 convergence on", lost)
+    lost, (late, start) = missing_words(holes(steps, spacing)), late_checkpoints(phases)
+    fallback = "" if late == "phase 3" else "no onset, so from FP32 convergence on"
+    note = join_notes(fallback, lost)
     at = np.linspace(0, len(steps) - 1, min(len(steps), PAPER_KURTOSIS_CHECKPOINTS))
     spread = steps[np.round(at).astype(int)]
-    over_all = join_notes("16 checkpoints spread evenly over all phases", lost)
     chosen = [
         (late, steps[steps >= start], note),
-        ("16 checkpoints", spread, over_all),
+        (
+            "16 checkpoints",
+            spread,
+            join_notes("16 checkpoints spread evenly over all phases", lost),
+        ),
         (f"16 checkpoints, {late}", spread[spread >= start], note),
     ]
     for statistic in ("mean_over_tensors", "pooled"):
@@ -197,8 +201,8 @@ def kurtosis_rows(
         for label, wanted, remark in chosen:
             where = {"comparison": f"kurtosis {statistic} v low_bit gap ({label})",
                      "unit": "checkpoint", "measure": "excess_kurtosis, gap_pct"}  # fmt: skip
-            x = measured.loc[list(wanted)].to_numpy(float)
-            yield from correlations(x, _curve(audit, LOW_BIT, "gap_pct", wanted), where, remark)
+            gap = _curve(audit, LOW_BIT, "gap_pct", wanted)
+            yield from correlations(measured[wanted].to_numpy(float), gap, where, remark)
 
 
 def bit_width_rows(audit: pd.DataFrame, spacing: int) -> Iterator[Row]:
@@ -210,31 +214,31 @@ def bit_width_rows(audit: pd.DataFrame, spacing: int) -> Iterator[Row]:
     logarithms of those that happen to be positive would be a selection by sign.
     """
     steps, measure = even_steps(audit["step"], spacing), "delta_nll_nats_per_token"
-    lost = missing_words(holes(steps, spacing))
+    lost, ends = missing_words(holes(steps, spacing)), ("interval_low", "interval_high")
     high, low = (_curve(audit, role, measure, steps) for role in ("high_bit", LOW_BIT))
     where = {"comparison": "high_bit v low_bit (even steps)", "unit": "checkpoint"}
     yield from correlations(high, low, {**where, "measure": measure}, lost)
-    where = where | {"unit": "stretch"}
-    note, count = join_notes(f"sums over {BLOCKS} stretches of the run", lost), 0
-    ratio = low.sum() / high.sum() if len(high) and high.sum() > 0.0 else np.nan
+    where["unit"] = "stretch"
+    slope = {"n_a": 0, "n_b": 0, "note": f"sums over {BLOCKS} stretches of the run"}
+    slope["note"] = join_notes(slope["note"], lost)
+    ratio = {"value": low.sum() / high.sum() if high.sum() > 0.0 else np.nan}
+    ratio |= {"n_a": len(steps), "n_b": len(steps)}
     sums = [[part.sum() for part in np.array_split(series, BLOCKS)] for series in (low, high)]
-    slope, ends, of_ratio = {}, {}, note
     if len(steps) < BLOCKS or np.min(sums) <= 0.0:
-        note = of_ratio = join_notes(note, "needs stretches whose sums of both deltas are positive")
+        slope["note"] += "; needs stretches whose sums of both deltas are positive"
+        ratio["note"] = slope["note"]
     else:
         x, y = np.log(sums)
         if not is_constant(x):
             fit = stats.linregress(x, y)
-            low_end, high_end = intervals.t_interval(fit.slope, fit.stderr, BLOCKS - 2)
-            slope = {"value": fit.slope, "dof": BLOCKS - 2}
-            slope |= {"interval_low": low_end, "interval_high": high_end}
+            slope |= {"value": fit.slope, "dof": BLOCKS - 2, "n_a": BLOCKS, "n_b": BLOCKS}
+            interval = intervals.t_interval(fit.slope, fit.stderr, BLOCKS - 2)
+            slope |= dict(zip(ends, interval, strict=True))
         mean = intervals.t_interval(np.mean(x - y), stats.sem(x - y), BLOCKS - 1)
-        ends = dict(zip(("interval_low", "interval_high"), np.exp(mean), strict=True))
-        of_ratio, count = join_notes("interval: of the geometric mean over stretches", note), BLOCKS
-    yield Row("log-log regression", **where, measure=f"ln {measure}", statistic="slope", **slope,
-              n_a=count, n_b=count, note=note)  # fmt: skip
-    yield Row("ratio", **where, measure=measure, statistic="sum low_bit/sum high_bit", value=ratio,
-              **ends, n_a=len(steps), n_b=len(steps), note=of_ratio)  # fmt: skip
+        ratio |= dict(zip(ends, np.exp(mean), strict=True))
+        ratio["note"] = f"interval: of the geometric mean over stretches; {slope['note']}"
+    yield Row("log-log regression", **where, measure=f"ln {measure}", statistic="slope", **slope)
+    yield Row("ratio", **where, measure=measure, statistic="sum low_bit/sum high_bit", **ratio)
 
 
 def read_fork_sequences(paths: Sequence[str | Path]) -> pd.DataFrame:
@@ -246,8 +250,7 @@ def read_fork_sequences(paths: Sequence[str | Path]) -> pd.DataFrame:
     columns, tables = ["step", "quantizer", "role", "sequence", "nll_nats", "scored"], []
     for path in map(Path, paths):
         schedule, _, seed = path.stem.rpartition("-seed")
-        table = pd.read_parquet(path, columns=columns)
-        table = table[table["role"].isin((FP32, LOW_BIT))]
+        table = pd.read_parquet(path, columns=columns, filters=[("role", "in", [FP32, LOW_BIT])])
         tables.append(table.assign(schedule=schedule, seed=int(seed)))
     return pd.concat(tables, ignore_index=True)
 
@@ -271,12 +274,16 @@ def text_rows(
     )[(scores.rows["role"] == LOW_BIT).to_numpy()]
     stretches = min(intervals.STRETCHES, len(scores.scored))
     note = f"unit: one of {stretches} stretches of the text; other text for these very runs"
-    about = {"n_a": stretches, "note": note}
 
     def over_seeds(probes: pd.DataFrame) -> np.ndarray:
         share = 1.0 / probes.groupby("seed")["step"].transform("size").to_numpy()
         chosen = gaps.loc[pd.MultiIndex.from_frame(probes[_KEYS])].to_numpy()
         return np.einsum("p,pr->r", share / share.sum(), chosen)
+
+    def row(comparison: str, measure: str, statistic: str, draws: np.ndarray, **rest: float) -> Row:
+        ends = intervals.percentile_interval(draws[1:])
+        return Row("paired bootstrap", comparison, "text", measure, statistic, draws[0], *ends,
+                   n_a=stretches, **rest, note=note)  # fmt: skip
 
     groups = conditions(forks)
     for name, probes in groups.items():
@@ -285,25 +292,17 @@ def text_rows(
             if chosen.empty:
                 continue
             own = over_seeds(chosen)
-            yield _text_row(name, measure, "mean over seeds", own, mean_a=own[0], **about)
+            yield row(name, measure, "mean over seeds", own, mean_a=own[0])
             control = groups.get(baseline, probes.iloc[:0])
             control = control[control["step"].isin(chosen["step"])]
             if name != baseline and len(control):
                 other = over_seeds(control)
-                rest = own - other
-                yield _text_row(
-                    f"{name} v {baseline}", measure, "difference of means", rest,
-                    mean_a=own[0], mean_b=other[0], difference=rest[0], n_b=stretches,
-                    p_value=intervals.two_sided_p(rest[1:]), **about,
+                difference = own - other
+                yield row(
+                    f"{name} v {baseline}", measure, "difference of means", difference,
+                    mean_a=own[0], mean_b=other[0], difference=difference[0], n_b=stretches,
+                    p_value=intervals.two_sided_p(difference[1:]),
                 )  # fmt: skip
-
-
-def _text_row(
-    comparison: str, measure: str, statistic: str, draws: np.ndarray, **columns: object
-) -> Row:
-    ends = intervals.percentile_interval(draws[1:])
-    return Row("paired bootstrap", comparison, "text", measure, statistic, draws[0], *ends,
-               **columns)  # fmt: skip
 
 
 def all_statistics(
