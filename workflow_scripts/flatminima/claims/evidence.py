@@ -19,9 +19,9 @@ import numpy as np
 import pandas as pd
 from scipy import signal, stats
 
-from flatminima import hypothesis_tests
+from flatminima.hypothesis_tests import correlate, smallest_p
 from flatminima.intervals import CONFIDENCE, t_interval
-from flatminima.missing import even_steps
+from flatminima.missing import even_steps, missing_steps
 from flatminima.phases import Phases, find_phases
 from flatminima.scaling_law import printed_excess
 from flatminima.schedules import RunSchedule, read_schedule
@@ -99,9 +99,6 @@ class Interval:
     def __float__(self) -> float:
         return float(self.value)
 
-    def __int__(self) -> int:
-        return int(self.value)
-
     @property
     def range(self) -> tuple[float, float]:
         """Both ends."""
@@ -117,10 +114,10 @@ class Interval:
         return Interval(*(float(function(x)) for x in (self.value, self.low, self.high)))
 
     def __format__(self, spec: str) -> str:
-        shown = [f"{x:{spec or 'g'}}" for x in (self.value, self.low, self.high)]
-        if math.isinf(self.low) or math.isinf(self.high):
+        if math.inf in map(abs, self.range):
             return "not determined"
-        return shown[0] if shown[1] == shown[2] else f"{shown[0]} [{shown[1]}, {shown[2]}]"
+        value, low, high = (f"{x:{spec or 'g'}}" for x in (self.value, *self.range))
+        return value if low == high else f"{value} [{low}, {high}]"
 
 
 def interval(number: object) -> Interval:
@@ -130,10 +127,7 @@ def interval(number: object) -> Interval:
 
 def read_interval(row: Mapping, value: str, low: str, high: str) -> Interval:
     """Three entries of a table's row or of a JSON file; the value alone where it has no ends."""
-    number = float(row[value])
-    return Interval(
-        number, *(number if pd.isna(row[end]) else float(row[end]) for end in (low, high))
-    )
+    return Interval(*(float(row[value if pd.isna(row[n]) else n]) for n in (value, low, high)))
 
 
 def printed(text: str) -> Interval:
@@ -144,15 +138,13 @@ def printed(text: str) -> Interval:
     """
     number, _, half = text.split("=")[-1].partition("±")
     digits = number.strip().replace(",", "")
+    places = len(digits.rstrip("0") or "0") - len(digits)
+    if "." in digits:
+        places = len(digits.split(".")[1])
+    exact = "," in number or "=" in text
+    value, width = float(digits), 0.0 if exact else 0.5 * 10**-places
     if half:
         width = float(half.replace(",", ""))
-    elif "," in number or "=" in text:
-        width = 0.0
-    elif "." in digits:
-        width = 0.5 * 10 ** -len(digits.split(".")[1])
-    else:
-        width = 0.5 * 10 ** (len(digits) - len(digits.rstrip("0") or "0"))
-    value = float(digits)
     return Interval(value, value - width, value + width)
 
 
@@ -199,18 +191,12 @@ def interval_of_r(r: object, n: float) -> Interval:
     return Interval(r, math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half))
 
 
-def smallest_p(n: int) -> float:
-    """Smallest two-sided p of the exact rank test with ``n`` runs a side."""
-    return hypothesis_tests.smallest_p(n, n)
-
-
 def welch(a: tuple[float, float, int], b: tuple[float, float, int]) -> tuple[Interval, float]:
     """Difference of two means (mean, sd, n each) with Welch's 95 % interval, and its p."""
-    parts = [sd**2 / n for _, sd, n in (a, b)]
-    df = sum(parts) ** 2 / sum(v**2 / (s[2] - 1) for v, s in zip(parts, (a, b), strict=True))
-    difference, error = a[0] - b[0], math.sqrt(sum(parts))
-    found = Interval(difference, *t_interval(difference, error, df))
-    return found, p_of_t(difference / error, df)
+    own, other = (sd**2 / n for _, sd, n in (a, b))
+    df = (own + other) ** 2 / (own**2 / (a[2] - 1) + other**2 / (b[2] - 1))
+    difference, error = a[0] - b[0], math.sqrt(own + other)
+    return Interval(difference, *t_interval(difference, error, df)), p_of_t(difference / error, df)
 
 
 def student(mean: float, sd: float, n: int) -> Interval:
@@ -220,7 +206,7 @@ def student(mean: float, sd: float, n: int) -> Interval:
 
 def interval_of_mean(values: pd.Series) -> Interval:
     """The same of one value a run."""
-    return student(float(values.mean()), float(values.std(ddof=1)), len(values))
+    return student(float(values.mean()), float(values.std()), len(values))
 
 
 # ---- the common accessors --------------------------------------------------------------------
@@ -240,7 +226,7 @@ class Evidence:
 
     is_paper_model = True
 
-    def __init__(self, pythia: Mapping, lambada: pd.DataFrame | None) -> None:
+    def __init__(self, pythia: Mapping, lambada: pd.DataFrame) -> None:
         self.pythia, self.lambada, self.used = pythia, lambada, set()
 
     def at(self, role: str, column: str, place: int | str) -> Interval:
@@ -253,10 +239,13 @@ class Evidence:
     def _growth(self, role: str, start: int | str = "best") -> Interval:
         return self._loss(role, "end") / self._loss(role, start)
 
+    def _papers(self, step: float) -> float:
+        """A step, or a number of them, in the paper's."""
+        return step * self.pythia["last"] / self._step("end")
+
     def _span(self, role: str, column: str, first: int, last: int) -> Interval:
-        whole = self.pythia["last"] / self._step("end")
         curve = self.curve(role, column).items()
-        inside = [float(v) for step, v in curve if first <= step * whole <= last]
+        inside = [float(v) for step, v in curve if first <= self._papers(step) <= last]
         if not inside:
             raise NotMeasured(f"checkpoints between steps {first:,} and {last:,}")
         return Interval(inside[-1], min(inside), max(inside))
@@ -288,7 +277,7 @@ class Evidence:
         own = self._step(last) - self._step(first)
         if own <= 0:
             raise NotMeasured(f"checkpoints between {first} and {last}")
-        return 10_000 / (own * self.pythia["last"] / self._step("end"))
+        return 10_000 / self._papers(own)
 
     def acceleration(self) -> Interval:
         """Times by which the INT4 loss grows faster after the best step than from 10,000 to it."""
@@ -335,8 +324,7 @@ class Evidence:
 
     def steepest(self, kind: str = "cosine") -> int:
         """Step at which Pythia's learning rate falls fastest."""
-        schedule = self._pythia_schedule(kind)
-        rates = np.array([schedule(s) for s in range(self.pythia["last"] + 1)])
+        rates = [*map(self._pythia_schedule(kind), range(self.pythia["last"] + 1))]
         return int(np.argmin(np.diff(rates)))
 
     def _pythia_schedule(self, kind: str) -> RunSchedule:
@@ -356,7 +344,7 @@ class Printed(Evidence):
     """
 
     def __init__(self, pythia: Mapping, table1: pd.DataFrame, table2: pd.DataFrame,
-                 lambada: pd.DataFrame | None = None) -> None:  # fmt: skip
+                 lambada: pd.DataFrame) -> None:  # fmt: skip
         super().__init__(pythia, lambada)
         self._table1, self._table2 = table1, table2
 
@@ -383,10 +371,10 @@ class Printed(Evidence):
     def _step(self, place: int | str) -> int:
         steps = list(self._by_step("step"))
         if place in ("best", "end"):
-            return steps[-1] if place == "end" else int(self.best())
+            return steps[-1] if place == "end" else self.best().value
         if place not in steps:
             raise NotMeasured(f"step {place:,} in Table 1")
-        return int(place)
+        return place
 
     def _own(self, role: str, column: str, step: int) -> Interval:
         return self.curve(role, column)[step]
@@ -423,8 +411,7 @@ class Printed(Evidence):
 
     def _arm(self, kind: str, probes: str) -> pd.Series:
         self.used.add("table2")
-        t = self._table2
-        return t[(t["schedule"] == kind) & (t["probes"] == probes)].iloc[0]
+        return self._table2.set_index(["schedule", "probes"]).loc[(kind, probes)]
 
     def arm(self, kind: str, probes: str = "all") -> tuple[float, float, int]:
         """Mean, deviation and number of runs of a row of Table 2."""
@@ -470,7 +457,6 @@ class Measured(Evidence):
         super().__init__(pythia, paper.lambada)
         self.paper, self.settings, self._files = paper, settings, files
         self.is_paper_model = settings["is_paper_model"]
-        self._scale = pythia["last"] / settings["last"]  # of the paper's steps to the suite's
 
     def file(self, name: str) -> object:
         """A measurement by its name; ``NotMeasured`` where the suite has none."""
@@ -482,7 +468,7 @@ class Measured(Evidence):
     def _step(self, place: int | str) -> int:
         spacing, last = self.settings["spacing"], self.settings["last"]
         if place in ("best", "end"):
-            return last if place == "end" else int(self.best())
+            return last if place == "end" else int(self.best().value)
         nearest = round(place / self.pythia["last"] * last / spacing)
         return spacing * max(1, nearest) if place else 0
 
@@ -493,14 +479,12 @@ class Measured(Evidence):
         return read_interval(found, "excess", "excess_low", "excess_high")
 
     def _rows(self, role: str) -> pd.DataFrame:
-        audit = self.file("audit")
-        return audit[audit["role"] == role].set_index("step").sort_index()
+        return self.file("audit").query("role == @role").set_index("step").sort_index()
 
     def _own(self, role: str, column: str, step: int) -> Interval:
         rows = self._rows(role)
         if step not in rows.index:
-            table = self._files.get("suite_table")
-            gone = [] if table is None else list(table.loc[table["status"] == "missing", "step"])
+            gone = missing_steps(self.file("suite_table"))
             why = ", whose revision could not be had" if step in gone else ""
             raise NotMeasured(f"step {step:,} in audit.csv{why}")
         return self._cell(rows.loc[step], column)
@@ -527,28 +511,27 @@ class Measured(Evidence):
 
     def lag(self) -> Interval:
         self.onset()
-        return self._scale * read_interval(self.file("phases"), "lag_steps", "lag_low", "lag_high")
+        own = read_interval(self.file("phases"), "lag_steps", "lag_low", "lag_high")
+        return own * self._papers(1)
 
     def worst_error(self, column: str, steps: tuple[int, ...] | None = None) -> float:
         """Largest distance from a column of Table 1, in percent of the printed value."""
-        measured = TABLE_1[column]
-        cells = self.paper.curve(*measured)
-        ratios = [float(self.at(*measured, s)) / float(cells[s]) for s in steps or cells]
+        cells = self.paper.curve(*TABLE_1[column])
+        ratios = (self.at(*TABLE_1[column], s).value / cells[s].value for s in steps or cells)
         return max(100 * abs(ratio - 1) for ratio in ratios)
 
     # Forks.
 
-    def definition(self, kind: str) -> Mapping:
-        """The suite's settings of a kind of fork, with its name."""
-        for name, entry in (self.settings.get("fork") or {}).get("schedules", {}).items():
+    def _name(self, kind: str) -> str:
+        """What the suite calls its forks of a kind."""
+        for name, entry in self.settings["fork"]["schedules"].items():
             if entry["kind"] == kind:
-                return {**entry, "name": name}
+                return name
         raise NotMeasured(f"forks of the kind {kind}")
 
     def probes(self, kind: str, probes: str = "all", role: str = "low_bit") -> pd.DataFrame:
         """Rows of forks.csv of one kind, of all or of only cool or bump probes."""
-        table = self.file("forks")
-        name = self.definition(kind)["name"]
+        table, name = self.file("forks"), self._name(kind)
         rows = table[(table["schedule"] == name) & (table["role"] == role)]
         if probes != "all":
             rows = rows[rows["update_phase"] == probes]
@@ -565,20 +548,17 @@ class Measured(Evidence):
         return interval_of_mean(self.by_run(kind, probes, column))
 
     def difference(self, kind: str, probes: str = "all", measure: str = "final") -> Interval:
-        challenger = self.definition(kind)["name"] + (f" {probes}" if kind == "oli" else "")
-        comparison = f"{challenger} v {self.definition('cosine')['name']}"
-        rows = self.file("statistics").query(
-            "test == 'Welch t' and unit == 'seed' and comparison == @comparison "
-            "and measure == @measure + '_gap_pct'"
-        )
-        if rows.empty:
-            raise NotMeasured(f"Welch t, {comparison}, {measure}_gap_pct in statistics.csv")
-        return Interval(*rows.iloc[0][["difference", "interval_low", "interval_high"]])
+        challenger = self._name(kind) + (f" {probes}" if kind == "oli" else "")
+        row = "Welch t", "seed", f"{challenger} v {self._name('cosine')}", f"{measure}_gap_pct"
+        rows = self.file("statistics").set_index(["test", "unit", "comparison", "measure"])
+        if row not in rows.index:
+            raise NotMeasured(f"{', '.join(row)} in statistics.csv")
+        return Interval(*rows.loc[row, ["difference", "interval_low", "interval_high"]])
 
     def wins(self, kind: str, probes: str = "all") -> int:
         """Pairs of runs in which a kind of fork ends with the smaller gap."""
         own, cosine = self.by_run(kind, probes), self.by_run("cosine")
-        return int((own.to_numpy()[:, None] < cosine.to_numpy()).sum())
+        return int(np.less.outer(own.to_numpy(), cosine.to_numpy()).sum())
 
     def _cool_and_cosine(self, role: str, column: str) -> list[pd.Series]:
         """Averages by run over OLI's cool probes, and over cosine's at the same steps."""
@@ -598,20 +578,16 @@ class Measured(Evidence):
 
     def end_rates(self) -> str:
         """Learning rate of each kind of fork at its last probe, in percent of the maximum."""
-        column = "lr_fraction_last_update"
-        rates = {kind: self.by_run(kind, "all", column).mean() for kind in KINDS}
+        rates = {k: self.by_run(k, "all", "lr_fraction_last_update").mean() for k in KINDS}
         return ", ".join(f"{kind} {100 * rate:.0f} %" for kind, rate in rates.items())
 
     # Kurtosis.
 
     def kurtosis(self, definition: str = "mean_over_tensors") -> pd.Series:
         """Excess kurtosis by step: mean_over_tensors, pooled, or the largest matrix."""
-        table = self.file("kurtosis")
-        statistic = "per_tensor" if definition == "largest" else definition
+        statistic, table = definition.replace("largest", "per_tensor"), self.file("kurtosis")
         rows = table[table["statistic"] == statistic]
-        if rows.empty:
-            raise NotMeasured(f"{statistic} in kurtosis.csv")
-        return rows.groupby("step")["excess_kurtosis"].max().sort_index()
+        return rows.groupby("step")["excess_kurtosis"].max()
 
     def kurtosis_error(self, first: object, peak: object, place: object, last: object) -> float:
         """How far the closest definition is from four printed numbers: its worst, in percent.
@@ -619,12 +595,10 @@ class Measured(Evidence):
         The first value, the peak, the last value, and the place of the peak (five times its
         relative distance). One definition has to fit all four.
         """
-        wanted, errors = np.array([float(x) for x in (first, peak, last)]), []
-        for name in ("mean_over_tensors", "pooled", "largest"):
-            curve = self.kurtosis(name)
-            off = np.abs(np.array([curve.iloc[0], curve.max(), curve.iloc[-1]]) / wanted - 1)
-            of_place = abs(curve.idxmax() * self._scale / float(place) - 1)
-            errors.append(100 * max(*off, 5 * of_place))
+        wanted, errors = [float(x) for x in (first, peak, last, place)], []
+        for curve in map(self.kurtosis, ("mean_over_tensors", "pooled", "largest")):
+            found = curve.iloc[0], curve.max(), curve.iloc[-1], self._papers(curve.idxmax())
+            errors.append(max(100 * np.abs(np.divide(found, wanted) - 1) * (1, 1, 1, 5)))
         return min(errors)
 
     def kurtosis_correlation(self, *, detrended: bool = False) -> Interval:
@@ -633,13 +607,12 @@ class Measured(Evidence):
         The interval is Fisher's for the number of independent checkpoints that two
         autocorrelated series are worth. ``detrended`` takes a straight line from both.
         """
-        start = int(self.best())
-        gap = pd.Series({s: float(v) for s, v in self.curve("low_bit", "gap_pct").items()})
-        both = pd.concat([self.kurtosis(), gap], axis=1, join="inner").loc[start:]
+        gap = pd.Series(self.curve("low_bit", "gap_pct")).map(float)
+        both = pd.concat([self.kurtosis(), gap], axis=1, join="inner").loc[self.best().value :]
         if len(both) < 5 or (both.nunique() < 2).any():
             raise NotMeasured("five different checkpoints after the best FP32 step")
         series = both.to_numpy(float).T
-        found = hypothesis_tests.correlate(*(signal.detrend(series) if detrended else series))
+        found = correlate(*(signal.detrend(series) if detrended else series))
         return read_interval(found, "value", "interval_low", "interval_high")
 
     # Beyond the paper.
@@ -707,12 +680,12 @@ class Measured(Evidence):
     def revisions(self) -> str:
         """Revisions that were there, and how many of them are different models."""
         table = self.file("suite_table")
-        lost = int((table["status"] == "missing").sum())
-        text = f"{len(table) - lost} revisions, {table['weights_sha256'].nunique()} distinct models"
+        lost, models = len(missing_steps(table)), table["weights_sha256"].nunique()
+        text = f"{len(table) - lost} revisions, {models} distinct models"
         return text + (f", {lost} could not be had" if lost else "")
 
 
 FUNCTIONS = {
     f.__name__: f for f in (abs, every, fewest_df, float, interval_of_r, len, log, max, meets, min,
-                            p_of_r, p_of_t, round, smallest_p)
-}  # fmt: skip
+                            p_of_r, p_of_t, round)
+} | {"smallest_p": lambda runs: smallest_p(runs, runs)}  # fmt: skip

@@ -182,17 +182,18 @@ def read_ledger(path: str | Path, excerpts: str | Path) -> Ledger:
     """
     text = Path(path).read_text(encoding="utf-8")
     data, passages = yaml.safe_load(text), read_excerpts(excerpts)
-    starts = (re.match(r"- id: (\w+)", line) for line in text.splitlines())
-    lines = {found[1]: n for n, found in enumerate(starts, 1) if found}
-    rows = tuple(_row(entry, passages, lines, data["themes"]) for entry in data["rows"])
+    lines = [n for n, line in enumerate(text.splitlines(), 1) if line.startswith("- id:")]
+    rows = tuple(
+        _row(entry, passages, line, data["themes"])
+        for entry, line in zip(data.pop("rows"), lines, strict=True)
+    )
     ids = Counter(name for row in rows for name in (row.id, *row.merges))
     if repeated := [name for name, count in ids.items() if count > 1]:
         raise ConfigError(f"{path}: {', '.join(repeated)} occurs twice; ids are unique")
-    head = {key: data[key] for key in ("themes", "pythia", "provenance")}
-    return Ledger(rows, changes=tuple(data["changes"]), **head)
+    return Ledger(rows, **data)
 
 
-def _row(entry: dict, passages: list[Quotation], lines: Mapping, themes: Mapping) -> Row:
+def _row(entry: dict, passages: list[Quotation], line: int, themes: Mapping) -> Row:
     where = f"claims.yaml, {entry['id']}"
 
     def known(word: str, words: Iterable[str], place: str = "") -> None:
@@ -210,19 +211,19 @@ def _row(entry: dict, passages: list[Quotation], lines: Mapping, themes: Mapping
             raise ConfigError(f"{where}: not in the excerpts under {section}: {text!r}")
         quotes.append(replace(found[0], text=flat(text)))
     for key, value in entry.get("numbers", {}).items():
-        shown = re.split(r"[±=]", str(value))[0].strip()
+        shown = re.split(r"[±=]", value)[0].strip()
         pattern = rf"(?<![\d.,]){re.escape(shown)}(?![\d]|[.,]\d)"
         if not any(re.search(pattern, quote.text) for quote in quotes):
             raise ConfigError(f"{where}: no quotation prints {key} = {shown}")
-        numbers[key] = printed(str(value))
+        numbers[key] = printed(value)
     for question in QUESTIONS:
         given = entry.get(question, {})
         if answer := given.get("judgement", given.get("otherwise")):
             known(answer, ANSWERS[question], f", {question}")
         if "judgement" in given and not given.get("because"):
             raise ConfigError(f"{where}, {question}: a judgement needs a reason")
-    made = {"quotes": tuple(quotes), "numbers": numbers, "line": lines[entry["id"]]}
-    return Row(**{**entry, "merges": tuple(entry.get("merges", ())), **made})
+    merges = tuple(entry.get("merges", ()))
+    return Row(**entry | {"quotes": tuple(quotes), "numbers": numbers, "merges": merges}, line=line)
 
 
 class Scope:
@@ -230,14 +231,14 @@ class Scope:
 
     def __init__(self, row: Row, evidence: Evidence) -> None:
         names = {n: getattr(evidence, n) for n in dir(evidence) if not n.startswith("_")}
-        self.row, self.names = row, {**FUNCTIONS, **names, **row.numbers}
+        self.row, self.names = row, FUNCTIONS | names | row.numbers | {"__builtins__": {}}
 
     def value(self, expression: object) -> object:
         """Value of an expression; a mistake in it names the row."""
         if not isinstance(expression, str):
             return expression
         try:
-            return eval(expression, {**self.names, "__builtins__": {}})
+            return eval(expression, self.names)
         except (NotMeasured, NotFound):
             raise
         except Exception as error:
@@ -260,11 +261,11 @@ class Scope:
     def drawn(self, side: str) -> Interval | None:
         """The statistic of a row in the opening figure, where it can be computed."""
         forest = self.row.forest
-        if not forest:
+        if not forest or forest.get(side) == "none":
             return None
         expression = forest.get(side) or forest.get("value") or self.row.measured["value"]
         try:
-            return None if expression == "none" else interval(self.value(expression))
+            return interval(self.value(expression))
         except (NotFound, NotMeasured):
             return None
 
@@ -280,8 +281,10 @@ def judge_row(row: Row, paper: Printed, suite: Measured | None = None) -> Judged
     another = own and not suite.is_paper_model
     for evidence in filter(None, (paper, suite)):
         evidence.used.clear()
-    answers = {q: _answer(q, getattr(row, q), scope) for q in QUESTIONS if q != "measured"}
-    answers["measured"] = _measured(scope, None if another else own)
+    answers = {
+        q: _measured(scope, None if another else own) if q == "measured" else _answer(q, scope)
+        for q in QUESTIONS
+    }
     bound = None
     if "bound" in row.forest:
         bound = tuple(float(scope.value(end)) for end in row.forest["bound"])
@@ -289,7 +292,7 @@ def judge_row(row: Row, paper: Printed, suite: Measured | None = None) -> Judged
         bound = scope.bound()
     return Judged(
         row,
-        answers={question: answers[question] for question in QUESTIONS},
+        answers,
         arithmetic=scope.text(row.arithmetic),
         found=scope.text(row.found),
         criterion=_criterion(scope),
@@ -301,8 +304,8 @@ def judge_row(row: Row, paper: Printed, suite: Measured | None = None) -> Judged
     )
 
 
-def _answer(question: str, asked: Mapping, scope: Scope) -> Answer:
-    if not asked:
+def _answer(question: str, scope: Scope) -> Answer:
+    if not (asked := getattr(scope.row, question)):
         return Answer()
     because = scope.text(asked.get("because", ""))
     if "judgement" in asked:
