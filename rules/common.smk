@@ -86,6 +86,18 @@ def of_branch(function, *names):
     return planned(value, "series", "condition", *names)
 
 
+def start_of_fork(wildcards):
+    """The checkpoint that a condition leaves from, and the run's state if it is restored.
+
+    For ``cooled`` the fork's last, told by the sha256 in ``fork``, not by the age of a folder.
+    """
+    if wildcards.series != "cooled":
+        return of_branch(Branch.inputs)(wildcards)
+    forks = f"results/{wildcards.suite}/forks"
+    run = f"{wildcards.condition}-seed{wildcards.seed}"
+    return {"weights": ancient(f"{forks}/checkpoints/{run}"), "fork": f"{forks}/losses/{run}.json"}
+
+
 def setting(key):
     """Function of the wildcards: a key of the suite's configuration, such as ``probe.resamples``.
 

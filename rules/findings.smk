@@ -34,9 +34,10 @@ rule summarise_mechanism:
 # The ledger once more, with what `all` does not measure.
 use rule judge_claims as judge_claims_extended with:
     input:
-        unpack(planned(plan_mechanism.extended_measurements)),
+        unpack(planned(plan_forks.fork_measurements)),
         **OF_THE_PAPER,
         **OF_THE_SUITE,
+        mechanism="results/{suite}/mechanism/findings.csv",
     output:
         "results/{suite}/claims_extended.csv",
         "results/{suite}/claims_extended.md",

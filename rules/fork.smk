@@ -11,7 +11,7 @@ measures the checkpoints of the audit measures those of a fork.
 rule train_fork:
     """One condition, one seed: checkpoints at the steps that are measured, and losses."""
     input:
-        unpack(of_branch(Branch.inputs)),
+        unpack(start_of_fork),
         train="results/{suite}/data/train.safetensors",
     output:
         checkpoints=directory("results/{suite}/{series}/checkpoints/{condition}-seed{seed}"),
@@ -23,7 +23,6 @@ rule train_fork:
         "benchmarks/{suite}/train_fork/{series}/{condition}-seed{seed}.tsv"
     wildcard_constraints:
         suite=suites_where(lambda suite: plan_forks.keeps_forks(suite.section)),
-        series="forks|cycles|variants",
     priority: 15
     conda:
         "../envs/torch.yaml"
@@ -40,7 +39,8 @@ rule train_fork:
         device=setting("device"),
         code=code_hash("workflow_scripts/train_fork.py"),
     message:
-        "Forking {wildcards.suite}: {wildcards.condition}, seed {wildcards.seed}"
+        "Training {wildcards.condition} of the {wildcards.series} of {wildcards.suite}, "
+        "seed {wildcards.seed}"
     script:
         "../workflow_scripts/train_fork.py"
 
@@ -53,30 +53,6 @@ use rule train_fork as train_fork_temporary with:
         provenance="results/{suite}/{series}/losses/{condition}-seed{seed}.json",
     wildcard_constraints:
         suite=suites_where(lambda suite: not plan_forks.keeps_forks(suite.section)),
-        series="forks|cycles|variants",
-
-
-# The branch leaves from the fork's last checkpoint, whose sha256 stands in `fork`.
-use rule train_fork as cool_fork with:
-    input:
-        weights=ancient("results/{suite}/forks/checkpoints/{condition}-seed{seed}"),
-        fork="results/{suite}/forks/losses/{condition}-seed{seed}.json",
-        train="results/{suite}/data/train.safetensors",
-    wildcard_constraints:
-        suite=suites_where(lambda suite: plan_forks.keeps_forks(suite.section)),
-        series="cooled",
-    message:
-        "Cooling the fork {wildcards.condition} of {wildcards.suite}, seed {wildcards.seed}"
-
-
-use rule cool_fork as cool_fork_temporary with:
-    output:
-        checkpoints=temp(directory("results/{suite}/{series}/checkpoints/{condition}-seed{seed}")),
-        losses="results/{suite}/{series}/losses/{condition}-seed{seed}.csv",
-        provenance="results/{suite}/{series}/losses/{condition}-seed{seed}.json",
-    wildcard_constraints:
-        suite=suites_where(lambda suite: not plan_forks.keeps_forks(suite.section)),
-        series="cooled",
 
 
 # What training has made is told by the sha256 in `training`, not by the age of a folder.

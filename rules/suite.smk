@@ -14,7 +14,11 @@ for job in [job for name in config["suites"] for job in plan.pretraining_jobs(su
         input:
             **job.inputs,
         output:
-            job.files,
+            collect(
+                "{folder}/{name}",
+                folder=job.checkpoints.values(),
+                name=["model.safetensors", "config.json", "SHA256SUMS"],
+            ),
             final_state=f"results/{job.suite.name}/training/step{job.stop}.safetensors",
             losses=f"results/{job.suite.name}/training/step{job.stop}.csv",
         log:

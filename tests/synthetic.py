@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from flatminima.comparisons import all_statistics
-from flatminima.config.keys import revision_steps
+from flatminima.config.keys import EvenGrid
 from flatminima.schedules import CosineNeoxV1, fork_schedule
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,7 +36,7 @@ SEQUENCES, LENGTH = 256, 64
 def grid(suite: dict, *, short: bool = False) -> list[int]:
     """The suite's 154 revisions, or twelve of the same extent."""
     powers, spacing = (0, 13 * suite["spacing"]) if short else (10, suite["spacing"])
-    return revision_steps(powers_of_two=powers, spacing=spacing, last=143 * suite["spacing"])
+    return EvenGrid(powers_of_two=powers, spacing=spacing, last=143 * suite["spacing"]).revisions
 
 
 def schedule(suite: dict) -> CosineNeoxV1:

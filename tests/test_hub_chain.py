@@ -17,14 +17,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from flatminima.config.keys import revision_steps
+from flatminima.config.keys import EvenGrid
 from tests.hub import pythia
 from tests.hub.server import TinyHub
 from tests.workflow import copy_checkout
 
 pytestmark = pytest.mark.workflow
 OVERRIDE = "tests/config/pythia_tiny.yaml"
-STEPS = revision_steps(powers_of_two=10, spacing=1000, last=143_000)
+STEPS = EvenGrid(powers_of_two=10, spacing=1000, last=143_000).revisions
 LOST = 77_000  # a row of Table 1
 ROOM = 39  # revisions of a job, of which there are four
 ROOT = "results/pythia-160m"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatminima.config.keys import Integrity, revision_steps
+from flatminima.config.keys import EvenGrid, Integrity
 from flatminima.integrity import (
     SURE,
     WHOLE,
@@ -21,7 +21,7 @@ from flatminima.integrity import (
 )
 from flatminima.revisions import suite_table
 
-GRID = revision_steps(powers_of_two=10, spacing=1000, last=40_000)
+GRID = EvenGrid(powers_of_two=10, spacing=1000, last=40_000).revisions
 TENSORS, SIZE = 8, 64
 
 
@@ -83,7 +83,7 @@ def found(path: dict, **more) -> dict[str, list[tuple]]:
     lost=st.sets(st.sampled_from(GRID[1:]), max_size=8),
 )
 def test_a_run_as_it_should_be_has_no_finding_but_its_holes(seed, straight, half, powers, lost):
-    grid = revision_steps(powers_of_two=powers, spacing=1000, last=40_000)
+    grid = EvenGrid(powers_of_two=powers, spacing=1000, last=40_000).revisions
     path = walk(grid, seed=seed, straight=straight, half=half)
     # In half precision the first updates change nothing: those steps are the same model.
     path = {s: w for s, w in path.items() if s in (0, 1) or s > 16 or not half}

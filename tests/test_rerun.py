@@ -108,13 +108,12 @@ AUDIT = {"probe_checkpoints": 2} | AFTER_PROBES
 # Of a fork and of the common cool-down that leaves from its end.
 SUMMARIES = {"summarise_fork": 12, "gather_forks": 2}
 PROBED_FORKS = {"probe_fork": 12} | SUMMARIES
-FORKS = {"train_fork": 6, "cool_fork": 6} | PROBED_FORKS
+FORKS = {"train_fork": 12} | PROBED_FORKS
 
 
 def some_forks(count: int) -> dict[str, int]:
     """Jobs of so many forks and of their cool-downs."""
-    both = dict.fromkeys(("probe_fork", "summarise_fork"), 2 * count)
-    return both | dict.fromkeys(("train_fork", "cool_fork"), count)
+    return dict.fromkeys(("train_fork", "probe_fork", "summarise_fork"), 2 * count)
 
 
 AFTER_FORKS = {"tabulate_forks": 1, "plot_forks": 1, "render_notebook": 3}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatminima.config.keys import revision_steps
+from flatminima.config.keys import EvenGrid
 from flatminima.config.loading import merge, read_library, resolve_suites
 from flatminima.config.plan import facts, schedule, tokens_per_step
 from flatminima.config.suites import Suite, chunk_names, parse_range, range_name
@@ -118,24 +118,24 @@ def test_a_frozen_table_is_the_grid_and_without_one_a_line_says_how_to_make_it(t
 PYTHIA = {"powers_of_two": 10, "spacing": 1_000, "last": 143_000}
 MINI = {"powers_of_two": 10, "spacing": 40, "last": 5_720}
 POWERS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
-STEPS = revision_steps(**PYTHIA)
+STEPS = EvenGrid(**PYTHIA).revisions
 
 
 def test_the_grids_of_both_suites():
     for grid in (PYTHIA, MINI):
         evenly = range(grid["spacing"], grid["last"] + 1, grid["spacing"])
-        steps = revision_steps(**grid)
+        steps = EvenGrid(**grid).revisions
         assert steps == sorted({0, *POWERS, *evenly}) and len(steps) == 154
-    assert revision_steps(powers_of_two=4, spacing=4, last=12) == [0, 1, 2, 4, 8, 12]
+    assert EvenGrid(powers_of_two=4, spacing=4, last=12).revisions == [0, 1, 2, 4, 8, 12]
     with pytest.raises(ValueError, match="last 143001: .*multiple of spacing 1000"):
-        revision_steps(powers_of_two=10, spacing=1_000, last=143_001)
+        EvenGrid(powers_of_two=10, spacing=1_000, last=143_001)
     with pytest.raises(ValueError, match="powers_of_two 10: 2\\^9 is past 400"):
-        revision_steps(powers_of_two=10, spacing=40, last=400)
+        EvenGrid(powers_of_two=10, spacing=40, last=400)
 
 
 @given(st.data(), st.integers(1, 200), st.sampled_from([PYTHIA, MINI]))
 def test_ranges_survive_printing_and_parsing_and_chunks_cover_the_grid_once(data, size, grid):
-    steps = revision_steps(**grid)
+    steps = EvenGrid(**grid).revisions
     first, last = sorted(data.draw(st.lists(st.integers(0, 153), min_size=2, max_size=2)))
     name = range_name(steps[first : last + 1])
     assert parse_range(name, steps) == steps[first : last + 1]

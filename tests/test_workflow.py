@@ -81,15 +81,15 @@ def test_a_suite_is_planned_whole(clean):
     paper = planned("--config", "suite=pythia-160m", folder=clean)
     for jobs in (mini, paper):
         assert {rule: jobs.get(rule) for rule in drawn} == dict.fromkeys(drawn, 1)
-        assert jobs["probe_fork"] == 18, "every fork and its cool-down"
-    assert mini["train_fork"] == mini["cool_fork"] == 9
+        trained = jobs.get("train_fork", 0) + jobs.get("train_fork_temporary", 0)
+        assert trained == jobs["probe_fork"] == 18, "every fork and its cool-down"
     for rule in ("probe_checkpoints", "measure_kurtosis", "describe_checkpoints"):
         assert mini[rule] == 2 and rule not in paper
     assert mini["pretrain_suite_mini_step2800"] == mini["pretrain_suite_mini_step5720"] == 1
     assert not any(r.startswith("fetch") or "pythia" in r or "tiny" in r for r in mini)
     assert paper["probe_revision"] == 154 and paper["fetch_tokenizer"] == 1
     assert paper["fetch_checkpoint"] == 1, "the start of the forks"
-    assert paper["train_fork_temporary"] == paper["cool_fork_temporary"] == 9
+    assert "train_fork_temporary" not in mini and "train_fork" not in paper
     assert not any(rule.startswith(("pretrain_suite", "train_tokenizer")) for rule in paper)
 
 
@@ -124,9 +124,7 @@ TARGETS = {
     "kurtosis.csv": SUITE | {"measure_kurtosis": 2, "gather_kurtosis": 1},
     "phases.json": PHASES,
     "figures/fig1_audit.svg": PHASES | {"plot_audit": 1},
-    "figures/fig3_forks.pdf": AUDIT
-    | forked(18)
-    | {"train_fork": 9, "cool_fork": 9, "gather_forks": 2, "plot_forks": 1},
+    "figures/fig3_forks.pdf": AUDIT | forked(18) | {"gather_forks": 2, "plot_forks": 1},
     "cycles.csv": HALF | forked(6),
     "variants/wsd-seed7.csv": HALF | {"train_fork": 1, "probe_fork": 1, "summarise_fork": 1},
     "averages/lawa_5.csv": WHOLE | {"average_checkpoints": 1},
@@ -146,7 +144,7 @@ def test_a_target_needs_only_what_it_needs(target, clean):
 
 def test_one_claim_one_revision_and_the_printed_tables(clean):
     jobs = planned("results/mini/claims/C39.json", folder=clean)
-    assert jobs["judge_claims_one"] == 1 and jobs["train_fork"] == 9
+    assert jobs["judge_claims_one"] == 1 and jobs["train_fork"] == 18
     drawn = ("plot", "tabulate", "render", "judge_claims_p")
     assert not any(rule.startswith(drawn) for rule in jobs)
     jobs = planned("results/pythia-160m/probes/step70000.csv", folder=clean)

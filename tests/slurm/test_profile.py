@@ -58,7 +58,7 @@ def test_a_job_asks_for_memory_and_time_and_for_a_gpu_where_its_model_is_on_one(
         assert all((job["gpu"] or 0) == ("cuda" in job["devices"]) for job in jobs), rule
         least, shortest = (min(job[name] for job in jobs) for name in ("mem_mb", "runtime"))
         assert least >= (LEAST_MB if rule in on_gpus else 2000), rule
-        training = rule.startswith(("train_fork", "cool_fork", "pretrain_suite"))
+        training = rule.startswith(("train_fork", "pretrain_suite"))
         assert shortest >= (24 * 60 if training else 15), rule
     assert {"probe_checkpoints", "probe_revision", "train_fork", "train_fork_temporary",
             "probe_fork", "measure_mechanism", "probe_deployed"} <= on_gpus  # fmt: skip

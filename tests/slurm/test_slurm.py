@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flatminima.config.keys import revision_steps
+from flatminima.config.keys import EvenGrid
 from tests.hub import pythia
 from tests.hub.server import TinyHub
 from tests.workflow import ROOT, TINY, copy_checkout, tiny_checkout
@@ -139,7 +139,7 @@ def test_a_failed_job_names_its_log(tmp_path):
 
 def test_revisions_of_a_hub_are_jobs_of_the_cluster(tmp_path):
     """Each fetches, probes, describes and deletes its own, with the bytes of a run without one."""
-    steps = revision_steps(powers_of_two=10, spacing=1000, last=143_000)
+    steps = EvenGrid(powers_of_two=10, spacing=1000, last=143_000).revisions
     targets = [f"results/pythia-160m/kurtosis/step{step}.csv" for step in (4, 8)]
     clones = {name: copy_checkout(tmp_path / name) for name in ("cluster", "alone")}
     profile = site_profile(clones["cluster"])

@@ -34,7 +34,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     def _mistakes(self) -> Mistakes:
-        """Keys that do not go with each other."""
+        """Keys that do not go with each other; the first mistake is told and ends the check."""
         yield from ()
 
     @model_validator(mode="before")

@@ -92,24 +92,14 @@ def nearest(step: int, steps: Sequence[int]) -> str:
     return " and ".join(map(str, steps[first : first + 2]))
 
 
+def _below(place: str, mistakes: Mistakes) -> Mistakes:
+    return ((f"{place}.{key}", text) for key, text in mistakes)
+
+
 def _off_grid(place: str, wanted: Sequence[int], steps: Sequence[int]) -> Mistakes:
     for step in wanted:
         if step not in steps:
             yield place, f"step {step} is not on the grid; nearest: {nearest(step, steps)}"
-
-
-def revision_steps(*, powers_of_two: int, spacing: int, last: int) -> list[int]:
-    """Steps of a suite in order: 0, 2^0 … 2^(n-1), then every ``spacing`` to ``last``.
-
-    Raises ``ValueError`` where ``last`` is no multiple of ``spacing`` or the
-    powers run past the end.
-    """
-    if last % spacing:
-        raise ValueError(f"last {last}: must be a multiple of spacing {spacing}")
-    if powers_of_two > last.bit_length():
-        raise ValueError(f"powers_of_two {powers_of_two}: 2^{powers_of_two - 1} is past {last}")
-    powers = [2**i for i in range(powers_of_two)]
-    return sorted({0, *powers, *range(spacing, last + 1, spacing)})
 
 
 class EvenGrid(Section):
@@ -120,18 +110,19 @@ class EvenGrid(Section):
     last: PositiveInt = key("Last step; a multiple of spacing.")
 
     def _mistakes(self) -> Mistakes:
-        if (revisions := self.last // self.spacing) > MOST_REVISIONS:
+        powers, spacing, last = self.powers_of_two, self.spacing, self.last
+        if (revisions := last // spacing) > MOST_REVISIONS:
             yield "", f"{revisions} revisions; at most {MOST_REVISIONS}"
-            return
-        try:
-            self.revisions  # noqa: B018
-        except ValueError as error:
-            yield "", str(error)
+        if last % spacing:
+            yield "", f"last {last}: must be a multiple of spacing {spacing}"
+        if powers > last.bit_length():
+            yield "", f"powers_of_two {powers}: 2^{powers - 1} is past {last}"
 
     @property
     def revisions(self) -> list[int]:
-        """Steps in order."""
-        return revision_steps(**dict(self))
+        """Steps in order: 0, 2^0 … 2^(n-1), then every ``spacing`` to ``last``."""
+        powers = [2**i for i in range(self.powers_of_two)]
+        return sorted({0, *powers, *range(self.spacing, self.last + 1, self.spacing)})
 
 
 class ListedGrid(Section):
@@ -434,18 +425,13 @@ class Fork(Section):
             given = f"optimizer_state is {self.optimizer_state}"
             yield "rewarm_steps", f"goes with optimizer_state rewarmed, and always with it; {given}"
         if getattr(self.schedules.get("cosine"), "kind", None) != "cosine":
-            yield (
-                "schedules",
-                "lacks cosine, the control of kind cosine that others are held against",
-            )
+            yield "schedules", "lacks cosine, the control of kind cosine"
         every, cycles = self.phase_resolved.probe_every, self.phase_resolved.cycles
         for name, kind in self.oli.items():
             if (span := cycles * kind.period) > self.steps or span % every:
-                yield (
-                    "phase_resolved",
-                    f"{cycles} cycles of schedules.{name} are {span} steps; that must be at most "
-                    f"fork.steps {self.steps} and a multiple of probe_every {every}",
-                )
+                valid = f"at most fork.steps {self.steps} and a multiple of probe_every {every}"
+                text = f"{cycles} cycles of schedules.{name} are {span} steps; valid: {valid}"
+                yield "phase_resolved", text
         if self.amplitudes and not self.oli:
             yield "amplitudes", "needs a schedule of kind oli in fork.schedules"
         for name in self.rivals or {}:
@@ -454,15 +440,12 @@ class Fork(Section):
         for section in ("schedules", "rivals"):
             for name, kind in (getattr(self, section) or {}).items():
                 if not isinstance(kind, AverageKind):
-                    for below, text in kind.mistakes(self.steps):
-                        yield f"{section}.{name}.{below}", text
+                    yield from _below(f"{section}.{name}", kind.mistakes(self.steps))
 
     @property
     def oli(self) -> dict[str, OscillatoryLockIn]:
         """Schedules with phases, by name."""
-        return {
-            n: kind for n, kind in self.schedules.items() if isinstance(kind, OscillatoryLockIn)
-        }
+        return {n: k for n, k in self.schedules.items() if isinstance(k, OscillatoryLockIn)}
 
     @property
     def stop(self) -> int:
@@ -474,8 +457,8 @@ class Fork(Section):
         yield from _off_grid("start", [self.start], steps)
         for name, rival in (self.rivals or {}).items():
             if isinstance(rival, AverageKind):
-                for below, text in rival.mistakes(steps, self.start, self.stop):
-                    yield f"rivals.{name}.{below}", text
+                found = rival.mistakes(steps, self.start, self.stop)
+                yield from _below(f"rivals.{name}", found)
 
 
 # Beyond the paper.
@@ -632,11 +615,10 @@ class Suite(Section):
         if warmup and steps and warmup >= (last := self.grid.last or steps[-1]):
             yield "training.warmup_steps", f"{warmup} is not below the suite's last step {last}"
         if fork:
-            for place, text in self._mistaken_fork(fork, steps):
-                yield f"fork.{place}", text
+            yield from _below("fork", self._mistaken_fork(fork, steps))
         if self.mechanism:
-            for place, text in self.mechanism.off_the_run(steps, validation.sequences):
-                yield f"mechanism.{place}", text
+            found = self.mechanism.off_the_run(steps, validation.sequences)
+            yield from _below("mechanism", found)
 
     def _sizes(self) -> Iterator[tuple[str, int]]:
         """Bytes of what is held in memory at once, by the key that decides them."""
@@ -671,19 +653,17 @@ class Suite(Section):
         here = self.source in ("pretrain", "published")
         return (here and self.training and self.training.jobs_end_at) or []
 
-    def named_quantizers(self) -> dict[str, str]:
-        """Quantizers of the configuration that the suite names, by the key that does."""
-        return {f"probe.{role}": getattr(self.probe, role) for role in ("low_bit", "high_bit")}
-
-    def mistaken_quantizers(self, quantizers: Mapping[str, Any]) -> Mistakes:
+    def mistaken_quantizers(self, quantizers: Mapping[str, AnyQuantizer]) -> Mistakes:
         """What is not among the quantizers of the configuration, or has more bits as low_bit."""
-        for place, name in self.named_quantizers().items():
+        roles = (self.probe.low_bit, self.probe.high_bit)
+        named = dict(zip(("probe.low_bit", "probe.high_bit"), roles, strict=True))
+        replication = self.mechanism and self.mechanism.replication
+        if replication and self.source == "pretrain":
+            named["mechanism.replication.low_bit"] = replication.low_bit
+        for place, name in named.items():
             if name not in quantizers:
-                yield place, f"{name!r} is not known; {suggest(name, list(quantizers))}"
-                return
-        low, high = (
-            getattr(quantizers[n], "bits", 4) for n in (self.probe.low_bit, self.probe.high_bit)
-        )
+                yield place, f"{name!r} is not known; {suggest(name, quantizers)}"
+        low, high = (quantizers[name].bits for name in roles)
         if low > high:
             yield "probe", f"low_bit must not have more bits ({low}) than high_bit ({high})"
 
@@ -699,7 +679,6 @@ class PretrainSuite(Suite):
     def _mistakes(self) -> Mistakes:
         if not isinstance(self.grid, EvenGrid):
             yield "grid", "valid with source pretrain: powers_of_two, spacing and last"
-            return
         yield from super()._mistakes()
         if self.batches.train is None:
             yield "", "lacks batches.train, needed for source pretrain"
@@ -716,11 +695,6 @@ class PretrainSuite(Suite):
             if (entry.train_sequences or 0) > held:
                 text = f"{entry.train_sequences}; the suite has {held}"
                 yield f"{place}.train_sequences", text
-
-    def named_quantizers(self) -> dict[str, str]:  # noqa: D102
-        entry = self.mechanism and self.mechanism.replication
-        own = {"mechanism.replication.low_bit": entry.low_bit} if entry else {}
-        return super().named_quantizers() | own
 
 
 class HubSuite(Suite):
@@ -777,5 +751,4 @@ class Config(Section):
         if PRINTED_SUITE in self.suites:
             yield f"suites.{PRINTED_SUITE}", "this name is taken by the printed tables"
         for name, suite in self.suites.items():
-            for place, text in suite.mistaken_quantizers(self.quantizers):
-                yield f"suites.{name}.{place}", text
+            yield from _below(f"suites.{name}", suite.mistaken_quantizers(self.quantizers))

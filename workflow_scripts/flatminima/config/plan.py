@@ -7,15 +7,15 @@ leaves the run is in ``plan_forks``, what goes beyond the paper in ``plan_mechan
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 from flatminima.config.keys import Batches, Integrity
 from flatminima.config.loading import ROOT, read_yaml
 from flatminima.config.suites import Suite
 from flatminima.errors import ConfigError, find
-from flatminima.files import CHECKPOINT_FILES, DIGESTS_FILE, read_digests
+from flatminima.files import DIGESTS_FILE, read_digests
 from flatminima.quantizer_specs import printed_names, read_spec, read_specs
 from flatminima.revisions import LocalCheckpoint
 from flatminima.text.corpus import package_versions
@@ -24,8 +24,7 @@ from flatminima.text.corpus import package_versions
 
 
 def _checkpoints(suite: Suite, steps: str | Iterable[int]) -> list[LocalCheckpoint]:
-    wanted = suite.steps_in(steps) if isinstance(steps, str) else steps
-    return [suite.checkpoint(step) for step in wanted]
+    return [*map(suite.checkpoint, suite.steps_in(steps) if isinstance(steps, str) else steps)]
 
 
 def checkpoint_files(suite: Suite, steps: str | Iterable[int]) -> list[str]:
@@ -43,9 +42,8 @@ def checkpoint_files(suite: Suite, steps: str | Iterable[int]) -> list[str]:
                 f"suite {suite.name} has no checkpoints, only what is frozen in {folder}; what it "
                 f"lacks is measured under results/{Path(folder).name}/"
             )
-    return [
-        f"{found.folder}/{name}" for found in _checkpoints(suite, steps) for name in found.files
-    ]
+    checkpoints = _checkpoints(suite, steps)
+    return [f"{found.folder}/{name}" for found in checkpoints for name in found.files]
 
 
 def weights(suite: Suite, steps: str | Iterable[int]) -> list[str]:
@@ -55,9 +53,9 @@ def weights(suite: Suite, steps: str | Iterable[int]) -> list[str]:
 
 def shards(suite: Suite, steps: str) -> list[str]:
     """Files of a range that an index in ``weights`` names."""
-    named = {*weights(suite, steps)}
+    others = {*weights(suite, steps)}
     files = checkpoint_files(suite, steps)
-    return [path for path in files if path.endswith(".safetensors") and path not in named]
+    return [path for path in files if path.endswith(".safetensors") and path not in others]
 
 
 def deployed_folders(suite: Suite) -> dict[int, str]:
@@ -215,52 +213,37 @@ def training(suite: Suite, *unread: str) -> dict:
     return {k: v for k, v in suite.section["training"].items() if k not in unread}
 
 
-@dataclass(frozen=True)
-class PretrainingJob:
+class PretrainingJob(NamedTuple):
     """One training job of a suite that is trained here: from ``start`` to ``stop``."""
 
     suite: Suite
     start: int
     stop: int
-
-    @property
-    def inputs(self) -> dict[str, str]:
-        """Batches, and the state that the job before has left."""
-        root = self.suite.root
-        state = {"initial_state": f"{root}/training/step{self.start}.safetensors"}
-        return {"train": f"{root}/data/train.safetensors"} | (state if self.start else {})
-
-    @property
-    def checkpoints(self) -> dict[int, str]:
-        """Folders that are due on the way, by step."""
-        due = [s for s in self.suite.steps if self.start < s <= self.stop or s == self.start == 0]
-        return {step: self.suite.folder(step) for step in due}
-
-    @property
-    def files(self) -> list[str]:
-        """What is in the folders."""
-        names = (*CHECKPOINT_FILES, DIGESTS_FILE)
-        return [f"{folder}/{name}" for folder in self.checkpoints.values() for name in names]
-
-    @property
-    def settings(self) -> dict:
-        """What decides the weights besides the batches."""
-        return {
-            "architecture": dict(self.suite.section["architecture"]),
-            "vocab_size": self.suite.config.tokenizer.vocab_size,
-            "training": training(self.suite),
-            "total_steps": self.suite.last,
-            "start": self.start,
-            "stop": self.stop,
-        }
+    inputs: dict[str, str]  # batches, and the state that the job before has left
+    checkpoints: dict[int, str]  # folders that are due on the way, by step
+    settings: dict  # what decides the weights besides the batches
 
 
 def pretraining_jobs(suite: Suite) -> list[PretrainingJob]:
     """The jobs that train the suite one after another; none where it is trained elsewhere."""
     if suite.source != "pretrain":
         return []
-    ends = pairwise([0, *suite.config.training_states])
-    return [PretrainingJob(suite, start, stop) for start, stop in ends]
+    jobs: list[PretrainingJob] = []
+    settings = {
+        "architecture": dict(suite.section["architecture"]),
+        "vocab_size": suite.config.tokenizer.vocab_size,
+        "training": training(suite),
+        "total_steps": suite.last,
+    }
+    for start, stop in pairwise([0, *suite.config.training_states]):
+        inputs = {"train": f"{suite.root}/data/train.safetensors"}
+        if start:
+            inputs["initial_state"] = f"{suite.root}/training/step{start}.safetensors"
+        due = [step for step in suite.steps if start < step <= stop or step == start == 0]
+        folders = {step: suite.folder(step) for step in due}
+        span = {"start": start, "stop": stop}
+        jobs.append(PretrainingJob(suite, start, stop, inputs, folders, settings | span))
+    return jobs
 
 
 # What tables, figures, notebooks and the ledger need to know of a suite.
@@ -350,12 +333,6 @@ def frozen_names(suite: Suite) -> list[str]:
     raise _lost(suite, DIGESTS_FILE)
 
 
-def _lost(suite: Suite, name: str) -> ConfigError:
-    folder = suite.config.measurements
-    cure = f"git checkout -- {folder} brings back what was committed"
-    return ConfigError(f"suite {suite.name}: {folder}/{name} is missing; {cure}")
-
-
 def frozen_files(suite: Suite) -> list[str]:
     """The frozen files and the list of their digests; one line if one of them is lost."""
     folder, names = suite.config.measurements, [DIGESTS_FILE, *frozen_names(suite)]
@@ -363,3 +340,9 @@ def frozen_files(suite: Suite) -> list[str]:
         if not Path(folder, name).is_file():
             raise _lost(suite, name)
     return [f"{folder}/{name}" for name in names]
+
+
+def _lost(suite: Suite, name: str) -> ConfigError:
+    folder = suite.config.measurements
+    cure = f"git checkout -- {folder} brings back what was committed"
+    return ConfigError(f"suite {suite.name}: {folder}/{name} is missing; {cure}")

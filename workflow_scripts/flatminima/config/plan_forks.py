@@ -91,8 +91,8 @@ class Branch:
 
     def trajectory(self, seed: str) -> dict[str, str]:
         """Scores and losses; variants that train alike are trained once, under the first name."""
-        alike = (other.name for other in branches(self.suite, self.series) if other == self)
-        name = next(alike) if self.series == "variants" else self.name
+        alike = [other.name for other in branches(self.suite, self.series) if other == self]
+        name = alike[0] if self.series == "variants" else self.name
         folder = f"{self.suite.root}/{self.series}"
         return {
             "sequences": f"{folder}/{name}-seed{seed}.parquet",

@@ -33,11 +33,9 @@ def measured(suite: Suite) -> list[str]:
     levels where a quantizer has no such step.
     """
     config = suite.config
-    even = all(
-        spec.get("kind", "affine") == "affine" for spec in probe(suite)["quantizers"].values()
-    )
-    possible = {
-        **dict.fromkeys(("factorial", "sensitivity", "drift"), even),
+    specs = probe(suite)["quantizers"].values()
+    even = all(spec.get("kind", "affine") == "affine" for spec in specs)
+    possible = dict.fromkeys(("factorial", "sensitivity", "drift"), even) | {
         "phase_flips": even and config.fork and config.fork.oli,
         "replication": suite.source in ("pretrain", "published"),
     }
@@ -47,10 +45,8 @@ def measured(suite: Suite) -> list[str]:
 def measurement(suite: Suite, measure: str) -> Section:
     """One measurement's entry; one line if the suite has none."""
     if measure not in (known := measured(suite)):
-        raise ConfigError(
-            f"suite {suite.name} has no mechanism.{measure} in the configuration; it has "
-            f"{', '.join(known) or 'none'}"
-        )
+        has = f"has no mechanism.{measure} in the configuration; it has"
+        raise ConfigError(f"suite {suite.name} {has} {', '.join(known) or 'none'}")
     return getattr(suite.config.mechanism, measure)
 
 
@@ -73,10 +69,8 @@ def measure_folders(suite: Suite, steps: str, measure: str) -> dict[int, str]:
     wanted, inside = measured_steps(suite, measure), suite.steps_in(steps)
     chosen = inside if len(inside) == 1 else [step for step in inside if step in wanted]
     if not chosen:
-        raise ConfigError(
-            f"suite {suite.name}: mechanism.{measure} looks at no step of {steps}; it looks at "
-            f"{range_name(wanted)} or a single step"
-        )
+        looks = f"looks at no step of {steps}; valid: {range_name(wanted)} or a single step"
+        raise ConfigError(f"suite {suite.name}: mechanism.{measure} {looks}")
     return {step: suite.folder(step) for step in chosen}
 
 
@@ -112,8 +106,8 @@ def probed_quantizer(suite: Suite, role: str = "low_bit") -> dict:
 
 def probed_cells(suite: Suite) -> dict[str, dict]:
     """Where the suite's two probes lie in the factorial design, by role."""
-    found = {}
     measurement(suite, "factorial")  # takes apart what affine quantizers have
+    found = {}
     for role in ("low_bit", "high_bit"):
         spec = probed_quantizer(suite, role)
         group = f"g{spec['group_size']}" if spec["granularity"] == "group" else spec["granularity"]
@@ -230,35 +224,25 @@ def findings_inputs(suite: Suite) -> dict[str, str]:
     return {name: f"{suite.root}/mechanism/{name}.csv" for name in names}
 
 
-def extended_measurements(suite: Suite) -> dict[str, str]:
-    """What the ledger reads beyond `all`, by its name there."""
-    return {"mechanism": f"{suite.root}/mechanism/findings.csv"} | fork_measurements(suite)
-
-
 def extended_outputs(suite: Suite, figures: Mapping[str, list[str]]) -> list[str]:
     """Everything beyond the paper that the suite's configuration asks for.
 
     ``figures`` are those beyond the paper, with what they are drawn from.
     """
-    of_forks, asked = fork_measurements(suite), measured(suite)
+    of_forks, asked, config = fork_measurements(suite), measured(suite), suite.config
     made = {f"mechanism/{name}.csv" for m in asked for name in (*TABLES[m], *BESIDE.get(m, ()))}
-    made |= {"rivals.csv"} if "rivals" in of_forks else set()
-    names = [
-        f"figures/{figure}"
-        for figure, files in figures.items()
-        if not (
-            {file for file in files if file.startswith("mechanism/") or file == "rivals.csv"} - made
-        )
+    made |= {f"{name}.csv" for name in of_forks}
+    stems = [
+        f"{suite.root}/figures/{stem}"
+        for stem, files in figures.items()
+        if made.issuperset(file for file in files if file.startswith(("mechanism/", "rivals")))
     ]
-    names = [f"{name}.{suffix}" for name in names for suffix in ("pdf", "svg", "png")]
-    if asked:
-        names.append("mechanism/findings.csv")
-        if suite.config.fork and suite.is_even:
-            names += [f"claims_extended.{suffix}" for suffix in ("csv", "md", "html")]
-        if set(asked) == set(TABLES) and "rivals" in of_forks:
-            names.append("notebooks/mechanism.html")
-    arm = asked and suite.config.mechanism.second_arm
-    of_arm = (
-        [f"results/{arm}/figures/fig15_tokens.{s}" for s in ("pdf", "svg", "png")] if arm else []
-    )
-    return [*of_forks.values(), *(f"{suite.root}/{name}" for name in names), *of_arm]
+    names = ["mechanism/findings.csv"] if asked else []
+    if asked and config.mechanism.second_arm:
+        stems.append(f"results/{config.mechanism.second_arm}/figures/fig15_tokens")
+    if asked and config.fork and suite.is_even:
+        names += [f"claims_extended.{suffix}" for suffix in ("csv", "md", "html")]
+    if set(asked) == set(TABLES) and "rivals" in of_forks:
+        names.append("notebooks/mechanism.html")
+    drawn = [f"{stem}.{suffix}" for stem in stems for suffix in ("pdf", "svg", "png")]
+    return [*of_forks.values(), *drawn, *(f"{suite.root}/{name}" for name in names)]
