@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -19,8 +18,8 @@ from flatminima.claims import evidence, ledger
 from flatminima.claims.evidence import Interval, Measured, NotFound, NotMeasured, Printed, printed
 from flatminima.claims.ledger import ANSWERS, judge_row, read_ledger
 from flatminima.config.plan import ledger_facts
-from flatminima.config.suites import Suite
 from flatminima.errors import UserError
+from tests import test_plan
 from tests.workflow import ROOT
 from workflow_scripts.judge_claims import main
 
@@ -35,11 +34,7 @@ LEDGER = read_ledger(PATHS["claims"], PATHS["excerpts"])
 ROWS = {row.id: row for row in LEDGER.rows}
 OLD = [f"C{n:02d}" for n in range(1, 80)] + [f"X{n:02d}" for n in range(1, 34)]
 OLD += ["L01", "L02", "L03"]
-CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))
-PYTHIA, MINI = (
-    ledger_facts(Suite(name, CONFIG["suites"][name], CONFIG["quantizers"]))
-    for name in ("pythia-160m", "mini")
-)
+PYTHIA, MINI = map(ledger_facts, (test_plan.PYTHIA, test_plan.MINI))
 
 
 def tables() -> dict[str, pd.DataFrame]:

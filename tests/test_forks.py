@@ -1,14 +1,14 @@
 """Forks and what else leaves the run: what each condition is, its table, and what averages are."""
 
-import copy
 import math
 import re
+from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-import yaml
 
 from flatminima.config import plan_forks
 from flatminima.config.plan import ledger_facts
@@ -16,7 +16,7 @@ from flatminima.config.plan_mechanism import extended_outputs
 from flatminima.config.suites import Suite
 from flatminima.errors import ConfigError
 from flatminima.files import read_json
-from flatminima.model import build_model, load_model, save_model
+from flatminima.model import build_model, save_model
 from flatminima.quantizers import linear_weights, quantized_weights
 from flatminima.schedules import Condition, Cosine
 from flatminima.text.tokens import write_tokens
@@ -24,26 +24,17 @@ from flatminima.training.loop import Recipe, build_optimizer, train
 from flatminima.training.workspace import save_state
 from tests import synthetic
 from tests.conftest import TINY, TINY_VOCABULARY, affine
+from tests.test_config import DELETE
+from tests.test_plan import MINI, PYTHIA, changed
 from tests.test_workspace import PROBE
-from tests.workflow import ROOT
 from workflow_scripts import average_checkpoints, calibrate_amplitude, gather_rivals, plot_rivals
 
-CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
 INT4 = affine(4, "group", False, group_size=8)
 
 
-def suite_of(name: str, change=lambda section: None) -> Suite:
-    section = copy.deepcopy(CONFIG["suites"][name])
-    change(section)
-    return Suite(name, section, CONFIG["quantizers"])
-
-
-MINI, PYTHIA = suite_of("mini"), suite_of("pythia-160m")
-
-
 def names(suite: Suite, gathered: str) -> list[str]:
-    tables = [t.split("/")[-1] for t in plan_forks.trajectories(suite, gathered)]
-    return list(dict.fromkeys(re.sub(r"-seed\d+|\.csv", "", table) for table in tables))
+    tables = [re.sub(r".*/|-seed.*|\.csv", "", t) for t in plan_forks.trajectories(suite, gathered)]
+    return list(dict.fromkeys(tables))
 
 
 def trained(suite: Suite) -> list[str]:
@@ -59,9 +50,6 @@ def variant(name: str, suite: Suite = MINI) -> Condition:
     return Condition(**settings_of(suite, "variants", name))
 
 
-# What a condition is
-
-
 def test_the_pilot_of_the_paper_and_the_arms_that_take_it_apart():
     assert names(PYTHIA, "pilot") == [
         "pilot_512x4_fresh",  # the paper's: fewer tokens as well
@@ -69,18 +57,18 @@ def test_the_pilot_of_the_paper_and_the_arms_that_take_it_apart():
         "pilot_2048x4_fresh", "pilot_2048x4_rewarmed",
     ]  # fmt: skip
     assert names(MINI, "pilot")[3] == "pilot_16x64_restored", "where the run's moments exist"
-    state = "results/mini/training/step2800.safetensors"
-    assert plan_forks.branch(MINI, "variants", "pilot_16x64_restored").inputs()["state"] == state
-    assert "state" not in plan_forks.branch(MINI, "variants", "pilot_16x64_fresh").inputs()
     for suite, steps in ((MINI, 80), (PYTHIA, 2000)):
         for name in names(suite, "pilot"):
             arm = variant(name, suite)
-            length, batch = arm.fork["length"], arm.fork["batch_size"]
             state = arm.fork["optimizer_state"]
-            assert name == f"pilot_{length}x{batch}_{state}" and arm.stop - arm.start == steps
+            assert name == f"pilot_{arm.fork['length']}x{arm.fork['batch_size']}_{state}"
+            assert arm.stop - arm.start == steps
             assert (arm.schedule(arm.start) == 0.0) == (state == "rewarmed")
             control = Condition(**settings_of(suite, "forks", "cosine"))
             assert arm.schedule(arm.stop) == control.schedule(arm.stop)
+            inputs = plan_forks.branch(suite, "variants", name).inputs()
+            moments = "results/mini/training/step2800.safetensors"
+            assert inputs.get("state") == (moments if state == "restored" else None)
 
 
 @pytest.mark.parametrize("suite", [MINI, PYTHIA])
@@ -88,19 +76,13 @@ def test_amplitudes_cross_cadences_and_end_at_rest(suite):
     fork = suite.section["fork"]
     oli = fork["schedules"]["oli"]
     own = oli["bump_steps"] + oli["cool_steps"]
-    periods = [own, fork["schedules"]["sgdr"]["period"]]
-    labels = [
-        plan_forks.branch(suite, "variants", name).labels for name in names(suite, "amplitudes")
-    ]
-    assert [(a["amplitude"], a["period"]) for a in labels] == [
-        (value, period) for value in fork["amplitudes"] for period in periods
-    ]
-    for name, label in zip(names(suite, "amplitudes"), labels, strict=True):
+    arms = product(fork["amplitudes"], [own, fork["schedules"]["sgdr"]["period"]])
+    for name, arm in zip(names(suite, "amplitudes"), arms, strict=True):
+        labels = plan_forks.branch(suite, "variants", name).labels
         condition = variant(name, suite)
         kind = condition.schedule.kind
-        assert (kind.amplitude, kind.period) == (label["amplitude"], label["period"])
-        share = kind.bump_steps / kind.period
-        assert share == pytest.approx(oli["bump_steps"] / own, rel=0.01)
+        assert (kind.amplitude, kind.period) == (labels["amplitude"], labels["period"]) == arm
+        assert kind.bump_steps / kind.period == pytest.approx(oli["bump_steps"] / own, rel=0.01)
         ends = [condition.schedule.last_update_phase(step) for step in condition.saved_steps]
         assert ends == ["bump", "cool"] and condition.saved_steps[-1] == condition.stop
 
@@ -109,18 +91,16 @@ def test_a_rival_changes_what_its_line_says():
     control = settings_of(MINI, "forks", "cosine")
     for name, key, value in [("sam", "sam_radius", 0.05), ("weight_decay", "weight_decay", 0.1)]:
         assert variant(name).training == control["training"] | {key: value}
-    assert variant("bf16").compute == {"precision": "bf16"}
     assert variant("wsd").definition == {"kind": "wsd", "decay_steps": 400}
     for name in set(names(MINI, "rivals")) & set(trained(MINI)):
-        changed = variant(name).fork
-        assert {k: v for k, v in changed.items() if k != "probe_at"} == control["fork"], name
-    suite = suite_of("mini", lambda section: section.update(compute={"tf32": True}))
-    assert variant("bf16", suite).compute == {"tf32": True, "precision": "bf16"}
-
-    def change(section):  # what a rival may be, a fork of the paper may be
-        section["fork"]["schedules"]["own"] = {"kind": "wsd", "decay_steps": 40, "sam_radius": 0.1}
-
-    settings = settings_of(suite_of("mini", change), "forks", "own")
+        own = variant(name).fork
+        assert {k: v for k, v in own.items() if k != "probe_at"} == control["fork"], name
+    assert variant("bf16").compute == {"precision": "bf16"}
+    fast = changed("mini", "compute", {"tf32": True})
+    assert variant("bf16", fast).compute == {"tf32": True, "precision": "bf16"}
+    # What a rival may be, a fork of the paper may be.
+    schedule = {"kind": "wsd", "decay_steps": 40, "sam_radius": 0.1}
+    settings = settings_of(changed("mini", "fork.schedules.own", schedule), "forks", "own")
     assert settings["definition"] == {"kind": "wsd", "decay_steps": 40}
     assert settings["training"]["sam_radius"] == 0.1
     assert Condition(**settings).schedule(3999) > 0.0 == Condition(**settings).schedule(4000)
@@ -128,9 +108,11 @@ def test_a_rival_changes_what_its_line_says():
 
 def test_conditions_that_train_alike_are_trained_once():
     conditions = trained(MINI)
-    files = {name: plan_forks.branch(MINI, "variants", name).trajectory("1") for name in conditions}
-    taken = {name: paths["sequences"] for name, paths in files.items()}
-    shared = {n: path for n, path in taken.items() if path[:-14] != f"results/mini/variants/{n}"}
+    shared = {}
+    for name in conditions:
+        path = plan_forks.branch(MINI, "variants", name).trajectory("1")["sequences"]
+        if path != f"results/mini/variants/{name}-seed1.parquet":
+            shared[name] = path
     assert shared == {
         "oli_small": "results/mini/variants/oli_x2_p15-seed1.parquet",
         "oli_slow": "results/mini/variants/oli_x5_p400-seed1.parquet",
@@ -140,7 +122,7 @@ def test_conditions_that_train_alike_are_trained_once():
     assert len(set(settings)) == len(settings)
 
 
-def test_the_key_of_a_condition_and_which_suites_keep_the_weights_of_forks():
+def test_conditions_have_keys_and_one_that_is_not_there_is_one_line():
     for series, name, key in (
         ("forks", "sgdr", "fork.schedules.sgdr"),
         ("cycles", "oli-bumpfirst", "fork.schedules.oli"),
@@ -148,21 +130,6 @@ def test_the_key_of_a_condition_and_which_suites_keep_the_weights_of_forks():
         ("variants", "oli_x2_p375", "fork.amplitudes"),
     ):
         assert plan_forks.branch(PYTHIA, series, name).key == key
-    kept = suite_of("pythia-160m", lambda s: s["fork"].update(keep_checkpoints=True))
-    assert [plan_forks.keeps_forks(s.section) for s in (MINI, PYTHIA, kept)] == [True, False, True]
-
-
-def test_averages_are_of_the_runs_own_checkpoints_up_to_the_end_of_the_fork():
-    assert plan_forks.average_steps(MINI, "early_stop") == [2800]
-    assert plan_forks.average_steps(MINI, "lawa_5") == [3840, 3880, 3920, 3960, 4000]
-    assert plan_forks.average_steps(MINI, "ema") == list(range(2800, 4001, 40))
-    assert plan_forks.average_steps(MINI, "run") == [4000]
-    assert plan_forks.average_steps(PYTHIA, "lawa_10") == list(range(91000, 100001, 1000))
-    averages = set(names(MINI, "rivals")) - set(trained(MINI))
-    assert averages == {"early_stop", "run", "lawa_5", "lawa_10", "ema"}
-
-
-def test_a_condition_that_is_not_there_is_one_line():
     for ask, named in (
         (lambda: settings_of(MINI, "forks", "olli"), "'olli'.*did you mean oli"),
         (lambda: plan_forks.branch(MINI, "variants", "ema").inputs(), "'ema'"),
@@ -171,11 +138,23 @@ def test_a_condition_that_is_not_there_is_one_line():
     ):
         with pytest.raises(ConfigError, match=named):
             ask()
+    kept = changed("pythia-160m", "fork.keep_checkpoints", True)
+    assert [plan_forks.keeps_forks(s.section) for s in (MINI, PYTHIA, kept)] == [True, False, True]
+
+
+def test_averages_are_of_the_runs_own_checkpoints_up_to_the_end_of_the_fork():
+    averages = {name: plan_forks.average_steps(MINI, name) for name in plan_forks.averages(MINI)}
+    assert averages.pop("lawa_10")[-2:] == [3960, 4000]
+    assert averages == {
+        "early_stop": [2800], "run": [4000], "lawa_5": [3840, 3880, 3920, 3960, 4000],
+        "ema": list(range(2800, 4001, 40)),
+    }  # fmt: skip
+    assert plan_forks.average_steps(PYTHIA, "lawa_10") == list(range(91000, 100001, 1000))
 
 
 def test_a_suite_without_such_conditions_says_which_key_it_lacks():
     for key in ("pilot", "amplitudes", "rivals"):
-        suite = suite_of("mini", lambda section, key=key: section["fork"].pop(key))
+        suite = changed("mini", f"fork.{key}", DELETE)
         with pytest.raises(ConfigError, match=f"fork.{key}"):
             plan_forks.trajectories(suite, key)
         outputs = extended_outputs(suite, {"fig8_rivals": ["rivals.csv"]})
@@ -213,29 +192,11 @@ EVERYTHING = set(all_settings(MINI))
     ],
 )  # fmt: skip
 def test_a_key_moves_the_conditions_that_read_it_and_no_other(path, value, expected):
-    def change(section):
-        *parents, last = path.split(".")
-        part = section["fork"]
-        for name in parents:
-            part = part[name]
-        part[last] = value
-
-    before, after = all_settings(MINI), all_settings(suite_of("mini", change))
+    before, after = all_settings(MINI), all_settings(changed("mini", f"fork.{path}", value))
     assert {n for n in before | after if before.get(n) != after.get(n)} == expected
 
 
 # Every condition at its end
-
-
-def rows_of_average(name: str) -> pd.DataFrame:
-    rows = synthetic.audit()
-    rows = rows[rows["step"] == 4000].assign(schedule=name, seed=pd.NA)
-    return rows.drop(columns=["tokens_seen", "lr", "lr_fraction"])
-
-
-def rows_of_variant(name: str, like: str, seed: int) -> pd.DataFrame:
-    rows = synthetic.forks()
-    return rows[(rows["schedule"] == like) & (rows["seed"] == seed)].assign(schedule=name)
 
 
 def test_rivals_are_gathered_with_the_two_perplexities_side_by_side(tmp_path):
@@ -243,20 +204,18 @@ def test_rivals_are_gathered_with_the_two_perplexities_side_by_side(tmp_path):
 
     The script tells trained conditions from averages by the folder.
     """
-    forks = synthetic.forks()
-    for path, rows in (
-        ("forks.csv", forks),
-        ("variants/wsd-seed0.csv", rows_of_variant("wsd", "cosine", 0)),
-        ("variants/wsd-seed1.csv", rows_of_variant("wsd", "cosine", 1)),
-        ("variants/oli_small-seed0.csv", rows_of_variant("oli_small", "oli", 0)),
-        ("averages/run.csv", rows_of_average("run")),
-    ):
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        rows.to_csv(tmp_path / path, index=False)
-    tables = [*sorted(tmp_path.glob("variants/*")), *tmp_path.glob("averages/*")]
+    forks, audit = synthetic.forks(), synthetic.audit()
+    average = audit[audit["step"] == 4000].assign(schedule="run", seed=pd.NA)
+    tables = {"averages/run": average.drop(columns=["tokens_seen", "lr", "lr_fraction"])}
+    for name, like, seed in (("wsd", "cosine", 0), ("wsd", "cosine", 1), ("oli_small", "oli", 0)):
+        rows = forks[(forks["schedule"] == like) & (forks["seed"] == seed)]
+        tables[f"variants/{name}-seed{seed}"] = rows.assign(schedule=name)
+    paths = [tmp_path / f"{name}.csv" for name in sorted(tables)]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        tables[f"{path.parent.name}/{path.stem}"].to_csv(path, index=False)
     output = tmp_path / "rivals.csv"
-    gather_rivals.main(forks=pd.read_csv(tmp_path / "forks.csv"), tables=list(map(str, tables)),
-                       table=str(output))  # fmt: skip
+    gather_rivals.main(forks=forks, tables=list(map(str, paths)), table=str(output))
     assert ",0," in output.read_text() and ",0.0,0.0,4000" not in output.read_text()
     table = pd.read_csv(output)
     assert list(table.columns) == gather_rivals.COLUMNS
@@ -270,7 +229,6 @@ def test_rivals_are_gathered_with_the_two_perplexities_side_by_side(tmp_path):
     )
     assert found.unique().map(list).to_dict() == {k: [v] for k, v in own.max().items()}
     assert (table["seed"].isna() == (table["group"] == "average")).all()
-    assert table.groupby(["schedule", "seed", "update_phase"], dropna=False).size().eq(3).all()
     found = plot_rivals.compare(table)
     np.testing.assert_allclose(
         found["low_bit_ppl"], found["fp32_ppl"] * (1 + found["gap_pct"] / 100), rtol=1e-9
@@ -280,32 +238,23 @@ def test_rivals_are_gathered_with_the_two_perplexities_side_by_side(tmp_path):
     }  # fmt: skip
 
 
-# Averages
-
-
 def flat(model) -> torch.Tensor:
     return torch.cat([p.detach().double().flatten() for p in model.parameters()])
 
 
-@pytest.fixture
-def folders(tmp_path) -> list[str]:
-    for seed in range(3):
-        save_model(build_model(TINY, TINY_VOCABULARY, seed), tmp_path / f"step{seed}")
-    return [str(tmp_path / f"step{seed}") for seed in range(3)]
-
-
-def test_the_average_is_the_weighted_mean_of_the_weights_and_is_probed(folders, tmp_path):
-    shares = [0.2, 0.3, 0.5]
-    models = [flat(load_model(folder)) for folder in folders]
+def test_the_average_is_the_weighted_mean_of_the_weights_and_is_probed(tmp_path):
+    folders, shares = [str(tmp_path / f"step{seed}") for seed in range(3)], [0.2, 0.3, 0.5]
+    models = [build_model(TINY, TINY_VOCABULARY, seed) for seed in range(3)]
+    for model, folder in zip(models, folders, strict=True):
+        save_model(model, Path(folder))
     found = flat(average_checkpoints.average_model(folders, shares, "cpu"))
-    expected = sum(share * w for share, w in zip(shares, models, strict=True))
+    expected = sum(share * flat(model) for share, model in zip(shares, models, strict=True))
     torch.testing.assert_close(found, expected, rtol=1.2e-7, atol=0)  # half a unit of float32
     one = average_checkpoints.average_model(folders[:1], [1.0], "cpu")
-    assert torch.equal(flat(one), models[0])
+    assert torch.equal(flat(one), flat(models[0]))
     save_model(build_model({**TINY, "num_layers": 1}, TINY_VOCABULARY, 0), tmp_path / "other")
     with pytest.raises(ValueError, match="other"):
         average_checkpoints.average_model([folders[0], str(tmp_path / "other")], [0.5, 0.5], "cpu")
-
     tokens = np.random.default_rng(0).integers(0, TINY_VOCABULARY, (6, 16)).astype(np.int32)
     write_tokens(tmp_path / "validation.safetensors", tokens)
     average_checkpoints.main(
