@@ -4,7 +4,6 @@ The zoo holds what comes out to a plain script, stacks of matrices among it.
 """
 
 import copy
-import re
 
 import numpy as np
 import pytest
@@ -60,16 +59,15 @@ def models():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_matrix_of_the_blocks_and_nothing_else(family, models):
-    model = models[family]
     matrices, weights, left = WANTED[family]
-    found = coverage(model, SPECS[0])
+    found = coverage(models[family], SPECS[0])
     assert (found["matrices"], found["weights"]) == (matrices, weights)
-    named = {re.search(r"([\w.]+?)(\.weight)?$", name)[1]: n for name, n in found["left"].items()}
+    named = {name.removesuffix(".weight"): n for name, n in found["left"].items()}
     named.pop("vectors")
     assert {key for name in named for key in left if name.endswith(key)} == set(left)
     assert sorted(named.values()) == sorted(left.values())
     # Nothing is passed over in silence: both parts make up the model.
-    assert weights + sum(found["left"].values()) == found["of"] == count_weights(model)
+    assert weights + sum(found["left"].values()) == found["of"] == count_weights(models[family])
     line = coverage_line(found)
     assert f"{weights:,} of {found['of']:,}" in line and all(name in line for name in found["left"])
 
@@ -90,7 +88,7 @@ def test_groups_run_along_the_inputs_to_the_bit(family, models):
             )  # fmt: skip
             assert np.array_equal(result.numpy(), values), name
         for name, weight in quantized.items():
-            assert weight.shape == dict(model.named_parameters())[name].shape
+            assert weight.shape == model.get_parameter(name).shape
 
 
 def test_a_head_is_one_matrix_more_unless_it_is_tied(models):
@@ -116,9 +114,6 @@ def test_convolutions_over_time_are_left_and_named():
     assert not_selected(Model(), selected) == {"layer.*.weight": 48, "vectors": 8, "mix": 4}
     with pytest.raises(ValueError, match="no output head"):
         linear_layers(Model(), "blocks+head")
-
-
-# Checkpoints of other families
 
 
 BUFFERS = {
