@@ -3,6 +3,8 @@
 import os
 import shutil
 import sys
+import warnings
+from types import SimpleNamespace
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -64,6 +66,35 @@ def _subnormal_numbers_are_kept():
     yield
     if "torch" in sys.modules:
         sys.modules["torch"].set_flush_denormal(False)
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """What we and the hub's own client waited in up to four attempts; it takes no time."""
+    import huggingface_hub
+    import tenacity
+
+    from flatminima import hub
+
+    found = []
+    fake = SimpleNamespace(sleep=found.append)
+    for module in (tenacity.nap, huggingface_hub.utils._http, huggingface_hub.file_download):
+        monkeypatch.setattr(module, "time", fake)
+    monkeypatch.setattr(hub, "ATTEMPTS", 4)
+    return found
+
+
+def in_child(action) -> bool:
+    """Run ``action`` in a child of this process; whether it was killed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+        child = os.fork()
+    if child == 0:
+        try:
+            action()
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ Under every fault a checkpoint ends whole and equal, or the job stops and names 
 """
 
 import hashlib
-import json
+import itertools
 import os
 import resource
 import shutil
@@ -12,11 +12,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-import huggingface_hub
 import pytest
-import tenacity
 import torch
 from huggingface_hub import constants, hf_hub_download, snapshot_download
 from safetensors.torch import load_file
@@ -30,12 +27,11 @@ from flatminima.hub import (
     find_revision,
     list_branches,
 )
+from tests.conftest import in_child
 from tests.hub.repos import (
     FORMS,
     STEPS,
     as_pickle,
-    as_safetensors,
-    branch_name,
     config_bytes,
     model_branches,
     model_files,
@@ -45,6 +41,7 @@ from tests.hub.server import TinyHub, point_at
 from tests.workflow import ROOT
 
 REPO, GATED, TOKEN = "tiny/neox", "tiny/gated", "hf_test"
+FETCH = "import sys; from flatminima import hub; hub.download_checkpoint(*sys.argv[1:])"
 TOKENIZER = b'{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}'
 BRANCHES = {"safetensors": "step0", "bin_shards": "step8"}
 NEEDED = {
@@ -69,7 +66,7 @@ INDEX, PART = b'{"weight_map": {"a": "x.bin", "b": "x.bin"}}', {"a": torch.ones(
 # What a branch holds beside its configuration, and how that is said; the first three are missing.
 BROKEN = {
     "nothing": ({}, "it holds no weights"),
-    "no-config": ({"config.json": None, "model.safetensors": b"x"}, "it holds no config.json"),
+    "no-config": ({"model.safetensors": b"x"}, "it holds no config.json"),
     "no-shard": ({"pytorch_model.bin.index.json": INDEX}, "x.bin is missing"),
     "code": ({"pytorch_model.bin": as_pickle({"w": Stranger()})},
              "pytorch_model.bin is a pickle that holds more than tensors"),
@@ -84,30 +81,13 @@ BROKEN = {
 
 @pytest.fixture(scope="module")
 def server():
-    main = {"config.json": config_bytes(), "model.safetensors": as_safetensors(model_tensors(400))}
-    odd = {
-        name: {n: d for n, d in ({"config.json": config_bytes()} | files).items() if d is not None}
-        for name, (files, _) in BROKEN.items()
-    }
-    models = {
-        REPO: model_branches() | {"main": main | {"tokenizer.json": TOKENIZER}},
-        GATED: {"main": main},
-        "tiny/odd": odd,
-    }
+    odd = {name: {"config.json": config_bytes()} | files for name, (files, _) in BROKEN.items()}
+    del odd["no-config"]["config.json"]
+    own = model_branches()
+    own["main"] = own["main"] | {"tokenizer.json": TOKENIZER}
+    models = {REPO: own, GATED: {"main": model_files(400)}, "tiny/odd": odd}
     with TinyHub(models, gated=(GATED,), token=TOKEN) as hub:
         yield hub
-
-
-@pytest.fixture
-def pauses(monkeypatch):
-    """What was waited, by us and by the hub's own client; it takes no time."""
-    found = []
-    fake = SimpleNamespace(sleep=found.append)
-    monkeypatch.setattr(tenacity.nap, "time", fake)
-    monkeypatch.setattr(huggingface_hub.utils._http, "time", fake)
-    monkeypatch.setattr(huggingface_hub.file_download, "time", fake)
-    monkeypatch.setattr(hub_module, "ATTEMPTS", 4)
-    return found
 
 
 @pytest.fixture
@@ -141,11 +121,12 @@ def faultless(server, tmp_path_factory):
 @pytest.mark.parametrize("form", NEEDED)
 def test_every_form_of_a_branch_ends_as_the_same_two_files(hub, tmp_path, form):
     step = STEPS[FORMS.index(form)]
-    origin = download_checkpoint(REPO, branch_name(step), tmp_path / "c")
+    branch = f"step{step}"
+    origin = download_checkpoint(REPO, branch, tmp_path / "c")
     files = {n: d for n, d in model_files(step, form).items() if n in NEEDED[form]}
     files["config.json"] = config_bytes()
     assert origin == {
-        "repo": REPO, "revision": branch_name(step), "commit": hub.commit(REPO, branch_name(step)),
+        "repo": REPO, "revision": branch, "commit": hub.commit(REPO, branch),
         "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
         "bytes": sum(map(len, files.values())),
     }  # fmt: skip
@@ -162,18 +143,18 @@ def test_every_form_of_a_branch_ends_as_the_same_two_files(hub, tmp_path, form):
 
 
 def test_what_is_missing_or_cannot_be_loaded_is_named_at_once_and_not_run(hub, pauses, tmp_path):
-    missing = [("tiny/odd", name) for name in [*BROKEN][:3]] + [(REPO, "step3")]
     said = {("tiny/odd", branch): line for branch, (_, line) in BROKEN.items()} | {
         (REPO, "step3"): "the hub has no such revision", ("tiny/none", "step0"): "no such reposi",
     }  # fmt: skip
+    missing = {("tiny/odd", name) for name in [*BROKEN][:3]} | {(REPO, "step3")}
     for (repo, branch), line in said.items():
         with pytest.raises(HubError) as caught:
             download_checkpoint(repo, branch, tmp_path / "c")
-        assert isinstance(caught.value, RevisionMissing) == ((repo, branch) in missing)
         message = str(caught.value)
         assert message.startswith(f"{repo} at {branch}: ") and line in message
         assert "\n" not in message and pauses == [] and not [*(tmp_path / "c").glob("*")]
-        if isinstance(caught.value, RevisionMissing):
+        assert isinstance(caught.value, RevisionMissing) == ((repo, branch) in missing)
+        if (repo, branch) in missing:
             assert caught.value.reason == message.removeprefix(f"{repo} at {branch}: ")
 
 
@@ -260,51 +241,37 @@ def test_what_is_busy_is_asked_later_each_time_and_no_sooner_than_it_says(
     assert pauses == [1, 2, 4, 8, 16, 32, 60]
 
 
-def killed_at_rename(number: int, action) -> bool:
-    """Run ``action`` in a child that kills itself at that rename; whether it got so far."""
-    child = os.fork()
-    if child == 0:
-        left, replace = iter(range(number - 1, -1, -1)), os.replace
-
-        def replace_or_die(source, target):
-            if next(left, None) == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            replace(source, target)
-
-        os.replace = replace_or_die
-        try:
-            action()
-        finally:
-            os._exit(0)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("form", BRANCHES)
-def test_a_kill_leaves_nothing_that_is_taken_for_whole_weights(hub, faultless, tmp_path, form):
-    number = 1
-    while killed_at_rename(
-        number, lambda: download_checkpoint(REPO, BRANCHES[form], tmp_path / "c")
-    ):
-        weights = tmp_path / "c/model.safetensors"
+def test_a_kill_leaves_nothing_that_is_taken_for_whole_weights(
+    hub, faultless, tmp_path, form, monkeypatch
+):
+    """A kill at each of the renames in turn, until there is none left to be killed at."""
+    replace, weights = os.replace, tmp_path / "c/model.safetensors"
+
+    def replace_or_die(source, target):
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left.pop()
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replace_or_die)
+    for number in itertools.count():
+        left = [None] * number
+        if not in_child(lambda: download_checkpoint(REPO, BRANCHES[form], tmp_path / "c")):
+            break
         assert not weights.exists() or load_file(weights)
-        number += 1
-    assert number > 2 and digests(tmp_path / "c") == faultless[form]
+    assert number > 1 and digests(tmp_path / "c") == faultless[form]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_full_disk_stops_with_the_revision(hub, pauses, faultless, tmp_path):
-    child = os.fork()
-    if child == 0:
+    def fill() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
-        try:
+        with pytest.raises(HubError) as caught:
             download_checkpoint(REPO, "step0", tmp_path / "c")
-        except HubError as error:
-            (tmp_path / "said").write_text(f"{pauses} {error}")
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
+        (tmp_path / "said").write_text(f"{pauses} {caught.value}")
+
+    assert not in_child(fill)
     said = (tmp_path / "said").read_text()
     assert said.startswith("[] tiny/neox at step0: ") and "[Errno 27]" in said
     download_checkpoint(REPO, "step0", tmp_path / "c")
@@ -365,34 +332,22 @@ def test_a_gated_repository_says_what_it_needs(hub, tmp_path, monkeypatch):
     assert sent == {False: f"Bearer {TOKEN}", True: None}, "the token stays with the hub"
 
 
-FETCH = """
-import json, sys
-from flatminima.hub import download_checkpoint
-print(json.dumps(download_checkpoint(*sys.argv[1:])))
-"""
-
-
-def fetch_in_a_process(folder: Path, environment: dict) -> dict:
-    environment = environment | {"PYTHONPATH": str(ROOT / "workflow_scripts")}
-    run = subprocess.run(
-        [sys.executable, "-c", FETCH, GATED, "main", str(folder)],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
-
-
 def test_the_variables_of_the_hub_mean_what_they_mean_elsewhere(hub, tmp_path):
+    """A cache that the hub's own program filled serves without a network."""
     home = tmp_path / "cache of tiny/gated"
+    hf = shutil.which("hf", path=str(Path(sys.executable).parent))
+    fetch = [sys.executable, "-c", FETCH, GATED, "main", str(tmp_path / "a")]
     online = hub.environment(home, HF_TOKEN=TOKEN)
-    first = fetch_in_a_process(tmp_path / "a", online)
-    assert first["commit"] == hub.commit(GATED, "main")
-    # A cache that the hub's own program filled serves without a network.
-    download = [shutil.which("hf", path=str(Path(sys.executable).parent)), "download", GATED]
-    subprocess.run(download, env=online, check=True, capture_output=True, timeout=300)
-    hub.requests.clear()
-    offline = hub.environment(home, HF_HUB_OFFLINE="1")
-    assert fetch_in_a_process(tmp_path / "b", offline)["files"] == first["files"]
+    for command, environment in (
+        (fetch, online), ([hf, "download", GATED], online),
+        (fetch, hub.environment(home, HF_HUB_OFFLINE="1")),
+    ):  # fmt: skip
+        hub.requests.clear()
+        environment["PYTHONPATH"] = str(ROOT / "workflow_scripts")
+        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=300)
+        if command == fetch:
+            assert digests(tmp_path / "a").keys() == {"model.safetensors", "config.json"}
+            shutil.rmtree(tmp_path / "a")
     assert hub.requests == []
 
 

@@ -17,7 +17,7 @@ from flatminima.hub import download_checkpoint
 from flatminima.model import save_model
 from flatminima.text.tokens import write_tokens
 from flatminima.training.loop import save_state
-from tests.hub.repos import FORMS, STEPS, branch_name, model_branches
+from tests.hub.repos import FORMS, STEPS, model_branches
 from tests.hub.server import TinyHub, point_at
 
 
@@ -86,7 +86,7 @@ def test_a_checkpoint_new_and_replaced(disk, tmp_path, tiny_model):
 def test_a_revision_from_the_hub(disk, tmp_path, monkeypatch, form):
     with TinyHub({"tiny/neox": model_branches()}) as hub:
         point_at(monkeypatch, hub, tmp_path / "home")
-        download_checkpoint("tiny/neox", branch_name(STEPS[form]), tmp_path / "step")
+        download_checkpoint("tiny/neox", f"step{STEPS[form]}", tmp_path / "step")
     assert disk.names()
     names = [target.name for target, _ in disk.moved if target.parent == tmp_path / "step"]
     assert set(names) == {"model.safetensors", "config.json"}

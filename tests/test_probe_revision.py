@@ -13,9 +13,10 @@ from flatminima.config.keys import Integrity
 from flatminima.files import read_rows
 from flatminima.hub import download_checkpoint
 from flatminima.text.tokens import write_tokens
-from tests.hub.repos import VOCABULARY, model_branches
+from tests.conftest import PROBE, TINY_VOCABULARY, in_child
+from tests.hub.repos import model_branches
 from tests.hub.server import TinyHub, point_at
-from tests.test_scripts import PROBE, run_script
+from tests.test_scripts import run_script
 
 REPO, STEPS, LOST = "tiny/neox", (0, 1, 2, 4, 8), 4
 FILES = {"sequences": "parquet", "provenance": "json", "kurtosis": "csv",
@@ -25,7 +26,7 @@ FILES = {"sequences": "parquet", "provenance": "json", "kurtosis": "csv",
 @pytest.fixture(scope="module")
 def validation(tmp_path_factory) -> str:
     path = tmp_path_factory.mktemp("data") / "validation.safetensors"
-    tokens = np.random.default_rng(0).integers(0, VOCABULARY, (6, 16)).astype(np.int32)
+    tokens = np.random.default_rng(0).integers(0, TINY_VOCABULARY, (6, 16)).astype(np.int32)
     write_tokens(path, tokens)
     return str(path)
 
@@ -112,16 +113,13 @@ def test_a_job_of_nothing_but_holes_is_written_and_gathered(validation, hub, pro
             read_rows(both[:1])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_kill_leaves_one_checkpoint_which_the_next_run_deletes(validation, hub, probed, tmp_path):
-    child = os.fork()
-    if child == 0:
-        from flatminima import revisions
-
-        revisions.fingerprint_checkpoint = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-        probe(validation, tmp_path)
-        os._exit(0)
-    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+def test_a_kill_leaves_one_checkpoint_which_the_next_run_deletes(
+    validation, hub, probed, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        kill = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+        patch.setattr("flatminima.revisions.fingerprint_checkpoint", kill)
+        assert in_child(lambda: probe(validation, tmp_path))
     assert (tmp_path / "checkpoint/model.safetensors").exists()
     probe(validation, tmp_path)
     assert not (tmp_path / "checkpoint").exists()

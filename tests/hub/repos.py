@@ -3,24 +3,18 @@
 import io
 import json
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import cache
 
 import torch
 from safetensors.torch import save
 from torch import Tensor
 
 from flatminima.model import build_model
+from tests.conftest import TINY, TINY_VOCABULARY
 
-SHAPE = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_length": 16}
-VOCABULARY = 64
 STEPS = (0, 1, 2, 4, 8, 16, 32, 64, 100, 200, 300, 400)
 # What the branch of a step holds, in turn.
 FORMS = ("safetensors", "bin", "both", "shards", "bin_shards", "safetensors")
-
-
-def branch_name(step: int) -> str:
-    """Pythia's name for a step."""
-    return f"step{step}"
 
 
 @cache
@@ -29,10 +23,10 @@ def model_tensors(step: int) -> dict[str, Tensor]:
 
     The masks and tables are there that old checkpoints carry, and the older name of the head.
     """
-    state = build_model(SHAPE, VOCABULARY, seed=max(step, 1)).state_dict()
+    state = build_model(TINY, TINY_VOCABULARY, seed=max(step, 1)).state_dict()
     tensors = {n.replace("lm_head", "embed_out"): t.half() for n, t in state.items()}
-    length = SHAPE["max_length"]
-    for layer in range(SHAPE["num_layers"]):
+    length = TINY["max_length"]
+    for layer in range(TINY["num_layers"]):
         prefix = f"gpt_neox.layers.{layer}.attention"
         tensors[f"{prefix}.bias"] = torch.ones(1, 1, length, length, dtype=torch.uint8).tril()
         tensors[f"{prefix}.masked_bias"] = torch.tensor(-1e9).half()
@@ -52,23 +46,22 @@ def as_pickle(content: object) -> bytes:
     return buffer.getvalue()
 
 
-def config_bytes(vocabulary: int = VOCABULARY) -> bytes:
+def config_bytes(vocabulary: int = TINY_VOCABULARY) -> bytes:
     """``config.json`` as the hub has it: it names the dtype of the file."""
-    config = build_model(SHAPE, vocabulary, seed=0).config.to_dict()
+    config = build_model(TINY, vocabulary, seed=0).config.to_dict()
     # The key of older transformers, which wrote Pythia's files.
     config = {k: v for k, v in config.items() if k != "dtype"} | {"torch_dtype": "float16"}
     config["architectures"] = ["GPTNeoXForCausalLM"]
     return json.dumps(config, indent=2, sort_keys=True, default=str).encode()
 
 
-def in_shards(tensors: Mapping[str, Tensor], stem: str, suffix: str, make) -> dict[str, bytes]:
+def _shards(tensors: Mapping[str, Tensor], stem: str, suffix: str, make) -> dict[str, bytes]:
     """Two shards and the index that says which tensor is where."""
-    files, weight_map = {}, {}
-    for number in (0, 1):
-        name = f"{stem}-{number + 1:05d}-of-00002.{suffix}"
-        part = sorted(tensors)[number::2]
-        files[name] = make({n: tensors[n] for n in part})
-        weight_map |= dict.fromkeys(part, name)
+    names = [f"{stem}-{number:05d}-of-00002.{suffix}" for number in (1, 2)]
+    weight_map = {tensor: names[n % 2] for n, tensor in enumerate(sorted(tensors))}
+    files = {
+        name: make({n: tensors[n] for n, of in weight_map.items() if of == name}) for name in names
+    }
     index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
     return files | {f"{stem}.{suffix}.index.json": json.dumps(index).encode()}
 
@@ -87,26 +80,13 @@ def model_files(step: int, form: str = "safetensors") -> dict[str, bytes]:
     if form in ("bin", "both"):
         files["pytorch_model.bin"] = as_pickle(tensors)
     if form == "shards":
-        files |= in_shards(tensors, "model", "safetensors", as_safetensors)
+        files |= _shards(tensors, "model", "safetensors", as_safetensors)
     if form == "bin_shards":
-        files |= in_shards(tensors, "pytorch_model", "bin", as_pickle)
+        files |= _shards(tensors, "pytorch_model", "bin", as_pickle)
     return files
 
 
-def model_branches(steps=STEPS, forms=FORMS) -> dict[str, Mapping]:
+def model_branches(steps=STEPS, forms=FORMS) -> dict[str, dict[str, bytes]]:
     """A repository of a branch per step, in turn in each of ``forms``; main is the last step."""
-    files = [model_files(step, forms[i % len(forms)]) for i, step in enumerate(steps)]
-    return dict(zip([*map(branch_name, steps), "main"], [*files, files[-1]], strict=True))
-
-
-def lazy_branches(steps, tokenizer: bytes) -> dict[str, Mapping]:
-    """Many branches that cost nothing until they are asked for: safetensors in float16."""
-    config, branches = config_bytes(), {}
-    for step in steps:
-        files = {"config.json": config, "model.safetensors": partial(_weights, step)}
-        branches[branch_name(step)] = files
-    return branches | {"main": files | {"tokenizer.json": tokenizer}}
-
-
-def _weights(step: int) -> bytes:
-    return as_safetensors(model_tensors(step))
+    made = {f"step{s}": model_files(s, forms[i % len(forms)]) for i, s in enumerate(steps)}
+    return made | {"main": made[f"step{steps[-1]}"]}

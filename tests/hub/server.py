@@ -1,7 +1,7 @@
 """A hub of a few tiny repositories: a real HTTP server on the loopback interface.
 
-It speaks as much of the Hugging Face hub's protocol as the unmodified ``huggingface_hub`` uses
-to read: branches, model and dataset information, trees, files with ``X-Repo-Commit`` and
+It speaks as much of the Hugging Face hub's protocol as the unmodified ``huggingface_hub`` and
+``datasets`` use to read: branches, information, trees, files with ``X-Repo-Commit`` and
 ``ETag``, large files behind a redirect to another origin, ranges, and the error codes. It can
 be told to have faults.
 """
@@ -12,7 +12,7 @@ import os
 import re
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -25,39 +25,20 @@ from urllib.parse import quote, unquote, urlsplit
 
 import pytest
 
-Content = bytes | Callable[[], bytes]
-Branches = Mapping[str, Mapping[str, Content]]
+Branches = Mapping[str, Mapping[str, bytes]]
+Answer = tuple[int, dict, bytes]  # status, headers and body
 LARGE = (".safetensors", ".bin", ".zst", ".parquet")  # what is stored with LFS
 CODES = {"RepoNotFound": 401, "GatedRepo": 401, "RevisionNotFound": 404, "EntryNotFound": 404}
-API = re.compile(r"/api/(model|dataset)s/([^/]+/[^/]+)(?:/(refs|revision|tree)/?([^/]*)/?(.*))?")
-RESOLVE = re.compile(r"/(?:(dataset)s/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+ADDRESS = re.compile(
+    r"/(?:api/)?(?:(model|dataset)s/)?([^/]+/[^/]+)/(refs|revision|tree|resolve)/?([^/]*)/?(.*)"
+)
 
 
 class Request(NamedTuple):
     """One line of the hub's log; the bytes of large files have paths that begin with /lfs/."""
 
-    method: str
     path: str  # with the query
     authorization: str | None
-
-
-class Blob(NamedTuple):
-    """A file of a commit."""
-
-    size: int
-    sha256: str
-    oid: str  # git's hash of its content
-    content: Content
-
-    def read(self) -> bytes:
-        return self.content() if callable(self.content) else self.content
-
-
-@lru_cache(maxsize=4096)
-def blob_of(content: Content) -> Blob:
-    data = content() if callable(content) else content
-    git = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-    return Blob(len(data), hashlib.sha256(data).hexdigest(), git, content)
 
 
 @dataclass
@@ -81,13 +62,18 @@ class Fault:
     seconds: float = 0.0
     met: int = 0
 
+    def meets(self, command: str, path: str) -> bool:
+        """A fault of the body spares a request that asks for none."""
+        spared = self.met == self.times or (command == "HEAD" and self.kind != "status")
+        return not spared and bool(re.search(self.path, path))
+
 
 class TinyHub:
     """The server, as a context manager; ``models`` and ``datasets`` map repositories to branches.
 
     ``.endpoint`` is what ``HF_ENDPOINT`` is set to, ``.requests`` the log, ``.faults`` what goes
     wrong; branches in ``.ignored`` serve what main holds, commit, hashes and bytes. ``gated``
-    repositories need ``token``. Content is bytes or a function that makes them.
+    repositories need ``token``.
     """
 
     def __init__(
@@ -98,13 +84,12 @@ class TinyHub:
         gated: tuple[str, ...] = (),
         token: str = "hf_test",
     ) -> None:
-        self.repositories = {("model", name): dict(b) for name, b in (models or {}).items()}
-        self.repositories |= {("dataset", name): dict(b) for name, b in (datasets or {}).items()}
+        self.repositories = {"model": models or {}, "dataset": datasets or {}}
         self.gated, self.token = gated, token
         self.faults: list[Fault] = []
         self.ignored: set[tuple[str, str]] = set()
         self.requests: list[Request] = []
-        self.stored: dict[str, Blob] = {}
+        self.stored: dict[str, bytes] = {}  # by sha256
 
     def __enter__(self) -> "TinyHub":
         self._stack, ports = ExitStack(), []
@@ -127,15 +112,14 @@ class TinyHub:
 
     def clear(self) -> None:
         """Faultless again, with an empty log."""
-        self.faults.clear()
-        self.ignored.clear()
-        self.requests.clear()
+        for found in (self.faults, self.ignored, self.requests):
+            found.clear()
 
     def commit(self, repo: str, branch: str, kind: str = "model") -> str:
         """The 40 digits that ``branch`` points to."""
         return hashlib.sha1(f"{kind}/{repo}/{branch}".encode()).hexdigest()
 
-    def asked(self, pattern: str = "") -> list[Request]:
+    def asked(self, pattern: str) -> list[Request]:
         """Requests of the log whose path the regular expression finds."""
         return [request for request in list(self.requests) if re.search(pattern, request.path)]
 
@@ -146,82 +130,70 @@ class TinyHub:
         proxy = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
         return {**kept, **proxy, "HF_ENDPOINT": self.endpoint, "HF_HOME": str(home), **more}
 
-    # Answers: status, headers, and a body or the file that is one
-
-    def answer(self, path: str, blobs: bool, token: str | None) -> tuple[int, dict, bytes | Blob]:
+    def answer(self, path: str, authorization: str | None) -> Answer:
         """What a request is answered without a fault."""
-        try:
-            if path.startswith("/lfs/"):
-                return 200, {}, self.stored[path.rsplit("/", 1)[1]]
-            if match := RESOLVE.fullmatch(path):
-                return self._file(match[1] or "model", *match.groups()[1:], token)
-            if not (match := API.fullmatch(path)):
-                raise LookupError("EntryNotFound")
-            kind, name, what, revision, folder = match.groups()
-            if what == "refs":
-                found = self._refs(kind, name, token)
-            else:
-                branch, files = self._branch(kind, name, revision or "main", token)
-                found = self._info(kind, name, branch, files, blobs)
-                found = _tree(files, folder) if what == "tree" else found
-            return 200, {"Content-Type": "application/json"}, json.dumps(found).encode()
-        except LookupError as error:
-            code = str(error.args[0])
-            return CODES[code], {"X-Error-Code": code, "X-Error-Message": code}, b"{}"
-
-    def _repository(self, kind: str, name: str, token: str | None) -> dict:
-        if name in self.gated and token != f"Bearer {self.token}":
-            raise LookupError("GatedRepo")
-        if (kind, name) not in self.repositories:
-            raise LookupError("RepoNotFound")
-        return self.repositories[kind, name]
-
-    def _branch(self, kind: str, name: str, revision: str, token: str | None) -> tuple[str, dict]:
-        branches = self._repository(kind, name, token)
+        if path.startswith("/lfs/"):
+            return 200, {}, self.stored[path.rsplit("/", 1)[1]]
+        if not (match := ADDRESS.fullmatch(path)):
+            return _error("EntryNotFound")
+        kind, name, what, revision, file = match.groups(default="model")
+        if name not in self.repositories[kind]:
+            return _error("RepoNotFound")
+        if name in self.gated and authorization != f"Bearer {self.token}":
+            return _error("GatedRepo")
+        branches = self.repositories[kind][name]
+        commits = {branch: self.commit(name, branch, kind) for branch in sorted(branches)}
+        if what == "refs":
+            known = [{"name": branch, "ref": f"refs/heads/{branch}", "targetCommit": commit}
+                     for branch, commit in commits.items()]  # fmt: skip
+            return _json({"branches": known, "converts": [], "tags": []})
         revision = "main" if (name, revision) in self.ignored else revision
-        for branch, files in branches.items():
-            if revision in (branch, self.commit(name, branch, kind)):
-                return branch, files
-        raise LookupError("RevisionNotFound")
+        branch = next((b for b, commit in commits.items() if revision in (b, commit)), None)
+        if branch is None:
+            return _error("RevisionNotFound")
+        files, commit = branches[branch], commits[branch]
+        if what == "revision":
+            siblings = [_described(name, content) for name, content in sorted(files.items())]
+            return _json({"id": name, "sha": commit, "siblings": siblings})
+        if what == "tree":  # files right in a folder
+            return _json([
+                {"type": "file", "path": path, "size": len(content), "oid": _digests(content)[0]}
+                for path, content in files.items() if path.rpartition("/")[0] == file
+            ])  # fmt: skip
+        return self._file(f"{name}/{branch}/{file}", commit, files.get(file))
 
-    def _refs(self, kind: str, name: str, token: str | None) -> dict:
-        branches = [
-            {"name": b, "ref": f"refs/heads/{b}", "targetCommit": self.commit(name, b, kind)}
-            for b in sorted(self._repository(kind, name, token))
-        ]
-        return {"branches": branches, "converts": [], "tags": []}
-
-    def _info(self, kind: str, name: str, branch: str, files: Mapping, blobs: bool) -> dict:
-        siblings = [{"rfilename": file} for file in sorted(files)]
-        for sibling in siblings if blobs else ():
-            blob = blob_of(files[sibling["rfilename"]])
-            sibling |= {"size": blob.size, "blobId": blob.oid}
-            if sibling["rfilename"].endswith(LARGE):
-                sibling["lfs"] = {"size": blob.size, "sha256": blob.sha256, "pointerSize": 130}
-        return {"id": name, "sha": self.commit(name, branch, kind), "siblings": siblings}
-
-    def _file(self, kind: str, name: str, revision: str, file: str, token: str | None) -> tuple:
-        branch, files = self._branch(kind, name, revision, token)
-        if file not in files:
-            raise LookupError("EntryNotFound")
-        blob, commit = blob_of(files[file]), {"X-Repo-Commit": self.commit(name, branch, kind)}
-        if not file.endswith(LARGE):
-            return 200, commit | {"ETag": f'"{blob.oid}"'}, blob
-        self.stored[blob.sha256] = blob
-        return 302, commit | {
-            "Location": f"{self.storage}/lfs/{quote(f'{name}/{branch}/{file}')}/{blob.sha256}",
-            "X-Linked-Etag": f'"{blob.sha256}"', "X-Linked-Size": str(blob.size),
+    def _file(self, path: str, commit: str, content: bytes | None) -> Answer:
+        if content is None:
+            return _error("EntryNotFound")
+        oid, sha256 = _digests(content)
+        if not path.endswith(LARGE):
+            return 200, {"X-Repo-Commit": commit, "ETag": f'"{oid}"'}, content
+        self.stored[sha256] = content
+        return 302, {
+            "Location": f"{self.storage}/lfs/{quote(path)}/{sha256}", "X-Repo-Commit": commit,
+            "X-Linked-Etag": f'"{sha256}"', "X-Linked-Size": str(len(content)),
         }, b""  # fmt: skip
 
 
-def _tree(files: Mapping[str, Content], folder: str) -> list[dict]:
-    """Files right in ``folder``."""
-    return [
-        {"type": "file", "path": file, "size": blob.size, "oid": blob.oid}
-        for file in files
-        if file.rpartition("/")[0] == folder
-        for blob in (blob_of(files[file]),)
-    ]
+@lru_cache(maxsize=4096)
+def _digests(content: bytes) -> tuple[str, str]:
+    """Git's hash of a file, and its sha256."""
+    git = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    return git, hashlib.sha256(content).hexdigest()
+
+
+def _described(name: str, content: bytes) -> dict:
+    (oid, sha256), size = _digests(content), len(content)
+    lfs = {"lfs": {"size": size, "sha256": sha256, "pointerSize": 130}}
+    return {"rfilename": name, "size": size, "blobId": oid} | (lfs if name.endswith(LARGE) else {})
+
+
+def _json(content: object) -> Answer:
+    return 200, {"Content-Type": "application/json"}, json.dumps(content).encode()
+
+
+def _error(code: str) -> Answer:
+    return CODES[code], {"X-Error-Code": code, "X-Error-Message": code}, b"{}"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -231,63 +203,51 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        hub, address, token = self.server.hub, urlsplit(self.path), self.headers["Authorization"]
-        hub.requests.append(Request(self.command, self.path, token))
-        fault = next((f for f in hub.faults if f.met != f.times and self._meets(f)), None)
-        kind = fault.kind if fault else None
-        if fault:
-            fault.met += 1
-        if kind == "status":
+        hub, authorization = self.server.hub, self.headers["Authorization"]
+        hub.requests.append(Request(self.path, authorization))
+        meets = (fault for fault in hub.faults if fault.meets(self.command, self.path))
+        fault = next(meets, Fault("", "none"))
+        fault.met += 1
+        if fault.kind == "status":
             status, headers, body = fault.status, fault.headers, b"this is a fault"
         else:
-            status, headers, body = hub.answer(
-                unquote(address.path), "blobs" in address.query, token
-            )
-        if isinstance(body, Blob):
-            status, more, body = self._part(body, kind)
-            headers = headers | more
-        body = body[: fault.after] if kind == "short" else body
+            path = unquote(urlsplit(self.path).path)
+            status, headers, body = self._part(*hub.answer(path, authorization))
+        if fault.kind == "wrong":
+            body = bytes(byte ^ 0xFF for byte in body)
+        if fault.kind == "short":
+            body = body[: fault.after]
         self.send_response(status)
         for name, value in (headers | {"Content-Length": str(len(body))}).items():
             self.send_header(name, value)
         self.end_headers()
-        try:
-            if kind in ("reset", "truncate", "stall"):
-                self._break_off(fault, body)
-            elif self.command != "HEAD":
-                self.wfile.write(body)
-        except (BrokenPipeError, ConnectionResetError):
-            self.close_connection = True
+        if self.command != "HEAD":
+            self._send(body, fault)
 
     do_HEAD = do_GET
 
-    def _meets(self, fault: Fault) -> bool:
-        """A fault of the body spares a request that asks for none."""
-        of_the_body = fault.kind != "status"
-        return not (of_the_body and self.command == "HEAD") and bool(
-            re.search(fault.path, self.path)
-        )
-
-    def _part(self, blob: Blob, fault: str | None) -> tuple[int, dict, bytes]:
-        """The bytes that are asked for, all or a range."""
-        body = blob.read()
-        body = bytes(byte ^ 0xFF for byte in body) if fault == "wrong" else body
+    def _part(self, status: int, headers: dict, body: bytes) -> Answer:
+        """The bytes of a file that are asked for, all or a range."""
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"] or "")
-        if not match:
-            return 200, {"Accept-Ranges": "bytes"}, body
-        first, last = int(match[1]), min(int(match[2] or blob.size), blob.size - 1)
+        if status != 200 or not match:
+            return status, headers, body
+        size = len(body)
+        first, last = int(match[1]), min(int(match[2] or size), size - 1)
         if first > last:
-            return 416, {"Content-Range": f"bytes */{blob.size}"}, b""
-        told = {"Content-Range": f"bytes {first}-{last}/{blob.size}"}
-        return 206, told, body[first : last + 1]
+            return 416, headers | {"Content-Range": f"bytes */{size}"}, b""
+        told = {"Content-Range": f"bytes {first}-{last}/{size}"}
+        return 206, headers | told, body[first : last + 1]
 
-    def _break_off(self, fault: Fault, body: bytes) -> None:
-        self.wfile.write(body[: fault.after])
-        if fault.kind == "stall":
+    def _send(self, body: bytes, fault: Fault) -> None:
+        breaks = fault.kind in ("reset", "truncate")
+        cut = fault.after if breaks or fault.kind == "stall" else len(body)
+        try:
+            self.wfile.write(body[:cut])
             time.sleep(fault.seconds)
-            self.wfile.write(body[fault.after :])
-            return
-        self.close_connection = True
+            self.wfile.write(b"" if breaks else body[cut:])
+        except (BrokenPipeError, ConnectionResetError):
+            breaks = True
+        self.close_connection |= breaks
         if fault.kind == "reset":
             time.sleep(0.05)  # what was sent arrives before the reset does
             self.connection.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
