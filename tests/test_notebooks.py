@@ -12,6 +12,7 @@ from flatminima.errors import UserError
 from flatminima.style import save
 from tests import synthetic
 from tests.test_figures import draw
+from tests.workflow import rule_names
 from workflow_scripts import render_notebook, tabulate_results
 
 FOLDER = synthetic.ROOT / "notebooks"
@@ -60,10 +61,7 @@ def test_committed_notebooks_are_bare_and_stand_alone_and_name_their_sources(nam
     assert len(asked) in (2, 3) and set(asked) <= {cell.id for cell in cells[:-2]}
     named = dict(re.findall(r"^\| `([\w./]+)` \| `(\w+)` \|$", cells[-1].source, flags=re.M))
     assert named.keys() == set(re.findall(r'results / "([\w./]+)"', code))
-    rules = "".join(path.read_text() for path in (synthetic.ROOT / "rules").glob("*.smk"))
-    known = set(re.findall(r"^(?:rule|use rule \w+ as) (\w+)", rules, flags=re.M))
-    known |= {path.stem for path in (synthetic.ROOT / "workflow_scripts").glob("plot_*.py")}
-    assert set(named.values()) <= known
+    assert set(named.values()) <= rule_names()
 
 
 @pytest.mark.parametrize("name", RENDERED)

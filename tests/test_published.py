@@ -2,9 +2,7 @@
 
 import json
 import platform
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +12,7 @@ import yaml
 from flatminima import freezing
 from flatminima.config.plan import facts
 from flatminima.config.suites import read_suite
-from flatminima.errors import DamagedFile, UserError
+from flatminima.errors import UserError
 from flatminima.files import read_digests
 from flatminima.freezing import (
     frozen_section,
@@ -32,48 +30,41 @@ PROVENANCE = json.loads((MINI / "provenance.json").read_text())
 PUBLISHED = ["--config", "suite=mini-published"]
 
 
-def restored(folder: Path, target: Path) -> None:
-    names = read_digests(folder)
-    restore_measurements.main(str(folder), [target / name for name in names])
+@pytest.fixture(scope="module")
+def restored(tmp_path_factory) -> Path:
+    """The results of mini, as they were when they were frozen."""
+    root = tmp_path_factory.mktemp("restored") / "results/mini"
+    restore_measurements.main(str(MINI), [root / name for name in read_digests(MINI)])
+    return root
 
 
-def test_every_file_is_listed_and_whole(tmp_path):
-    restored(MINI, tmp_path)
-    names = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
-    size = sum(p.stat().st_size for p in tmp_path.rglob("*") if p.is_file())
-    others = {"SHA256SUMS", "provenance.json", "suite.yaml"}
-    assert {
-        p.relative_to(MINI).as_posix() for p in MINI.rglob("*") if p.is_file()
-    } - others == names
-    assert size == PROVENANCE["bytes"] and len(names) == PROVENANCE["files"]
-    assert size < 15e6, "a few megabytes: no weights"
-    assert not [name for name in names if name.endswith((".safetensors", ".jsonl"))]
+def files_of(root: Path) -> dict[str, int]:
+    """Size of each file below a folder."""
+    files = (path for path in root.rglob("*") if path.is_file())
+    return {path.relative_to(root).as_posix(): path.stat().st_size for path in files}
+
+
+def test_every_file_is_listed_and_whole(restored):
+    files = files_of(restored)
+    assert files_of(MINI).keys() - {"SHA256SUMS", "provenance.json", "suite.yaml"} == files.keys()
+    assert sum(files.values()) == PROVENANCE["bytes"] and len(files) == PROVENANCE["files"]
+    assert sum(files.values()) < 15e6, "a few megabytes: no weights"
+    assert not [name for name in files if name.endswith((".safetensors", ".jsonl"))]
     label = facts(read_suite("mini-published", []))["label"]
     assert PROVENANCE["commit"][:7] in label and "not Pythia" in label and "frozen" in label
     text = (MINI / "provenance.json").read_text() + (MINI / "suite.yaml").read_text()
     assert platform.node() not in text and str(Path.home()) not in text
 
 
-def test_a_damaged_file_is_named_and_nothing_is_written(tmp_path):
-    folder = Path(shutil.copytree(MINI, tmp_path / "mini"))
-    path = folder / "kurtosis/step0-step2640.csv"
-    path.write_text(path.read_text().replace("0", "1", 1))
-    with pytest.raises(DamagedFile, match=r"kurtosis/step0-step2640.csv: damaged or changed"):
-        restored(folder, tmp_path / "target")
-    assert not (tmp_path / "target").exists()
-
-
-def test_what_is_restored_can_be_published_again(tmp_path):
+def test_what_is_restored_can_be_published_again(restored, tmp_path):
     """The way back: from results to the same frozen files, digests and provenance."""
-    restored(MINI, tmp_path / "results/mini")
     suite, folder = read_suite("mini", []), tmp_path / "published/mini"
     made = {"commit": PROVENANCE["commit"], "machine": PROVENANCE["machine"]}
-    publish(suite, tmp_path / "results/mini", folder, **made)
+    publish(suite, restored, folder, **made)
     for name in ("SHA256SUMS", "provenance.json", *read_digests(MINI)):
         assert (folder / name).read_bytes() == (MINI / name).read_bytes(), name
     section = yaml.safe_load((folder / "suite.yaml").read_text())["mini-published"]
     assert section["source"] == "published" and section["measurements"] == folder.as_posix()
-    (tmp_path / "results/mini/suite.csv").unlink()
     with pytest.raises(UserError, match=r"suite.csv does not exist: suite mini is not finished"):
         publish(suite, tmp_path / "results/mini", folder, **made)
 
@@ -106,23 +97,20 @@ def checkout(tmp_path_factory) -> Path:
     return copy_checkout(tmp_path_factory.mktemp("published"))
 
 
-def test_nothing_is_trained_or_probed(checkout):
+def test_nothing_is_trained_or_probed_and_what_is_not_frozen_is_refused_in_one_line(checkout):
     jobs = planned(*PUBLISHED, "--", "all", "extended", folder=checkout)
     assert jobs["restore_measurements_mini-published"] == 1
     measuring = ("pretrain", "train_", "probe", "measure", "survey", "fetch", "collect", "describe",
                  "average", "calibrate", "trace", "fix_batches")  # fmt: skip
     assert not [rule for rule in jobs if rule.startswith(measuring)]
     assert {"plot_audit", "plot_forks", "judge_claims", "render_notebook_tour"} <= jobs.keys()
-
-
-@pytest.mark.parametrize("name", ["probes/step1000.csv", "deployed.csv"])
-def test_what_is_not_frozen_is_refused_in_one_line(name, checkout):
-    run = dry_run(f"results/mini-published/{name}", folder=checkout)
-    assert run.returncode != 0 and "Traceback" not in run.stdout
-    assert run.stdout.splitlines()[-1] == (
-        "Error: suite mini-published has no checkpoints, only what is frozen in "
-        "resources/published/mini; what it lacks is measured under results/mini/"
-    )
+    for name in ("probes/step1000.csv", "deployed.csv"):
+        run = dry_run(f"results/mini-published/{name}", folder=checkout)
+        assert run.returncode != 0 and "Traceback" not in run.stdout
+        assert run.stdout.splitlines()[-1] == (
+            "Error: suite mini-published has no checkpoints, only what is frozen in "
+            "resources/published/mini; what it lacks is measured under results/mini/"
+        )
 
 
 def make(*arguments: str) -> subprocess.CompletedProcess:
@@ -160,9 +148,8 @@ def test_a_table_is_redrawn_from_them(checkout):
     assert planned(target, folder=checkout) == {}
 
 
-def test_a_damaged_file_stops_the_run_in_one_line(checkout):
-    folder = checkout / "damaged"
-    copy_checkout(folder)
+def test_a_damaged_file_stops_the_run_in_one_line(tmp_path):
+    folder = copy_checkout(tmp_path / "checkout")
     path, name = folder / "resources/published/mini/suite.csv", "resources/published/mini/suite.csv"
     for spoil, said in (
         (lambda: path.write_text("1\n"), f"Error: {name}: damaged or changed"),
@@ -171,6 +158,7 @@ def test_a_damaged_file_stops_the_run_in_one_line(checkout):
         spoil()
         run = snakemake("--cores", "1", "results/mini-published/kurtosis.csv", folder=folder)
         assert run.returncode != 0 and "Traceback" not in run.stdout and said in run.stdout
+        assert files_of(folder / "results") == {}
 
 
 @pytest.mark.slow
@@ -199,9 +187,8 @@ def test_a_fresh_run_measures_the_same(tmp_path):
     folder = copy_checkout(tmp_path / "fresh")
     suite = read_suite("mini", [])
     targets = [f"results/mini/{name}" for name in measured_files(suite)]
-    command = [sys.executable, "-m", "snakemake", "--cores", "2", *targets]
-    run = subprocess.run(command, cwd=folder, text=True, capture_output=True, timeout=7200)
-    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    run = snakemake("--cores", "2", *targets, folder=folder)
+    assert run.returncode == 0, run.stdout[-3000:]
     fresh = folder / "results/mini"
     made_by = json.loads(sorted(fresh.glob("probes/*.json"))[0].read_text())
     same = all(made_by[key] == PROVENANCE[key] for key in ("python", "packages", "device"))

@@ -39,7 +39,7 @@ def snakemake(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProce
     """Run Snakemake in ``folder``; what it prints is in ``stdout``."""
     return subprocess.run(
         [sys.executable, "-m", "snakemake", *arguments],
-        cwd=folder, env=_environment(), text=True, timeout=1800,
+        cwd=folder, env=_environment(), text=True, timeout=7200,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
@@ -73,6 +73,12 @@ def declared_rules() -> dict[str, dict]:
     """What each rule declares, by name, with the tiny suite in the configuration."""
     plan = described("--configfile", TINY, "--forceall", folder=ROOT)
     return {rule["name"]: rule for rule in plan["rules"]}
+
+
+def rule_names() -> set[str]:
+    """What pages call rules by: their own name, or their script's where there is one a suite."""
+    rules = declared_rules()
+    return rules.keys() | {Path(rule["script"]).stem for rule in rules.values() if rule["script"]}
 
 
 def planned(*arguments: str, folder: Path) -> dict[str, int]:
