@@ -1,9 +1,6 @@
 """``make plan`` and ``make freeze`` as a person runs them, in a checkout of their own."""
 
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -11,7 +8,7 @@ from flatminima.model import build_model, save_model
 from tests.conftest import TINY
 from tests.hub.repos import config_bytes
 from tests.hub.server import TinyHub
-from tests.workflow import copy_checkout, dry_run, planned
+from tests.workflow import copy_checkout, dry_run, flatminima, planned
 
 pytestmark = pytest.mark.workflow
 
@@ -54,24 +51,11 @@ def hub():
         yield server
 
 
-def command(name, *arguments, folder, **environment):
-    environment = {"PYTHONPATH": f"{folder}/workflow_scripts", **environment}
-    return subprocess.run(
-        [sys.executable, "-m", "flatminima", name, *arguments],
-        cwd=folder, env=os.environ | environment, text=True, capture_output=True, timeout=300,
-    )  # fmt: skip
-
-
 def test_a_suite_is_frozen_once_and_then_planned_without_the_hub(checkout, hub, tmp_path):
-    own = ("--configfile", "own.yaml")
+    own, environment = ("--configfile", "own.yaml"), hub.environment(tmp_path)
     before = dry_run("results/named/suite.csv", *own, folder=checkout)
     assert "make freeze SUITE=named lists them from the hub" in before.stdout
-
-    def freeze(suite, *files):
-        environment = hub.environment(tmp_path)
-        return command("freeze", "--suite", suite, *files, folder=checkout, **environment)
-
-    run = freeze("named", *own)
+    run = flatminima("freeze", "--suite", "named", *own, folder=checkout, **environment)
     assert run.returncode == 0, run.stderr
     assert "4 revisions of tiny/olmo, step 0 to 20,000" in run.stdout
     lines = (checkout / "resources/revisions/named.csv").read_text().splitlines()
@@ -82,7 +66,7 @@ def test_a_suite_is_frozen_once_and_then_planned_without_the_hub(checkout, hub, 
         ("mini", "Error: suite mini: its source is pretrain, not hub"),
         ("pythia-70m", "EleutherAI/pythia-70m at its list of branches: "),
     ):
-        run = freeze(suite)
+        run = flatminima("freeze", "--suite", suite, folder=checkout, **environment)
         assert run.returncode == 2 and line in run.stderr
         assert "Traceback" not in run.stderr and run.stderr.count("\n") == 1, run.stderr
     assert not (checkout / "resources/revisions/pythia-70m.csv").exists()
@@ -94,23 +78,26 @@ def test_a_suite_is_frozen_once_and_then_planned_without_the_hub(checkout, hub, 
 def test_outside_a_clone_a_command_says_what_is_missing(checkout, tmp_path):
     """As after ``pip install``: the package alone; then in a clone that is not the package's."""
     shutil.copytree(checkout / "workflow_scripts/flatminima", tmp_path / "installed/flatminima")
-    alone = {"PYTHONPATH": str(tmp_path / "installed")}
     for name, folder, line in (
         ("plan", tmp_path, "no Snakefile in"), ("freeze", checkout, "it is .venv/bin/flatminima"),
     ):  # fmt: skip
-        run = command(name, folder=folder, **alone)
+        run = flatminima(name, folder=folder, PYTHONPATH=str(tmp_path / "installed"))
         assert run.returncode == 2 and run.stdout == "" and line in run.stderr
         assert run.stderr.startswith(f"Error: {name} ") and run.stderr.count("\n") == 1, run.stderr
 
 
-def test_the_plan_of_a_suite_is_printed(checkout):
-    run = command("plan", "--suite", "pythia-160m", "--seconds", "0",
-                  folder=checkout, COLUMNS="160")  # fmt: skip
+def test_the_plan_of_a_suite_is_printed_and_its_hours_follow_from_a_measurement(checkout):
+    run = flatminima("plan", "--suite", "pythia-160m", "--seconds", "0", folder=checkout)
     assert run.returncode == 0, run.stderr
     for text in ("Pythia-160m", "154", "162,322,944 parameters", "58.1 GB", "375.0 MB each",
                  "7.8e+15 FLOP", "9 forks", "jobs left", "probe_revision"):  # fmt: skip
         assert text in run.stdout, text
     assert "measured" not in run.stdout.replace("is not measured", ""), "nothing was timed"
+    run = flatminima("plan", "--seconds", "0.1", folder=checkout)
+    assert run.returncode == 0, run.stderr
+    for text in ("mini (embedded suite, not Pythia)", "timed on", "measured: 16 x 64 tokens",
+                 "time, all"):  # fmt: skip
+        assert text in run.stdout, text
 
 
 def test_a_missing_text_is_said_and_nothing_called_done(checkout):
@@ -118,14 +105,7 @@ def test_a_missing_text_is_said_and_nothing_called_done(checkout):
         save_model(build_model(TINY, 64, seed=step), checkout / f"runs/mine/checkpoint-{step}")
     (checkout / "runs/mine/tokenizer.json").write_text("{}")
     (checkout / "lacks.yaml").write_text(LACKS)
-    run = command("plan", "--configfile", "lacks.yaml", "--seconds", "0", folder=checkout)
+    run = flatminima("plan", "--configfile", "lacks.yaml", "--seconds", "0", folder=checkout)
     assert run.returncode == 1
     assert "no such file" in run.stderr and "nowhere.txt" in run.stderr
     assert "not known" in run.stdout and "everything is done" not in run.stdout
-
-
-def test_hours_follow_from_a_measurement(checkout):
-    run = command("plan", "--seconds", "0.1", folder=checkout, COLUMNS="160")
-    assert run.returncode == 0, run.stderr
-    assert "mini (embedded suite, not Pythia)" in run.stdout and "timed on" in run.stdout
-    assert "measured: 16 x 64 tokens" in run.stdout and "time, all" in run.stdout

@@ -23,52 +23,38 @@ PYTHIA, MINI = SUITES["pythia-160m"], SUITES["mini"]
 TOKENS = 65_536  # of the validation batches
 
 
-@pytest.fixture(scope="module")
-def shape():
-    return describe_shape(read_config(PYTHIA))
+SHAPE = describe_shape(read_config(PYTHIA))
 
 
-@pytest.fixture(scope="module")
-def costs(shape):
-    return suite_costs(PYTHIA, shape, revisions=154, last=143_000)
-
-
-def test_pythia_160m_is_counted_whole(shape):
-    assert shape.parameters == 162_322_944
-    assert shape.multiplied == 84_934_656 + 38_633_472, "the blocks' matrices and the head"
-    # float16 weights and twelve masks of 2048 x 2048 bytes: what its .bin files hold.
-    assert shape.stored_bytes == 324_645_888 + 50_331_648 == 374_977_536
-    assert size(shape.stored_bytes) == "375.0 MB" and size(5e13) == "50,000.0 GB"
-    attention = 2 * 12 * 512 * 768 * TOKENS
-    assert shape.flop(128, 512) == 2 * shape.multiplied * TOKENS + attention
-
-
-def test_costs_of_the_audit_and_of_the_forks(costs, shape):
+def test_pythia_160m_is_counted_whole():
     """154 revisions, each scored three times; nine forks of 35,000 updates of 4 x 2,048 tokens.
 
     Of these 5,000 are the cool-down, probed once at its end.
     """
-    assert costs["audit"] == 154 * 3 * shape.flop(128, 512)
-    assert 154 * 3 * TOKENS * 2 * shape.multiplied == pytest.approx(7.5e15, rel=0.01)
+    assert SHAPE.parameters == 162_322_944
+    assert SHAPE.multiplied == 84_934_656 + 38_633_472, "the blocks' matrices and the head"
+    # float16 weights and twelve masks of 2048 x 2048 bytes: what its .bin files hold.
+    assert SHAPE.stored_bytes == 324_645_888 + 50_331_648 == 374_977_536
+    assert size(SHAPE.stored_bytes) == "375.0 MB" and size(5e13) == "50,000.0 GB"
+    attention = 2 * 12 * 512 * 768 * TOKENS
+    probe = SHAPE.flop(128, 512)
+    assert probe == 2 * SHAPE.multiplied * TOKENS + attention
+    costs = suite_costs(PYTHIA, SHAPE, revisions=154, last=143_000)
+    assert costs["audit"] == 154 * 3 * probe
     tokens = 9 * 35_000 * 4 * 2048
-    assert tokens == pytest.approx(2.58e9, rel=0.01) and costs["forks"] == 9
-    assert 6 * shape.multiplied * tokens == pytest.approx(1.9e18, rel=0.03)
+    assert costs["forks"] == 9 and costs["probes"] == 9 * 31 * 3 * probe
     # With what attention adds at 2,048 tokens: 2 L T d of 2 N, which is 15 %.
-    assert costs["updates"] / (6 * shape.multiplied * tokens) == pytest.approx(1.153, 1e-3)
-    assert costs["probes"] == 9 * 31 * 3 * shape.flop(128, 512)
+    assert costs["updates"] / (6 * SHAPE.multiplied * tokens) == pytest.approx(1.153, 1e-3)
     forward = costs["audit"] + costs["probes"]
     expected = (forward / 1e12 + costs["updates"] / 2e12) / 3600
     assert hours(costs, 1e12, 2e12) == pytest.approx(expected)
     assert hours(costs, 1e12, 2e12, 4) == pytest.approx(expected / 4), "no run of its own"
-
-
-def test_downloads_and_disk(costs, shape):
     # The forks start from one that was deleted after its probe.
-    assert costs["downloads"] == 155 * shape.stored_bytes
-    state, fork = 12 * shape.parameters, 31 * 4 * shape.parameters
-    assert costs["disk"] == 2 * shape.stored_bytes + state + fork
-    kept = {**PYTHIA, "fork": {**PYTHIA["fork"], "keep_checkpoints": True}}
-    more = suite_costs(kept, shape, revisions=154, last=143_000)["disk"] - costs["disk"]
+    assert costs["downloads"] == 155 * SHAPE.stored_bytes
+    state, fork = 12 * SHAPE.parameters, 31 * 4 * SHAPE.parameters
+    assert costs["disk"] == 2 * SHAPE.stored_bytes + state + fork
+    kept = PYTHIA | {"fork": PYTHIA["fork"] | {"keep_checkpoints": True}}
+    more = suite_costs(kept, SHAPE, revisions=154, last=143_000)["disk"] - costs["disk"]
     assert more == 8 * fork
 
 
@@ -83,7 +69,7 @@ def test_a_suite_that_is_trained_here_downloads_nothing_and_runs_alone():
     assert part_to_time(MINI, mini, "cpu") == (2, (MINI["probe"]["batch_size"], 64), (16, 64))
 
 
-def test_published_sizes_and_what_is_too_large_for_seconds(shape):
+def test_published_sizes_and_what_is_too_large_for_seconds():
     # As published; OLMo's in its repositories' shards, 4 bytes each (29.2 GB for 7B).
     for name, parameters in (("pythia-70m", 70_426_624), ("olmo-2-7b", 7_298_617_344)):
         assert describe_shape(read_config(SUITES[name])).parameters == parameters
@@ -91,8 +77,8 @@ def test_published_sizes_and_what_is_too_large_for_seconds(shape):
     assert large.parameters == 11_846_072_320
     assert part_to_time(PYTHIA, large, "cpu")[0] == 1
     assert 1 < part_to_time(PYTHIA, large, "cuda")[0] < 36
-    assert part_to_time(PYTHIA, shape, "cuda") == (12, (4, 512), (4, 2048))
-    assert part_to_time(PYTHIA, shape, "cpu") == (12, (1, 128), (1, 128))
+    assert part_to_time(PYTHIA, SHAPE, "cuda") == (12, (4, 512), (4, 2048))
+    assert part_to_time(PYTHIA, SHAPE, "cpu") == (12, (1, 128), (1, 128))
 
 
 def test_a_measurement_leaves_the_threads_as_they_were():

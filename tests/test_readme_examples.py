@@ -1,10 +1,7 @@
 """What README and docs/ show: examples run as they stand, and what they name is there."""
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
@@ -18,7 +15,7 @@ from flatminima.__main__ import parser
 from flatminima.model import build_model, save_model
 from flatminima.text.tokens import train_tokenizer
 from tests.conftest import TINY
-from tests.workflow import ROOT, copy_checkout, planned, rule_names
+from tests.workflow import ROOT, copy_checkout, flatminima, planned, rule_names
 
 PAGES = {path.stem: path.read_text() for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))}
 TEXT = "the weights of a model are rounded to few values and the loss is what it is\n\n" * 3000
@@ -144,11 +141,8 @@ def test_the_audit_command(page, tmp_path):
                  if line.startswith("flatminima audit ")]  # fmt: skip
     save_run(tmp_path)
     (tmp_path / "validation.txt").write_text(TEXT)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "workflow_scripts")}
-    run = subprocess.run(
-        [sys.executable, "-m", *command.split()], cwd=tmp_path, env=environment, text=True,
-        capture_output=True, timeout=300,
-    )  # fmt: skip
+    words = command.split()[1:]
+    run = flatminima(*words, folder=tmp_path, PYTHONPATH=str(ROOT / "workflow_scripts"))
     assert run.returncode == 0, run.stdout + run.stderr
     assert pd.read_csv(tmp_path / "audit-mine/audit.csv").step.unique().tolist() == [10, 20]
     assert (tmp_path / "audit-mine/audit.svg").is_file()

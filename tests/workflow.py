@@ -44,6 +44,15 @@ def snakemake(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProce
     )  # fmt: skip
 
 
+def flatminima(*arguments: str, folder: Path, **environment) -> subprocess.CompletedProcess:
+    """The command ``flatminima`` in a clone, or elsewhere where ``PYTHONPATH`` says so."""
+    environment = {"PYTHONPATH": f"{folder}/workflow_scripts", "COLUMNS": "160", **environment}
+    return subprocess.run(
+        [sys.executable, "-m", "flatminima", *arguments],
+        cwd=folder, env=_environment() | environment, text=True, capture_output=True, timeout=300,
+    )  # fmt: skip
+
+
 @cache
 def _planner() -> subprocess.Popen:
     return subprocess.Popen(
