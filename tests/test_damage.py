@@ -186,12 +186,8 @@ def test_a_vocabulary_smaller_than_the_token_ids_is_named(data, tmp_path, start)
 
 
 def test_no_kurtosis_is_made_up():
-    for weights, said in (
-        (np.array([[1.0, np.nan], [0.0, 1.0]]), "are not all finite"),
-        (np.full((2, 2), 0.5), "are all equal"),
-    ):
-        with pytest.raises(UserError, match=f"step 7: the weights of b {said}"):
-            kurtosis_table(7, {"a": np.eye(2), "b": weights})
+    with pytest.raises(UserError, match="step 7: the weights of b are all equal"):
+        kurtosis_table(7, {"a": np.eye(2), "b": np.full((2, 2), 0.5)})
 
 
 def test_a_perplexity_beyond_a_float_is_no_row():

@@ -23,16 +23,13 @@ def average_model(folders: Sequence[str], weights: Sequence[float], device: str)
     sums: dict[str, Tensor] = {}
     for folder, weight in zip(folders, weights, strict=True):
         model = load_model(folder)
-        named = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        if not sums:
-            sums = {n: torch.zeros(p.shape, dtype=torch.float64) for n, p in named.items()}
-        if {n: p.shape for n, p in named.items()} != {n: total.shape for n, total in sums.items()}:
+        own = {name: stored.double() for name, stored in model.state_dict().items()}
+        sums = sums or {name: torch.zeros_like(stored) for name, stored in own.items()}
+        if {n: w.shape for n, w in own.items()} != {n: total.shape for n, total in sums.items()}:
             raise ValueError(f"{folder}: its parameters are not those of {folders[0]}")
-        for name, parameter in named.items():
-            sums[name].add_(parameter.to(torch.float64), alpha=weight)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(sums[name])
+        for name, stored in own.items():
+            sums[name].add_(stored, alpha=weight)
+    model.load_state_dict(sums)
     return model.to(device)
 
 

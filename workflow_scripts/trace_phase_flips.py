@@ -38,27 +38,23 @@ def trace_phases(
     ``load`` gives the model of the fork point; ``settings`` has schedules
     (definitions of kind oli by name), start, batch_size, training, total_steps, cycles and seeds.
     """
-    start, rows = settings["start"], []
-    baseline = read_schedule(settings["training"], settings["total_steps"])
+    start, training, rows = settings["start"], settings["training"], []
+    baseline = read_schedule(training, settings["total_steps"])
+
+    def weights(model: nn.Module) -> dict:
+        return {n: w.detach().clone() for n, w in linear_weights(model, spec.layers).items()}
 
     def follow(schedule: Schedule, ends: Mapping[int, str], seed: int) -> Iterator[dict]:
         """Train through ``ends`` and compare the codes at each with those at the one before."""
-        model, at = load(), start
-        recipe = read_recipe(settings["training"], batch_size=settings["batch_size"], seed=seed)
-        optimizer = build_optimizer(model, recipe)
-
-        def weights() -> dict:
-            chosen = linear_weights(model, spec.layers)
-            return {name: weight.detach().clone() for name, weight in chosen.items()}
-
-        before = weights()
-        for update in train(model, optimizer, tokens, schedule, recipe, start=start,
-                            stop=max(ends)):  # fmt: skip
-            if update.step in ends:
-                after = weights()
-                yield {"phase": ends[update.step], "first_step": at, "step": update.step,
-                       "updates": update.step - at, **code_flips(before, after, spec)}  # fmt: skip
-                before, at = after, update.step
+        model, recipe = load(), read_recipe(training, batch_size=settings["batch_size"], seed=seed)
+        optimizer, at, before = build_optimizer(model, recipe), start, weights(model)
+        updates = train(model, optimizer, tokens, schedule, recipe, start=start, stop=max(ends))
+        for step, *_ in updates:
+            if step in ends:
+                after = weights(model)
+                yield {"phase": ends[step], "first_step": at, "step": step, "updates": step - at,
+                       **code_flips(before, after, spec)}  # fmt: skip
+                before, at = after, step
 
     for name, definition in settings["schedules"].items():
         span = definition["bump_steps"] + definition["cool_steps"]

@@ -20,13 +20,12 @@ from flatminima.model import load_model
 def kurtosis_table(step: int, weights: Mapping[str, np.ndarray]) -> pd.DataFrame:
     """Rows of one checkpoint: step, statistic, tensor, n_weights, excess_kurtosis.
 
-    ``weights`` maps tensor names to ``[out, in]`` arrays. Raises ``UserError`` where the
-    kurtosis of one is not defined: a weight is not finite, or all are equal.
+    ``weights`` maps tensor names to ``[out, in]`` arrays of finite numbers. Raises ``UserError``
+    where those of one are all equal.
     """
     for name, w in weights.items():
-        if not np.isfinite(w).all() or w.min() == w.max():
-            reason = "are all equal" if np.isfinite(w).all() else "are not all finite"
-            raise UserError(f"step {step}: the weights of {name} {reason}; no kurtosis is defined")
+        if w.min() == w.max():
+            raise UserError(f"step {step}: the weights of {name} are all equal: no kurtosis")
     whole = np.concatenate([w.ravel() for w in weights.values()])
     excess = {name: stats.kurtosis(w.astype(float), axis=None) for name, w in weights.items()}
     rows = [("per_tensor", name, w.size, excess[name]) for name, w in weights.items()]
@@ -34,9 +33,8 @@ def kurtosis_table(step: int, weights: Mapping[str, np.ndarray]) -> pd.DataFrame
         ("mean_over_tensors", "all", whole.size, np.mean(list(excess.values()))),
         ("pooled", "all", whole.size, stats.kurtosis(whole.astype(float))),
     ]
-    table = pd.DataFrame(rows, columns=["statistic", "tensor", "n_weights", "excess_kurtosis"])
-    table.insert(0, "step", step)
-    return table
+    columns = ["step", "statistic", "tensor", "n_weights", "excess_kurtosis"]
+    return pd.DataFrame([(step, *row) for row in rows], columns=columns)
 
 
 def kurtosis_of_checkpoint(step: int, weights: str | Path, layers: str) -> pd.DataFrame:

@@ -99,10 +99,9 @@ def check_memory(folder: Path, device: str, numbers: int) -> None:
     for place in dict.fromkeys(("cpu", device)):
         needed, there = 4 * numbers / 2**30, available_bytes(place) / 2**30
         if needed > there:
-            raise UserError(
-                f"{folder}: its weights take {needed:.1f} GiB in float32 and {there:.1f} GiB of "
-                f"memory are free on {place}; {needed - there:.1f} GiB are missing"
-            )
+            said = f"{needed:.1f} GiB in float32 and {there:.1f} GiB are free on {place}"
+            missing = f"{needed - there:.1f} GiB are missing"
+            raise UserError(f"{folder}: its weights take {said}; {missing}")
 
 
 # Checkpoints
@@ -113,9 +112,9 @@ def damage_named(path: str | Path) -> Iterator[None]:
     """Say which file it is that a library cannot read, in one line."""
     try:
         yield
+    except (UserError, FileNotFoundError, FloatingPointError):
+        raise
     except Exception as error:  # whatever a library raises over somebody's file
-        if isinstance(error, UserError | FileNotFoundError | FloatingPointError):
-            raise
         reason = one_line(error)
         if "trust_remote_code" in str(error):
             reason = "it wants code that came with it to be run, which is never done here"
@@ -354,28 +353,26 @@ def build_model(architecture: dict, vocab_size: int, seed: int) -> nn.Module:
 
 def head_in_pieces(
     model: nn.Module, ids: Tensor, at_once: int = LOGITS_AT_ONCE
-) -> nn.Linear | None:
-    """The head where it is to be applied to some positions of ``[batch, length]`` at a time.
+) -> tuple[nn.Linear, Tensor] | None:
+    """The head, where it is to be applied to some positions at a time, and what it is applied to.
 
-    ``None`` where all logits are small enough, or are not just what a linear head makes.
+    States are ``[positions, width]``, the last position of each sequence of ``[batch, length]``
+    left out. ``None`` where all logits are small enough, or are not just what a linear head
+    makes: some families scale or cap them.
     """
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if not isinstance(head, nn.Linear) or getattr(model, "base_model", model) is model:
         return None
-    large = ids.numel() * head.out_features > at_once
-    return head if large and _is_plain(model, head) else None
+    if ids.numel() * head.out_features <= at_once:
+        return None
 
+    def states(ids: Tensor) -> Tensor:
+        return model.base_model(input_ids=ids, use_cache=False).last_hidden_state
 
-def last_states(model: nn.Module, ids: Tensor) -> Tensor:
-    """What the head is applied to, ``[batch, length, width]``."""
-    return model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-
-
-@torch.no_grad()
-def _is_plain(model: nn.Module, head: nn.Linear) -> bool:
-    """Whether logits are the head's outputs and nothing else; some families scale or cap them."""
-    if model.config.model_type == "gpt_neox":
-        return True
-    ids = torch.arange(4, device=head.weight.device)[None]
-    logits = model(input_ids=ids, use_cache=False).logits
-    return torch.allclose(logits, head(last_states(model, ids)), rtol=1e-5, atol=1e-6)
+    if model.config.model_type != "gpt_neox":
+        with torch.no_grad():
+            few = torch.arange(4, device=head.weight.device)[None]
+            logits = model(input_ids=few, use_cache=False).logits
+            if not torch.allclose(logits, head(states(few)), rtol=1e-5, atol=1e-6):
+                return None
+    return head, states(ids)[:, :-1].flatten(0, 1)

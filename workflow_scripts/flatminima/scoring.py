@@ -25,7 +25,6 @@ from flatminima.model import (
     LOGITS_AT_ONCE,
     check_causal,
     head_in_pieces,
-    last_states,
     load_model,
     peculiarities,
     take_device,
@@ -62,11 +61,11 @@ def model_logits(model: nn.Module, ids: Tensor, at_once: int = LOGITS_AT_ONCE) -
     Where logits, for Pythia 50,304 numbers a token, would be more than ``at_once``, the head is
     applied to some positions at a time. Pieces of models with one vocabulary are equally long.
     """
-    head = head_in_pieces(model, ids, at_once)
-    if head is None:
+    pieces = head_in_pieces(model, ids, at_once)
+    if pieces is None:
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1)
         return iter(logits.split(max(1, at_once // logits.shape[-1])))
-    states = last_states(model, ids)[:, :-1].flatten(0, 1)
+    head, states = pieces
     weight, bias = head.weight, head.bias  # read while they are replaced
     parts = states.split(max(1, at_once // head.out_features))
     return (nn.functional.linear(part, weight, bias) for part in parts)

@@ -60,16 +60,6 @@ def layer_sets(model: nn.Module) -> dict[str, list[str]]:
     return {kind: chosen for kind, chosen in (sets | {ALL: names}).items() if chosen}
 
 
-def in_order(names: Iterable[str]) -> list[str]:
-    """Names by block, embeddings first and the head last, in the order of their occurrence."""
-
-    def rank(name: str) -> tuple[bool, int]:
-        block = block_of(name)
-        return name.startswith(("embed_out", "lm_head")), -1 if block is None else block
-
-    return sorted(names, key=rank)
-
-
 def score_variants(visit: Visit, variants: Iterable[Variant]) -> pd.DataFrame:
     """Per-sequence scores of the model and of each variant, as ``intervals.summarise`` reads them.
 
@@ -174,9 +164,8 @@ def layer_variants(model: nn.Module, spec: AnyQuantizer) -> Iterator[Variant]:
     quantized = {name: fake_quantize(w, spec) for name, w in matrices(model).items()}
     whole = {name: quantized[name] for name in layer_sets(model)["blocks"]}
     yield ALL, whole
-    for name in in_order(quantized):
-        yield f"in {name}", {name: quantized[name]}
-    for name in in_order(whole):
+    yield from ((f"in {name}", {name: weight}) for name, weight in quantized.items())
+    for name in whole:
         yield f"out {name}", {n: w for n, w in whole.items() if n != name}
 
 

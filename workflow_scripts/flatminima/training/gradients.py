@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from flatminima.model import head_in_pieces, last_states
+from flatminima.model import head_in_pieces
 
 PIECE = 2**24  # logits at a time where they are not made at once; 64 MiB, and as much of gradients
 
@@ -48,16 +48,16 @@ def next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
 def _loss(model: nn.Module, ids: Tensor, precision: str) -> Tensor:
     """The same in bfloat16, or where the logits are large made and differentiated in pieces."""
     # The forward pass alone: autocast keeps the loss in float32.
-    head = None if precision == "bf16" else head_in_pieces(model, ids)
-    if head is None:
+    pieces = None if precision == "bf16" else head_in_pieces(model, ids)
+    if pieces is None:
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=precision == "bf16"):
             return next_token_loss(model, ids)
+    (head, states), targets = pieces, ids[:, 1:].flatten()
     rows = max(1, PIECE // head.out_features)
+    options = nn.LinearCrossEntropyOptions(batch_chunk_size=rows, chunking_method=None)
     return nn.functional.linear_cross_entropy(
-        last_states(model, ids)[:, :-1].flatten(0, 1), head.weight, ids[:, 1:].flatten(),
-        linear_bias=head.bias,
-        options=nn.LinearCrossEntropyOptions(batch_chunk_size=rows, chunking_method=None),
-    )  # fmt: skip
+        states, head.weight, targets, linear_bias=head.bias, options=options
+    )
 
 
 def batch_gradients(model: nn.Module, ids: Tensor, compute: Compute = PLAIN) -> float:
