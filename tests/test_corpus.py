@@ -1,14 +1,12 @@
 """The embedded text: what is taken from packages, and what two splits share."""
 
 import importlib
-import json
 import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatminima.files import file_sha256
 from flatminima.text.corpus import (
     WINDOW,
     deduplicate,
@@ -22,8 +20,6 @@ from flatminima.text.corpus import (
     write_documents,
 )
 from flatminima.text.sources import collect
-from flatminima.text.tokens import read_tokens
-from workflow_scripts import fix_batches, train_tokenizer
 
 MODULE = '''"""Module text."""
 
@@ -59,27 +55,31 @@ def comment():
 '''
 
 
+FILES = {
+    "__init__.py": b'raise RuntimeError("a package must not be imported")\n',
+    "b.py": MODULE.encode(),
+    "a.py": b'"""First file."""\n',
+    "sub/c.py": '"""Sub text, 日本語."""\n'.encode(),
+    "tests/test_a.py": b'"""Never taken."""\n',
+    "broken.py": b'"""Never taken."""\ndef f(:\n',
+    "latin.py": '# -*- coding: latin-1 -*-\n"""Ümlaut."""\n'.encode("latin-1"),
+    "null.py": b'"""Never taken."""\n\0\n',
+    "surrogate.py": b'"""Half a character: \\ud800."""\n',
+    "escape.py": b'"""An invalid \\d escape."""\n',
+    "data.txt": b'"""Never taken."""\n',
+    "../toy_corpus-1.2.dist-info/METADATA":
+        b"Metadata-Version: 2.1\nName: toy-corpus\nVersion: 1.2\n",
+    "../toy_corpus-1.2.dist-info/top_level.txt": b"toy_corpus_package\n",
+}  # fmt: skip
+
+
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """An installed package ``toy_corpus_package`` 1.2 with all that can go wrong in one."""
-    root = tmp_path / "toy_corpus_package"
-    (root / "tests").mkdir(parents=True)
-    (root / "sub").mkdir()
-    (root / "__init__.py").write_text('raise RuntimeError("a package must not be imported")\n')
-    (root / "b.py").write_text(MODULE)
-    (root / "a.py").write_text('"""First file."""\n')
-    (root / "sub" / "c.py").write_text('"""Sub text, 日本語."""\n', encoding="utf-8")
-    (root / "tests" / "test_a.py").write_text('"""Never taken."""\n')
-    (root / "broken.py").write_text('"""Never taken."""\ndef f(:\n')
-    (root / "latin.py").write_bytes('# -*- coding: latin-1 -*-\n"""Ümlaut."""\n'.encode("latin-1"))
-    (root / "null.py").write_bytes(b'"""Never taken."""\n\0\n')
-    (root / "surrogate.py").write_text('"""Half a character: \\ud800."""\n')
-    (root / "escape.py").write_text('"""An invalid \\d escape."""\n')
-    (root / "data.txt").write_text('"""Never taken."""\n')
-    info = tmp_path / "toy_corpus-1.2.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-corpus\nVersion: 1.2\n")
-    (info / "top_level.txt").write_text("toy_corpus_package\n")
+    for name, content in FILES.items():
+        path = tmp_path / "toy_corpus_package" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
     return "toy_corpus_package"
@@ -101,9 +101,9 @@ def test_documents_of_a_package(package):
 
 
 def test_a_tally_sees_every_text_and_every_boundary():
-    texts = (["ab", "c"], ["a", "bc"], ["abc"], ["c", "ab"])
+    texts = (["ab", "c"], ["a", "bc"], ["abc"], ["c", "ab"], ["ab", "c"])
     found = [tally(t) for t in texts]
-    assert len({record["sha256"] for record in found}) == 4 and tally(texts[0]) == found[0]
+    assert len({record["sha256"] for record in found}) == 4 and found[0] == found[-1]
     assert (found[0]["documents"], found[0]["characters"]) == (2, 3)
 
 
@@ -136,11 +136,9 @@ TEXTS = st.lists(
 
 def runs(texts) -> list[tuple[str, ...]]:
     """Every run of words, the slow way."""
-    return [
-        tuple(words[n : n + WINDOW])
-        for words in map(str.split, texts)
-        for n in range(len(words) - WINDOW + 1)
-    ]
+    documents = [text.split() for text in texts]
+    return [tuple(words[n : n + WINDOW]) for words in documents
+            for n in range(len(words) - WINDOW + 1)]  # fmt: skip
 
 
 @given(TEXTS, TEXTS)
@@ -148,11 +146,8 @@ def test_shared_runs_are_those_that_counting_them_all_finds(training, validation
     known, wanted = set(runs(training)), runs(validation)
     found = shared_windows(iter(training), iter(validation))
     assert found["windows"] == found["windows_looked_for"] == len(wanted)
-    if wanted:
-        expected = round(100 * sum(run in known for run in wanted) / len(wanted), 3)
-        assert found["in_training_pct"] == expected
-    else:
-        assert found["in_training_pct"] is None
+    share = 100 * sum(run in known for run in wanted) / len(wanted) if wanted else None
+    assert found["in_training_pct"] == (share if share is None else round(share, 3))
 
 
 def test_a_sample_stands_for_many_runs_and_is_the_same_every_time():
@@ -183,40 +178,20 @@ def test_overlap_is_recorded_and_shared_documents_refused(tmp_path):
 # From packages to batches
 
 SOURCE = {
-    "text": {
-        "source": "packages", "packages": ["seaborn", "tqdm"], "min_characters": 100,
-        "validation_fraction": 0.2, "seed": 0,
-    },
+    "source": "packages", "packages": ["seaborn", "tqdm"], "min_characters": 100,
+    "validation_fraction": 0.2, "seed": 0,
 }  # fmt: skip
-BATCHES = {"train": {"sequences": 32, "length": 16}, "validation": {"sequences": 8, "length": 16}}
 
 
-def test_batches_of_packages_are_the_same_file_every_time(tmp_path):
-    files = {f"{split}_text": tmp_path / f"{split}.jsonl" for split in BATCHES}
-    manifest = collect(SOURCE, *files.values())
-    (tmp_path / "text.json").write_text(json.dumps(manifest))
+def test_text_of_packages_is_the_same_every_time(tmp_path):
+    paths, written = [tmp_path / f"{split}.jsonl" for split in ("train", "validation")], []
+    for _ in range(2):
+        manifest = collect({"text": SOURCE}, *paths)
+        written.append([path.read_bytes() for path in paths])
+    assert written[0] == written[1]
     named = {source["package"]: source for source in manifest["packages"]}
     assert named["seaborn"]["version"] == "0.13.2"
     assert all(len(source["sha256"]) == 64 and source["characters"] for source in named.values())
-    for name in BATCHES:
-        count = sum(1 for _ in read_documents(files[f"{name}_text"]))
-        assert manifest[f"{name}_documents"] == count > 10
-    assert manifest["documents"] == manifest["train_documents"] + manifest["validation_documents"]
-
-    tokenizer = tmp_path / "tokenizer.json"
-    train_tokenizer.main(train=files["train_text"], vocab_size=300, tokenizer=str(tokenizer))
-    files |= {"tokenizer": tokenizer, "manifest": tmp_path / "text.json"}
-    written = []
-    for folder in (tmp_path / "first", tmp_path / "second"):
-        outputs = {split: folder / f"{split}.safetensors" for split in BATCHES}
-        manifests = {f"{split}_manifest": folder / f"{split}.json" for split in BATCHES}
-        fix_batches.main(inputs=files, outputs=outputs | manifests, batches=BATCHES, vocabulary={})
-        written.append({name: path.read_bytes() for name, path in outputs.items()})
-    assert written[0] == written[1]
-    for name, path in outputs.items():
-        record = json.loads(path.with_suffix(".json").read_text())
-        assert record["sha256"] == file_sha256(path)
-        assert record["tokenizer_sha256"] == file_sha256(tokenizer)
-        shape = (BATCHES[name]["sequences"], BATCHES[name]["length"])
-        assert read_tokens(path).shape == shape
-        assert record["largest_id"] < record["vocab_size"] == 300
+    counts = [sum(1 for _ in read_documents(path)) for path in paths]
+    assert counts == [manifest["train_documents"], manifest["validation_documents"]]
+    assert manifest["documents"] == sum(counts) and min(counts) > 10

@@ -2,21 +2,18 @@
 
 import gzip
 import json
+import os
 import random
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-import tenacity
 import zstandard
 from huggingface_hub import constants, hf_hub_download
-from huggingface_hub.utils import _http
 
-from flatminima import hub as hub_module
 from flatminima.text.corpus import read_documents, write_documents
 from flatminima.text.sources import NotAvailable, TextError, collect, find_file, read_texts
 from tests.hub.server import TinyHub, point_at
@@ -36,8 +33,12 @@ def jsonl(texts, field: str = "text") -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
+def texts_of(source: dict) -> list[str]:
+    return list(read_texts(find_file(source)))
+
+
 def read(path, **details) -> list[str]:
-    return list(read_texts(find_file({"path": str(path), **details})))
+    return texts_of({"path": str(path), **details})
 
 
 def write_parquet(path, texts, field: str = "text") -> None:
@@ -120,18 +121,13 @@ def test_a_broken_file_is_one_line_with_its_name(tmp_path):
 @pytest.fixture
 def files(tmp_path):
     """A source of local files; training repeats two validation documents."""
-    held_out = [f"held out {n}" for n in range(10)]
     seen = ["seen 0", "held out 0", "held\n  out 1 ", *(f"seen {n}" for n in range(1, 9))]
-    write_documents(tmp_path / "val.jsonl", held_out)
+    write_documents(tmp_path / "val.jsonl", [f"held out {n}" for n in range(10)])
     write_documents(tmp_path / "00.jsonl", seen)
-    return {
-        "text": {
-            "source": "files",
-            "validation": [{"path": str(tmp_path / "val.jsonl")}],
-            "train": [{"path": str(tmp_path / "00.jsonl")}],
-        },
-        "wanted": {"validation": {"amount": 40}, "train": {"amount": 48}},
-    }
+    text = {split: [{"path": f"{tmp_path}/{name}.jsonl"}]
+            for split, name in (("validation", "val"), ("train", "00"))}  # fmt: skip
+    wanted = {"validation": {"amount": 40}, "train": {"amount": 48}}
+    return {"text": {"source": "files"} | text, "wanted": wanted}
 
 
 @pytest.fixture
@@ -195,54 +191,45 @@ def test_of_long_text_no_more_is_taken_than_is_asked_for(files, paths, tmp_path)
 
 
 COLLECT = """
-import sys
-from flatminima.text.sources import collect
-
-folder, amount = sys.argv[1], int(sys.argv[2])
-source = {"source": "files", "validation": [{"path": f"{folder}/val.jsonl"}],
-          "train": [{"path": f"{folder}/train.jsonl"}]}
 wanted = {"validation": {"amount": 1000}, "train": {"amount": amount}}
-collect({"text": source, "wanted": wanted}, f"{folder}/a.jsonl", f"{folder}/b.jsonl")
+files = {split: [{"path": f"{split}.jsonl"}] for split in wanted}
+collect({"text": {"source": "files"} | files, "wanted": wanted}, "a.jsonl", "b.jsonl")
 """
 ONE_LINE = """
-import sys
-from flatminima.text.sources import find_file, read_texts
-from flatminima.text.tokens import fix_split, train_tokenizer
-
-file, folder = sys.argv[1:]
-tokenizer = train_tokenizer(["the quick brown fox jumps over lazy dogs " * 5] * 5, 300)
-tokenizer.save(f"{folder}/tokenizer.json")
-texts = read_texts(find_file({"path": file}))
-fix_split(f"{folder}/tokenizer.json", texts, f"{folder}/t", name=file, sequences=8, length=64)
+train_tokenizer(["the quick brown fox jumps over lazy dogs " * 5] * 5, 300).save("tokenizer.json")
+texts = read_texts(find_file({"path": "a.txt"}))
+fix_split("tokenizer.json", texts, "t", name="a.txt", sequences=8, length=amount)
 """
 
 
-def peak_mib(code: str, *arguments: object) -> int:
+def peak_mib(code: str, amount: int) -> int:
     """Largest memory of a process, in MiB; ``ru_maxrss`` would count that of the parent too."""
     if sys.platform != "linux":
         pytest.skip("the peak is read from /proc")
-    code += 'print(int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) // 1024)\n'
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    folder = ROOT / "workflow_scripts"
-    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+    code = f"""
+from flatminima.text.sources import collect, find_file, read_texts
+from flatminima.text.tokens import fix_split, train_tokenizer
+amount = {amount}
+{code}
+print(int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) // 1024)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "workflow_scripts")},
+    )  # fmt: skip
     assert run.returncode == 0, run.stderr[-2000:]
     return int(run.stdout.split()[-1])
 
 
-def test_a_single_line_of_64_mib_takes_little_memory(tmp_path):
-    (tmp_path / "a.txt").write_text("letters" * ((64 << 20) // 7))
-    assert peak_mib(ONE_LINE, tmp_path / "a.txt", tmp_path) < 1000
-
-
-def test_a_long_training_text_is_collected_as_a_stream(tmp_path):
-    """Ten times as much text takes about the same memory."""
-    (tmp_path / "val.jsonl").write_text(json.dumps({"text": "held out " * 200}) + "\n")
-    with open(tmp_path / "train.jsonl", "w") as stream:
-        for n in range(30_000):  # 120 MB
-            stream.write(json.dumps({"text": f"{n} " * (4000 // (len(str(n)) + 1))}) + "\n")
-    peaks = [peak_mib(COLLECT, tmp_path, amount) for amount in (10_000_000, 100_000_000)]
-    assert (tmp_path / "a.jsonl").stat().st_size > 100_000_000
-    assert peaks[1] < peaks[0] + 40, f"{peaks} MiB"
+def test_long_text_is_read_as_a_stream(tmp_path, monkeypatch):
+    """A line of 64 MiB takes little memory, and ten times as much text about as much as before."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("letters" * ((64 << 20) // 7))
+    assert peak_mib(ONE_LINE, 64) < 1000
+    Path("validation.jsonl").write_bytes(jsonl(["held out " * 200]))
+    Path("train.jsonl").write_bytes(jsonl([f"{n} " * 700 for n in range(30_000)]))  # 120 MB
+    few, many = peak_mib(COLLECT, 10_000_000), peak_mib(COLLECT, 100_000_000)
+    assert Path("a.jsonl").stat().st_size > 100_000_000 and many < few + 40
 
 
 # A hub
@@ -258,8 +245,7 @@ BIG_FILE = {"repo": PILE, "file": "train/big.jsonl.zst"}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("mirror")
+def server():
     pile = {
         "README.md": b"# a tiny Pile\n",
         "val.jsonl.zst": zstandard.compress(jsonl(VALIDATION)),
@@ -270,36 +256,26 @@ def server(tmp_path_factory):
     mirror = {
         "plain.jsonl": jsonl(VALIDATION),
         "broken.jsonl": jsonl(VALIDATION[:2]) + b"{\n",
+        "data/validation.parquet": pd.DataFrame({"text": VALIDATION}).to_parquet(row_group_size=5),
     }
-    write_parquet(folder / "a.parquet", VALIDATION)
-    mirror["data/validation.parquet"] = (folder / "a.parquet").read_bytes()
     old = {"val.jsonl.zst": zstandard.compress(jsonl(["old"]))}
-    repositories = {PILE: {"main": pile, "old": old}, MIRROR: {"main": mirror}}
-    repositories["tiny/gated"] = {"main": pile}
+    repositories = {PILE: {"main": pile, "old": old}, MIRROR: {"main": mirror},
+                    "tiny/gated": {"main": pile}}  # fmt: skip
     with TinyHub(datasets=repositories, gated=("tiny/gated",)) as hub:
         yield hub
 
 
 @pytest.fixture
-def hub(server, monkeypatch, tmp_path):
-    """The hub, with three attempts at everything and pauses that take no time."""
+def hub(server, monkeypatch, tmp_path, pauses):
     server.clear()
     point_at(monkeypatch, server, tmp_path / "home")
-    impatient = SimpleNamespace(sleep=lambda seconds: None)
-    monkeypatch.setattr(_http, "time", impatient)
-    monkeypatch.setattr(tenacity.nap, "time", impatient)
-    monkeypatch.setattr(hub_module, "ATTEMPTS", 3)
     return server
-
-
-def fetched(source) -> list[str]:
-    return list(read_texts(find_file(source)))
 
 
 def test_every_form_is_the_same_and_the_commit_is_asked_once_and_then_pinned(hub):
     for file in ("data/validation.parquet", "plain.jsonl"):
-        assert fetched({"repo": MIRROR, "file": file}) == VALIDATION
-    assert fetched(FILE | {"revision": "old"}) == ["old"]
+        assert texts_of({"repo": MIRROR, "file": file}) == VALIDATION
+    assert texts_of(FILE | {"revision": "old"}) == ["old"]
     file = find_file(FILE)
     assert file.commit == hub.commit(PILE, "main", "dataset")
     hub.requests.clear()
@@ -321,7 +297,7 @@ def test_what_a_dataset_lacks_is_said_and_never_replaced(hub, monkeypatch):
         assert reason in str(error.value) and "\n" not in str(error.value)
     assert not hub.asked("resolve|lfs"), "no file was asked for"
     monkeypatch.setenv("HF_TOKEN", hub.token)
-    assert fetched(FILE | {"repo": "tiny/gated"}) == VALIDATION
+    assert texts_of(FILE | {"repo": "tiny/gated"}) == VALIDATION
 
 
 def test_offline_the_users_cache_is_a_source(hub, monkeypatch):
@@ -331,11 +307,11 @@ def test_offline_the_users_cache_is_a_source(hub, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     hf_hub_download(PILE, BIG_FILE["file"], repo_type="dataset")
     hub.requests.clear()
-    assert fetched(BIG_FILE) == BIG
+    assert texts_of(BIG_FILE) == BIG
     assert not hub.asked("resolve|lfs"), "what is in the cache is not fetched again"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     hub.requests.clear()
-    assert fetched(BIG_FILE) == BIG and not hub.requests
+    assert texts_of(BIG_FILE) == BIG and not hub.requests
     assert find_file(BIG_FILE).commit == hub.commit(PILE, "main", "dataset")
 
 
@@ -352,50 +328,44 @@ FAULTS = {
 def test_a_passing_fault_changes_nothing(hub):
     for name, (path, kind, details) in FAULTS.items():
         fault = hub.fault(path, kind, **details)
-        assert fetched(BIG_FILE) == BIG and fault.met == 1, name
+        assert texts_of(BIG_FILE) == BIG and fault.met == 1, name
 
 
 def test_what_stays_broken_is_one_line_with_the_file(hub):
     for kind in ("truncate", "wrong"):
         hub.fault("/lfs/", kind, times=None, after=100_000)
         with pytest.raises(TextError) as error:
-            fetched(BIG_FILE)
+            texts_of(BIG_FILE)
         assert str(error.value).startswith("tiny/pile: train/big.jsonl.zst")
         assert "\n" not in str(error.value)
         hub.clear()
     with pytest.raises(TextError, match="tiny/mirror: broken.jsonl: line 3 is not JSON"):
-        fetched({"repo": MIRROR, "file": "broken.jsonl"})
+        texts_of({"repo": MIRROR, "file": "broken.jsonl"})
     with pytest.raises(TextError, match="tiny/pile: train/cut.jsonl.zst: .*Truncated"):
-        fetched({"repo": PILE, "file": "train/cut.jsonl.zst"})
+        texts_of({"repo": PILE, "file": "train/cut.jsonl.zst"})
 
 
 # The identity of the data
 
 
 def test_the_documents_are_the_same_whatever_the_route(hub, tmp_path):
-    for split, texts in (("val", VALIDATION), ("train", TRAIN)):
-        (tmp_path / f"{split}.jsonl").write_bytes(jsonl(texts))
-        (tmp_path / f"{split}.jsonl.zst").write_bytes(zstandard.compress(jsonl(texts)))
-        write_parquet(tmp_path / f"{split}.parquet", texts)
-    routes = [
-        ([{"path": f"{tmp_path}/val{ending}"}], [{"path": f"{tmp_path}/train{ending}"}])
-        for ending in (".jsonl", ".jsonl.zst", ".parquet")
-    ]
+    write_parquet(tmp_path / "val.parquet", VALIDATION)
+    (tmp_path / "train.jsonl").write_bytes(jsonl(TRAIN))
     missing = {"repo": MIRROR, "file": "val.jsonl.zst"}
-    routes.append(([missing, FILE], [{"repo": PILE, "file": "train/00.jsonl.zst"}]))
-    wanted, found = {"validation": {"amount": 2000}, "train": {"amount": 10**6}}, []
-    for validation, train in routes:
-        text = {"source": "files", "validation": validation, "train": train}
-        paths = tmp_path / "train", tmp_path / "validation"
+    paths, found = (tmp_path / "train", tmp_path / "validation"), []
+    for validation, train in (
+        ([{"path": f"{tmp_path}/val.parquet"}], {"path": f"{tmp_path}/train.jsonl"}),
+        ([missing, FILE], {"repo": PILE, "file": "train/00.jsonl.zst"}),
+    ):
+        text = {"source": "files", "validation": validation, "train": [train]}
+        wanted = {"validation": {"amount": 2000}, "train": {"amount": 10**6}}
         record = collect({"text": text, "wanted": wanted}, *paths)
-        found.append(([path.read_bytes() for path in paths], record))
-    documents, record = found[-1]
-    assert all(other == documents for other, _ in found) and documents[0] != documents[1]
-    assert {other["validation"]["sha256"] for _, other in found} == {record["validation"]["sha256"]}
-    taken = record["validation"]
+        found.append(([path.read_bytes() for path in paths], record["validation"]["sha256"]))
+    assert found[0] == found[1] and len({*found[0][0]}) == 2
+    taken, train = record["validation"], record["train"]
     assert taken["taken"] == "tiny/pile: val.jsonl.zst"
     assert taken["commit"] == hub.commit(PILE, "main", "dataset")
-    assert taken["passed_over"][0]["source"] == "tiny/mirror: val.jsonl.zst"
-    assert "there is no val.jsonl.zst in it" in taken["passed_over"][0]["reason"]
-    train = record["train"]
+    [passed] = taken["passed_over"]
+    assert passed["source"] == "tiny/mirror: val.jsonl.zst"
+    assert "there is no val.jsonl.zst in it" in passed["reason"]
     assert train["left_out_as_validation"] == 1 and train["documents"] == len(TRAIN) - 1
