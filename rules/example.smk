@@ -64,7 +64,6 @@ use rule render_notebook_tour as render_notebook_your_run with:
         "benchmarks/example/render_notebook/your_run.tsv"
     params:
         suite="example",
-        folder=lambda wildcards, input: Path(input.results[0]).parts[0],
         code=code_hash("workflow_scripts/render_notebook.py", "notebooks/your_run.ipynb"),
     message:
         "Notebook of the example run"

@@ -1,13 +1,4 @@
-"""Tables, figures and the front page of a suite.
-
-REQUIRED INPUTS  results/{suite}/audit.csv, kurtosis.csv, phases.json, forks.csv, statistics.csv
-                 resources/paper/table1.csv, table2.csv, pythia_lambada.csv; for figures beyond
-                 the paper rivals.csv and mechanism/*.csv
-OUTPUTS          results/{suite}/tables/table1.*, table2.*             (csv, md, tex)
-                 results/{suite}/figures/fig1_audit.*, fig2_kurtosis.* …  (pdf, svg, png)
-                 results/paper/figures/fig4_lambada.*
-                 results/{suite}/index.html
-"""
+"""Tables, figures and the front page of a suite."""
 
 
 rule tabulate_audit:

@@ -1,10 +1,4 @@
-"""Beyond the paper: findings and the ledger with them. No part of `all`.
-
-REQUIRED INPUTS  results/{suite}/mechanism/*.csv, audit.csv, kurtosis.csv, phases.json and what
-                 the ledger reads
-OUTPUTS          results/{suite}/mechanism/findings.csv
-                 results/{suite}/claims_extended.csv, claims_extended.md, claims_extended.html
-"""
+"""Beyond the paper: findings and the ledger with them. No part of `all`."""
 
 
 rule summarise_mechanism:

@@ -71,8 +71,6 @@ use rule probe_checkpoints as probe_fork with:
     priority: 18
     params:
         folders=of_branch(Branch.folders, "seed"),
-        probe=planned(plan.probe),
-        code=code_hash("workflow_scripts/probe_checkpoints.py"),
     message:
         "Probing the fork {wildcards.condition} of {wildcards.suite}, seed {wildcards.seed}"
 
@@ -91,8 +89,6 @@ use rule measure_kurtosis as measure_kurtosis_of_fork with:
     params:
         weights=of_branch(Branch.weights, "seed"),
         steps=of_branch(Branch.steps),
-        layers=setting("kurtosis.layers"),
-        code=code_hash("workflow_scripts/measure_kurtosis.py"),
     message:
         "Measuring the kurtosis of {wildcards.condition} of {wildcards.suite}, "
         "seed {wildcards.seed}"
@@ -139,6 +135,5 @@ use rule gather_kurtosis as gather_forks with:
     params:
         in_step_order=False,
         labels={},
-        code=code_hash("workflow_scripts/gather_tables.py"),
     message:
         "Gathering the {wildcards.gathered} of {wildcards.suite}"

@@ -62,9 +62,7 @@ use rule gather_kurtosis as gather_mechanism with:
     wildcard_constraints:
         measure="|".join(plan_mechanism.RANGED),
     params:
-        in_step_order=True,
         labels={},
-        code=code_hash("workflow_scripts/gather_tables.py"),
     message:
         "Gathering the {wildcards.measure} of {wildcards.suite}"
 
@@ -199,7 +197,6 @@ use rule probe_checkpoints as probe_replica with:
     params:
         folders=planned(lambda suite, run: plan_mechanism.replica(suite, run).folders(), "run"),
         probe=planned(plan_mechanism.replica_probe),
-        code=code_hash("workflow_scripts/probe_checkpoints.py"),
     message:
         "Probing the small run {wildcards.run} of {wildcards.suite}"
 

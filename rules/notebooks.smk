@@ -1,8 +1,4 @@
-"""Companion notebooks: executed on the suite's results and rendered.
-
-REQUIRED INPUTS  notebooks/{notebook}.ipynb and the suite's results that it reads
-OUTPUTS          results/{suite}/notebooks/{notebook}.html
-"""
+"""Companion notebooks: executed on the suite's results and rendered."""
 
 # The results of a suite that each notebook reads; `mechanism` is of the target extended.
 NOTEBOOKS = {

@@ -163,7 +163,6 @@ use rule judge_claims as judge_claims_one with:
         "benchmarks/{suite}/judge_claims/{claim}.tsv"
     params:
         suite=planned(plan.claim_facts, "claim", ledger=OF_THE_PAPER["claims"]),
-        code=code_hash("workflow_scripts/judge_claims.py"),
     message:
         "Judging claim {wildcards.claim} on {wildcards.suite}"
 
@@ -182,7 +181,6 @@ use rule judge_claims as judge_claims_paper with:
         "benchmarks/paper/judge_claims.tsv"
     params:
         suite=None,
-        code=code_hash("workflow_scripts/judge_claims.py"),
     message:
         "Judging the paper's claims on its own printed tables"
 

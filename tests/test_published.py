@@ -9,20 +9,19 @@ import pandas as pd
 import pytest
 import yaml
 
-from flatminima import freezing
 from flatminima.config.plan import facts
 from flatminima.config.suites import read_suite
 from flatminima.errors import UserError
 from flatminima.files import read_digests
-from flatminima.freezing import (
+from tests.workflow import ROOT, copy_checkout, dry_run, planned, snakemake
+from workflow_scripts import publish_measurements, restore_measurements
+from workflow_scripts.publish_measurements import (
     frozen_section,
     further_files,
     machine,
     measured_files,
     publish,
 )
-from tests.workflow import ROOT, copy_checkout, dry_run, planned, snakemake
-from workflow_scripts import restore_measurements
 
 pytestmark = pytest.mark.workflow
 MINI = ROOT / "resources/published/mini"
@@ -71,13 +70,15 @@ def test_what_is_restored_can_be_published_again(restored, tmp_path):
 
 def test_results_of_other_code_are_not_published(tmp_path, monkeypatch):
     suite, folder = read_suite("mini", []), Path("resources/published/mini")
-    monkeypatch.setattr(freezing, "git", lambda *arguments: "")
-    monkeypatch.setattr(freezing, "dry_run", lambda *targets, configfiles: (0, {"probe": 2}, []))
+    monkeypatch.setattr(publish_measurements, "git", lambda *arguments: "")
+    monkeypatch.setattr(
+        publish_measurements, "dry_run", lambda *_, configfiles: (0, {"probe": 2}, [])
+    )
     with pytest.raises(UserError, match=r"results/mini is not what this code measures"):
-        freezing.check_current(suite, [], folder)
-    monkeypatch.setattr(freezing, "git", lambda *arguments: "workflow_scripts/x.py")
+        publish_measurements.check_current(suite, [], folder)
+    monkeypatch.setattr(publish_measurements, "git", lambda *arguments: "workflow_scripts/x.py")
     with pytest.raises(UserError, match=r"workflow_scripts/x.py has changes"):
-        freezing.check_current(suite, [], folder)
+        publish_measurements.check_current(suite, [], folder)
 
 
 def test_what_was_not_measured_is_not_in_the_frozen_suite():

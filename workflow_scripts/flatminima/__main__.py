@@ -33,10 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return {"audit": _audit, "plan": _plan, "freeze": _freeze}[command](**given)
     except ModuleNotFoundError as error:
-        hint = f"Error: {command} needs the package {error.name}: pip install {error.name}"
-        print(hint, file=sys.stderr)
+        said = f"{command} needs the package {error.name}: pip install {error.name}"
     except ValueError as error:
-        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
+        said = " ".join(str(error).split())
+    print(f"Error: {said}", file=sys.stderr)
     return 2
 
 
@@ -48,22 +48,21 @@ def parser() -> argparse.ArgumentParser:
         epilog="example: flatminima audit runs/mine --data validation.txt",
     )  # fmt: skip
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    each = {
-        name: commands.add_parser(
+    for name, (about, example) in COMMANDS.items():
+        part = commands.add_parser(
             name, help=about, description=about, epilog=f"example: {example}", **formatted
         )
-        for name, (about, example) in COMMANDS.items()
-    }
-    for name in ("plan", "freeze"):
-        each[name].add_argument("--suite", help="name (default: the one of config.yaml)")
-        each[name].add_argument(
+        if name == "audit":
+            _audit_options(part)
+            continue
+        part.add_argument("--suite", help="name (default: the one of config.yaml)")
+        part.add_argument(
             "--configfile", nargs="*", default=[], dest="configfiles", metavar="FILE",
             help="configuration of one's own, over config.yaml",
         )  # fmt: skip
-    each["plan"].add_argument(
-        "--seconds", type=float, default=5.0, help="to time this machine for (default: 5; 0: not)"
-    )
-    _audit_options(each["audit"])
+        if name == "plan":
+            timed = "to time this machine for (default: 5; 0: not)"
+            part.add_argument("--seconds", type=float, default=5.0, help=timed)
     return top
 
 
@@ -96,12 +95,12 @@ def _audit(**given: object) -> int:
 def _need_clone(command: str) -> None:
     from flatminima.config.loading import ROOT
 
+    where = Path.cwd()
     if not Path("Snakefile").is_file():
-        where = f"there is no Snakefile in {Path.cwd()}"
-        raise UserError(f"{command} runs in a clone of the workflow: {where}")
-    if Path.cwd() != ROOT:
-        where = f"in this one it is .venv/bin/flatminima, which make {command} calls"
-        raise UserError(f"{command} is a command of the clone that it runs in: {where}")
+        raise UserError(f"{command} runs in a clone of the workflow: no Snakefile in {where}")
+    if where != ROOT:
+        own = f"it is .venv/bin/flatminima, which make {command} calls"
+        raise UserError(f"{command} is a command of the clone that it runs in: in this one {own}")
 
 
 def _plan(suite: str | None, configfiles: list[str], seconds: float) -> int:

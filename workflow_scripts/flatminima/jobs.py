@@ -55,8 +55,9 @@ def run(main: Callable[..., None], snakemake: object) -> None:
 def arguments(main: Callable, job: object) -> dict[str, object]:
     """What each parameter of ``main`` takes of a job, by name."""
     known, found = {"threads": getattr(job, "threads", 1)}, {}
-    for part in ("wildcards", "resources", "params", "output", "input"):  # the last one counts
-        known |= _items(getattr(job, part, None))
+    for name in ("wildcards", "resources", "params", "output", "input"):  # the last one counts
+        part = getattr(job, name, None)
+        known |= dict(part.items() if hasattr(part, "items") else getattr(part, "__dict__", {}))
     for name, parameter in inspect.signature(main).parameters.items():
         if name in ("inputs", "outputs"):
             files = job.input if name == "inputs" else job.output
@@ -74,11 +75,6 @@ def _read(value: object, wanted: object) -> object:
     if wanted in (pd.DataFrame, pd.DataFrame | None, dict) and isinstance(value, str):
         return read_content(value)
     return [read_content(path) for path in value] if wanted == list[pd.DataFrame] else _plain(value)
-
-
-def _items(part: object) -> dict[str, object]:
-    """What a part of a job, such as its params, holds by name."""
-    return dict(part.items() if hasattr(part, "items") else getattr(part, "__dict__", {}))
 
 
 def _plain(value: object) -> object:

@@ -45,8 +45,7 @@ DEFAULTS = {
         "kurtosis": {"layers": "blocks"},
         "phases": {"resamples": 200},
     },
-    "hub": {"is_paper_model": False},
-    "pretrain": {"is_paper_model": False},
+    **dict.fromkeys(("hub", "pretrain"), {"is_paper_model": False}),
 }
 
 # Files and the command line.
@@ -161,9 +160,8 @@ def resolve_suites(suites: object, library: Mapping[str, Mapping]) -> object:
 
 
 def _with_defaults(section: object) -> object:
-    if not isinstance(section, Mapping):
-        return section
-    return merge(DEFAULTS.get(str(section.get("source")), {}), section, WHOLE)
+    source = section.get("source") if isinstance(section, Mapping) else None
+    return merge(DEFAULTS[source], section, WHOLE) if source in DEFAULTS else section
 
 
 # Mistakes, in one line.
@@ -203,11 +201,8 @@ def _line(config: Any, error: ErrorDetails) -> str:
         text = f"{reprlib.repr(given)} is not valid: {error['msg'][0].lower()}{error['msg'][1:]}"
     shown = ".".join(filter(None, place)) or "(top level)"
     # A sentence about the key, or what is said of its value.
-    colon = (
-        ""
-        if text.startswith(("lacks ", "goes ", "takes ", "needs ", "has ", "is ", "would "))
-        else ":"
-    )
+    verbs = ("lacks ", "goes ", "takes ", "needs ", "has ", "is ", "would ")
+    colon = "" if text.startswith(verbs) else ":"
     return " ".join(f"config key {shown}{colon} {text}".split())
 
 

@@ -93,9 +93,7 @@ class Suite:
 
     def key(self, path: str) -> Any:
         """A key of the suite, such as ``probe.resamples``; one line if the suite has none."""
-        value = reduce(
-            lambda section, name: getattr(section, name, None), path.split("."), self.config
-        )
+        value = reduce(lambda part, name: getattr(part, name, None), path.split("."), self.config)
         if value is None:
             raise ConfigError(f"suite {self.name}: config key {path} is needed for this target")
         return value
