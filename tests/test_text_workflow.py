@@ -43,4 +43,4 @@ def test_ones_own_text_becomes_batches_an_edit_makes_them_anew_and_a_mistake_is_
     jobs = planned(*ASKED, folder=checkout)
     assert jobs == {"collect_text": 1, "train_tokenizer": 1, "fix_batches": 1}
     (checkout / "text/mine.txt").write_text("too short\n\nby far\n")
-    run("validation.jsonl: the text holds")
+    run(".jsonl: the text holds ")
