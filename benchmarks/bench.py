@@ -7,25 +7,29 @@ the workflow imports this.
 
 import argparse
 import copy
-import csv
 import datetime
 import gc
-import json
 import math
 import operator
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from importlib import metadata
 from itertools import cycle
+from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 
 import numpy as np
+import pandas as pd
 import torch
 import yaml
 from torch import Tensor, nn
@@ -33,7 +37,7 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "workflow_scripts"))
 
-from flatminima.files import atomic_path  # noqa: E402
+from flatminima.files import atomic_path, write_table  # noqa: E402
 from flatminima.model import build_model, load_model, prepare_backend, save_model  # noqa: E402
 from flatminima.quantizer_specs import FP32, AffineQuantizer  # noqa: E402
 from flatminima.quantizers import Quantized, fake_quantize, linear_weights  # noqa: E402
@@ -73,9 +77,10 @@ def line(what: str, against: str, ours: float, theirs: float, unit: str, ratio: 
             "note": note}  # fmt: skip
 
 
-def median(values: Sequence[float]) -> float:
-    """Median of the rounds."""
-    return float(np.median(values))
+def in_a_process_of_its_own(function: Callable, *arguments: object) -> object:
+    """What the function returns there."""
+    with ProcessPoolExecutor(1, get_context("spawn"), prepare_backend) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> float:
@@ -201,10 +206,8 @@ def probe(quick: bool) -> list[dict]:
         save_model(fresh_model(shape), Path(folder, "checkpoint"))
         for _ in range(2 if quick else 3):
             for way, rounds in ways.items():
-                command = [sys.executable, __file__, "--way", way, f"{folder}/checkpoint",
-                           str(sequences), str(length)]  # fmt: skip
-                run = subprocess.run(command, text=True, capture_output=True, check=True)
-                rounds.append(json.loads(run.stdout.splitlines()[-1]))
+                job = way, f"{folder}/checkpoint", sequences, length
+                rounds.append(in_a_process_of_its_own(probe_once, *job))
     nll = {way: rounds[0]["nll"] for way, rounds in ways.items()}
     if not np.allclose(nll["ours"], nll["copies"], rtol=1e-5):
         raise AssertionError(f"other perplexities: {nll}")
@@ -438,11 +441,10 @@ def write(folder: Path, row: str, lines: Sequence[dict], conditions: Mapping[str
     kept = [found for found in read(table) if found["row"] != row and found["row"] in ROWS]
     kept += [{"row": row, **found, **conditions} for found in lines]
     kept.sort(key=lambda found: list(ROWS).index(found["row"]))
-    with atomic_path(table) as temporary, temporary.open("w", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in found.items()}
-                         for found in kept)  # fmt: skip
+    kept = pd.DataFrame(kept, columns=COLUMNS)
+    write_table(
+        table, kept.map(lambda value: f"{value:.4g}" if isinstance(value, float) else value)
+    )
     text = page.read_text(encoding="utf-8") if page.exists() else f"# Benchmarks\n\n{BEGIN}\n{END}"
     before, after = text.split(BEGIN)[0], text.split(END)[1]
     with atomic_path(page) as temporary:
@@ -455,8 +457,7 @@ def read(table: Path) -> list[dict]:
     """The lines of a table that ``write`` wrote; none where there is no table."""
     if not table.exists():
         return []
-    with table.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return pd.read_csv(table, dtype=str, keep_default_na=False).to_dict("records")
 
 
 def markdown(lines: Sequence[Mapping[str, str]]) -> str:
@@ -479,11 +480,8 @@ def markdown(lines: Sequence[Mapping[str, str]]) -> str:
 
 def machine() -> str:
     """Processor, cores and the versions that matter."""
-    model = platform.processor() or platform.machine()
-    for found in Path("/proc/cpuinfo").read_text().splitlines():
-        if found.startswith("model name"):
-            model = found.split(":")[1].strip()
-            break
+    found = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    model = found[1] if found else platform.processor() or platform.machine()
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers"))
     return f"{model}, {os.cpu_count()} cores, {torch.get_num_threads()} threads; {versions}"
 
@@ -494,29 +492,18 @@ def main() -> int:
     parser.add_argument("--rows", nargs="*", choices=ROWS, default=list(ROWS))
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
     parser.add_argument("--output", type=Path, help="folder; needed with --quick")
-    parser.add_argument("--row", choices=ROWS, help=argparse.SUPPRESS)
-    parser.add_argument("--way", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.quick and options.output is None and not options.row:
+    if options.quick and options.output is None:
         parser.error("--quick needs an --output folder: it is no measurement to keep")
-    prepare_backend()
-    if options.way:
-        way, folder, sequences, length = options.way
-        print(json.dumps(probe_once(way, folder, int(sequences), int(length))))
-        return 0
-    if options.row:
-        print(json.dumps(ROWS[options.row](options.quick)))
-        return 0
     failed = 0
     for row in options.rows:
         load = os.getloadavg()[0]
-        command = [sys.executable, __file__, "--row", row, *(["--quick"] if options.quick else [])]
-        run = subprocess.run(command, text=True, stdout=subprocess.PIPE)
-        if run.returncode:
-            print(f"{row} could not be measured", file=sys.stderr)
+        try:
+            lines = in_a_process_of_its_own(ROWS[row], options.quick)
+        except Exception:  # whatever it measures beside
+            traceback.print_exc()
             failed += 1
             continue
-        lines = json.loads(run.stdout.splitlines()[-1])
         conditions = {
             "machine": machine(), "measured": datetime.date.today().isoformat(),
             "conditions": f"{'quick, ' if options.quick else ''}load before {load:.1f}",
