@@ -112,32 +112,30 @@ def audit(suite: dict = MINI, *, short: bool = False, negative_int8: bool = Fals
 def phases(suite: dict = MINI, *, onset: bool = True) -> dict:
     """phases.json; without ``onset`` there are two segments and no lag."""
     k = suite["spacing"]
-    table = audit(suite)
-    edges = [(1, "rapid learning", k, 7 * k), (2, "plateau", 7 * k, 80 * k)]
-    edges += [(3, "divergence", 80 * k, 143 * k)] if onset else []
+    table = audit(suite).pivot(index="step", columns="role", values=["ppl", "gap_pct"])
+    edges = [(1, "rapid learning", k, 7 * k), (2, "plateau", 7 * k, 80 * k),
+             (3, "divergence", 80 * k, 143 * k)]  # fmt: skip
     if not onset:
-        edges[1] = (2, "after rapid learning", 7 * k, 143 * k)
+        edges = [edges[0], (2, "after rapid learning", 7 * k, 143 * k)]
     segments = []
     for phase, name, first, last in edges:
-        part = table[table["step"].between(first, last)]
-        gap = part.loc[part["role"] == "low_bit", "gap_pct"].to_list()
-        ppl = part.loc[part["role"] == "fp32", "ppl"].to_list()
+        part = table.loc[first:last]
+        gap, ppl = part["gap_pct", "low_bit"].to_list(), part["ppl", "fp32"].to_list()
         segments.append({
             "phase": phase, "name": name, "first_step": first, "last_step": last,
             "gap_first_pct": gap[0], "gap_last_pct": gap[-1], "gap_min_pct": min(gap),
             "gap_max_pct": max(gap), "ppl_first": ppl[0], "ppl_last": ppl[-1], "n": len(gap),
         })  # fmt: skip
-    fp32 = table[(table["role"] == "fp32") & (table["step"] > 0)].set_index("step")["ppl"]
-    none = dict.fromkeys(("step", "step_low", "step_high"))
+    best, final = table["ppl", "fp32"].loc[[77 * k, 143 * k]]
     found = {"step": 80 * k, "step_low": 78 * k, "step_high": 84 * k}
     return {
         "suite": suite["name"], "rule": "Invented for tests.",
         "convergence": {
-            "step": 77 * k, "step_low": 70 * k, "step_high": 98 * k, "ppl": fp32[77 * k],
-            "final_ppl": fp32.iloc[-1], "rise_pct": 100 * (fp32.iloc[-1] / fp32[77 * k] - 1),
+            "step": 77 * k, "step_low": 70 * k, "step_high": 98 * k, "ppl": best,
+            "final_ppl": final, "rise_pct": 100 * (final / best - 1),
         },
         "rapid_learning_end": {"step": 7 * k, "step_low": 6 * k, "step_high": 9 * k},
-        "onset": (found if onset else none) | {
+        "onset": (found if onset else dict.fromkeys(found)) | {
             "detected": onset, "delta_bic": 120.0 if onset else -3.0,
             "slope_before_per_1000_steps": 0.01,
             "slope_after_per_1000_steps": 0.5 if onset else None,
@@ -160,20 +158,22 @@ def kurtosis(suite: dict = MINI, *, short: bool = False) -> pd.DataFrame:
     steps = grid(suite, short=short)
     known = np.array([0, 30, 70, 87, 100, 120, 143]) * suite["spacing"]
     mean = np.interp(steps, known, [0.0, 8.0, 22.0, 27.9, 15.0, 8.0, 3.3])
-    layers = ["attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h",
-              "mlp.dense_4h_to_h"]  # fmt: skip
+    layers = ("attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h",
+              "mlp.dense_4h_to_h")  # fmt: skip
     names = [f"gpt_neox.layers.{i}.{layer}.weight" for i in (0, 1) for layer in layers]
-    rng = np.random.default_rng(2)
-    factors = np.linspace(0.3, 1.7, len(names))
-    rows = []
-    for step, value in zip(steps, mean, strict=True):
-        noisy = value * factors * np.exp(rng.normal(0, 0.03, len(names)))
-        for name, one in zip(names, noisy, strict=True):
-            rows.append((step, "per_tensor", name, 12288, one))
-        rows.append((step, "mean_over_tensors", "all", 98304, noisy.mean()))
-        rows.append((step, "pooled", "all", 98304, 1.684 + 1.2 * noisy.mean()))
-    columns = ["step", "statistic", "tensor", "n_weights", "excess_kurtosis"]
-    return pd.DataFrame(rows, columns=columns)
+    noise = np.exp(np.random.default_rng(2).normal(0, 0.03, (len(steps), len(names))))
+    values = mean[:, None] * np.linspace(0.3, 1.7, len(names)) * noise
+    mean = values.mean(axis=1)
+    parts = [("per_tensor", name, 12288, values[:, k]) for k, name in enumerate(names)]
+    parts += [
+        ("mean_over_tensors", "all", 98304, mean),
+        ("pooled", "all", 98304, 1.684 + 1.2 * mean),
+    ]
+    columns = ["statistic", "tensor", "n_weights", "excess_kurtosis"]
+    tables = [
+        pd.DataFrame({"step": steps} | dict(zip(columns, part, strict=True))) for part in parts
+    ]
+    return pd.concat(tables).sort_values("step", kind="stable", ignore_index=True)
 
 
 def forks(suite: dict = MINI) -> pd.DataFrame:

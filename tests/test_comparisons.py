@@ -49,7 +49,7 @@ def test_cool_probes_are_compared_with_cosine_at_matching_steps(forks, fork_tabl
         for test, equal in (("Student t", True), ("Welch t", False)):
             row = select(fork_table, comparison=f"oli cool v cosine ({label})", test=test)
             theirs = stats.ttest_ind(cool.stack(), others.stack(), equal_var=equal)
-            assert close(row.value, theirs.statistic) and close(row.p_value, theirs.pvalue)
+            assert close((row.value, row.p_value), (theirs.statistic, theirs.pvalue))
             assert (row.unit, row.n_a, row.n_b) == ("probe", 60, others.size)
             assert "not independent" in row.note
     row = select(fork_table, comparison="oli cool v cosine", measure="mean_gap_pct", test="Welch t")
@@ -183,7 +183,7 @@ def test_other_text_is_drawn_once_for_all_runs(experiment, name, measure, steps)
 
 def test_a_probe_without_scores_is_named_and_a_schedule_may_have_hyphens(experiment, tmp_path):
     sequences, forks, _ = experiment
-    lost = sequences[(sequences.schedule != "oli") | (sequences.step != 20)]
+    lost = sequences.query("schedule != 'oli' or step != 20")
     with pytest.raises(KeyError, match="oli"):
         list(text_rows(lost, forks, "cosine", resamples=9, seed=0))
     scores("oli", 12).to_parquet(tmp_path / "oli-long-seed12.parquet")
@@ -232,8 +232,8 @@ def test_a_tiny_suite_that_converges_at_its_end_gives_rows_without_values():
     rows = rows_of(kurtosis_rows(kurtosis, audit, phases, 13 * 40))
     late = rows[rows.comparison.str.endswith("(after convergence)")]
     assert len(late) == 6 and late.p_value.isna().all()
-    few = synthetic.audit()[lambda table: table.step <= 200]
-    assert np.isnan(select(rows_of(bit_width_rows(few, 40)), test="log-log regression").value)
+    few = rows_of(bit_width_rows(synthetic.audit().query("step <= 200"), 40))
+    assert np.isnan(select(few, test="log-log regression").value)
 
 
 def test_every_p_belongs_to_a_family_and_one_row_is_primary():

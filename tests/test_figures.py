@@ -126,14 +126,11 @@ def test_title_carries_the_label_and_no_texts_overlap(name):
 
 
 def test_audit_curves_are_the_table():
-    audit = synthetic.audit().set_index(["role", "step"])
+    audit = synthetic.audit().assign(lr_pct=lambda table: 100 * table["lr_fraction"])
     gap, ppl, rate = draw("audit").axes
-    shown = [
-        (gap, "low_bit", audit["gap_pct"]), (gap, "high_bit", audit["gap_pct"]),
-        (ppl, "fp32", audit["ppl"]), (rate, "fp32", 100 * audit["lr_fraction"]),
-    ]  # fmt: skip
-    for axes, role, values in shown:
-        expected = values[role].reset_index().to_numpy()
+    for axes, role, column in ((gap, "low_bit", "gap_pct"), (gap, "high_bit", "gap_pct"),
+                               (ppl, "fp32", "ppl"), (rate, "fp32", "lr_pct")):  # fmt: skip
+        expected = audit.loc[audit["role"] == role, ["step", column]].to_numpy()
         assert sum(np.array_equal(line.get_xydata(), expected) for line in axes.get_lines()) == 1
 
 
@@ -240,12 +237,11 @@ def test_lambada_is_the_published_numbers_beside_the_papers_steps():
     assert "not measured by this workflow" in figure.get_suptitle()
     lines = {line.get_label(): line for line in axes.get_lines()}
     for model, part in LAMBADA[LAMBADA["step"] >= 3000].groupby("model"):
-        best = part.loc[part["lambada_openai_ppl"].idxmin()]
-        ppl, step = best["lambada_openai_ppl"], best["step"]
-        line = lines.pop(f"{model}: best {ppl:.1f} at {step:,}")
         expected = part[["step", "lambada_openai_ppl"]].to_numpy(float)
+        step, ppl = best = expected[expected[:, 1].argmin()]
+        line = lines.pop(f"{model}: best {ppl:.1f} at {step:,.0f}")
         assert np.array_equal(line.get_xydata(), expected)
-        assert line.get_xydata()[line.get_markevery()].tolist() == [[step, ppl]]
+        assert np.array_equal(line.get_xydata()[line.get_markevery()], [best])
     assert {line.get_xdata()[0] for line in lines.values()} == {77_000, 82_000}
 
 

@@ -23,6 +23,7 @@ from flatminima.model import build_model, save_model
 from flatminima.quantizers import fake_quantize, grid_steps, linear_weights
 from flatminima.schedules import Cosine, fork_schedule
 from tests.conftest import TINY, affine
+from tests.test_workspace import SETTINGS
 from workflow_scripts.trace_phase_flips import phase_ends, trace_phases
 
 INT4 = affine(4, "group", False, 64)
@@ -145,11 +146,8 @@ def test_phases_end_where_the_rate_changes():
 
 
 def trace(amplitude: float) -> pd.DataFrame:
-    training = {"schedule": "cosine_neox_v1", "lr_max": 0.01, "lr_min": 0.001, "warmup_steps": 2,
-                "batch_size": 4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.0,
-                "clip_norm": 1.0}  # fmt: skip
     settings = {"schedules": {"oli": OLI | {"cool_steps": 3, "amplitude": amplitude}},
-                "start": 50, "batch_size": 4, "training": training, "total_steps": 120,
+                "start": 50, "batch_size": 4, "training": SETTINGS["training"], "total_steps": 120,
                 "cycles": 2, "seeds": [0, 1]}  # fmt: skip
     tokens = np.random.default_rng(0).integers(0, 64, (32, 16)).astype(np.int32)
     spec = affine(4, "group", False, 8)

@@ -1,6 +1,6 @@
 """Effects that are known, told apart from the cells of the factorial."""
 
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pandas as pd
@@ -29,12 +29,11 @@ def test_shares_of_additive_effects_are_in_proportion_and_told_from_an_interacti
     y = table["bits"] + 3.0 * table["symmetric"].astype(float)
     shares = variance_shares(table, y.to_numpy(float))
     wanted = np.var(BITS) / (np.var(BITS) + 9 * 0.25)
-    assert shares["bits"] == pytest.approx(wanted)
-    assert shares["symmetry"] == pytest.approx(1 - wanted)
-    assert shares["bits x symmetry"] == pytest.approx(0, abs=1e-12)
-    for a, b in (("bits", "symmetric"), ("bits", "granularity"), ("symmetric", "granularity")):
-        centred = [pd.factorize(table[name])[0] for name in (a, b)]
-        y = np.prod([codes - codes.mean() for codes in centred], axis=0)
+    for term, share in (("bits", wanted), ("symmetry", 1 - wanted), ("bits x symmetry", 0.0)):
+        assert shares[term] == pytest.approx(share, abs=1e-12)
+    codes = {name: pd.factorize(column)[0] for name, column in table.items()}
+    for a, b in combinations(codes, 2):
+        y = (codes[a] - codes[a].mean()) * (codes[b] - codes[b].mean())
         term = f"{a} x {b}".replace("symmetric", "symmetry")
         assert variance_shares(table, y)[term] == pytest.approx(1.0)
 

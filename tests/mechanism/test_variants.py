@@ -57,18 +57,17 @@ def test_one_matrix_in_is_all_and_out_is_none(tiny_tokens):
 
 
 def test_layer_sets_of_a_gpt_neox(tiny_model):
-    ordered = layer_sets(tiny_model)["all"]
-    sets = {name: set(chosen) for name, chosen in layer_sets(tiny_model).items()}
+    chosen = layer_sets(tiny_model)
+    sets = {name: set(names) for name, names in chosen.items()}
     assert list(sets) == ["blocks", "attention", "qkv", "mlp", "block0", "block1", "head",
                           "embed_in", "all"]  # fmt: skip
     assert sets["blocks"] == set(linear_weights(tiny_model))
-    for parts in (("attention", "mlp"), ("block0", "block1")):
-        assert sets[parts[0]] | sets[parts[1]] == sets["blocks"]
-        assert not sets[parts[0]] & sets[parts[1]]
+    for a, b in (("attention", "mlp"), ("block0", "block1")):
+        assert sets[a] | sets[b] == sets["blocks"] and not sets[a] & sets[b]
     assert all("query_key_value" in name for name in sets["qkv"]) and len(sets["qkv"]) == 2
-    assert sets["all"] == sets["blocks"] | sets["head"] | sets["embed_in"]
-    assert {ordered[0]} == sets["embed_in"] and {ordered[-1]} == sets["head"]
-    assert [block_of(name) for name in ordered[1:-1]] == [0] * 4 + [1] * 4
+    first, *blocks, last = chosen["all"]
+    assert {first} == sets["embed_in"] and {last} == sets["head"]
+    assert set(blocks) == sets["blocks"] and [block_of(n) for n in blocks] == [0] * 4 + [1] * 4
 
 
 def test_names_of_several_architectures():
