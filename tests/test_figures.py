@@ -50,7 +50,8 @@ def draw(name, suite=synthetic.MINI, *, onset=True, short=False, negative_int8=F
         measured = {"forks": synthetic.forks(suite)} | measured
     for key in wanted - measured.keys():
         measured[key] = pd.read_csv(FROZEN / f"mechanism/{key}.csv")
-    return function(**{key: measured[key] for key in wanted})
+    with style.style():
+        return function(**{key: measured[key] for key in wanted})
 
 
 def words(axes):
@@ -218,6 +219,7 @@ def test_forks_show_bumps_hollow_and_the_rate_of_every_update():
     assert "the 15-step cycle at 5, 10, 15" in words(panel)
 
 
+@style.style()
 def test_a_schedule_that_the_suite_does_not_tell_has_markers_and_a_look_of_its_own():
     looks = style.fork_looks(["cosine", "late_restart", "other"])
     assert len({look.color for look in looks.values()}) == 3

@@ -14,20 +14,17 @@ _COSINES = {"head": ("head", "black", "-"), "embed_in": ("embedding", GREY, DOTT
             "last state": ("last hidden state", BLUE, DASHED)}  # fmt: skip
 
 
-@style.style()
 def draw(
     activations: pd.DataFrame, kurtosis: pd.DataFrame, phases: dict, suite: dict, bits: int
 ) -> Figure:
     """Kurtosis of hidden states beside that of weights, losses of W, A and both, cosines.
 
-    The tables are activations.csv and kurtosis.csv of ``suite`` (key label); ``bits`` of an
-    activation. Bands are 95 % intervals over sequences.
+    ``bits`` are those of a rounded activation. Bands are 95 % intervals over sequences.
     """
-    figure, panels = style.row_of_panels(
+    figure, (states, losses, cosines) = style.row_of_panels(
         f"{suite['label']}: activations beside weights",
         ["excess kurtosis", f"rounding to {bits} bits", "mean cosine of pairs"],
     )
-    states, losses, cosines = panels
     of = dict(list(activations.sort_values("step").groupby("measure")))
     _draw_named(states, of["kurtosis"], _looks_of_states(of["kurtosis"]["name"]))
     mean = kurtosis[kurtosis["statistic"] == "mean_over_tensors"].sort_values("step")
@@ -38,10 +35,8 @@ def draw(
     states.set_ylabel("excess kurtosis")
     losses.set_ylabel("added loss (nats/token)")
     cosines.set_ylabel("mean cosine (0: isotropic)")
-    for axes in panels:
-        style.step_axis(axes, activations["step"].max())
-        style.mark_best(axes, phases)
-    style.legends(panels)
+    style.along_the_run(figure.axes, activations["step"].max(), phases)
+    style.legends(figure.axes)
     return figure
 
 
@@ -58,8 +53,7 @@ def _looks_of_states(names: pd.Series) -> dict:
 def _draw_named(axes: Axes, rows: pd.DataFrame, looks: dict) -> None:
     for name, (label, color, dashes) in looks.items():
         part = rows[rows["name"] == name]
-        if len(part):
-            style.band(axes, part["step"], part, _ENDS, color=color, ls=dashes, label=label)
+        style.band(axes, part["step"], part, _ENDS, color=color, ls=dashes, label=label)
     axes.axhline(0, color=GREY, lw=0.4, zorder=0)
 
 

@@ -18,23 +18,20 @@ PAPER_NAMES = {"low_bit": "INT4", "high_bit": "INT8"}
 HALF_DIGIT_PCT = 0.005  # half of the last printed digit of the INT8 gaps in Table 1
 
 
-@style.style()
 def draw(audit: pd.DataFrame, table1: pd.DataFrame, suite: dict) -> Figure:
     """Loss added by the high-bit quantizer against that of the low-bit one, per checkpoint.
 
-    ``audit`` is audit.csv of ``suite`` (keys label, is_paper_model and spacing), of which
-    the evenly spaced steps are drawn; ``table1`` is the paper's, always in a panel of its own.
-    Slope and ratio are those of statistics.csv. The dashed line is what the distance of the
-    levels alone would give: an error that grows with its square. Section 4.4.
+    Of the evenly spaced steps; ``table1`` is the paper's, always in a panel of its own. Slope
+    and ratio are those of statistics.csv. The dashed line is what the distance of the levels
+    alone would give: an error that grows with its square. Section 4.4.
     """
-    lost = missing_words(holes(audit["step"], suite["spacing"]))
+    names, spacing = style.role_labels(audit, suite), suite["spacing"]
     title = f"{suite['label']}: loss added by rounding, beside the paper's"
-    figure = style.page(join_notes(title, lost), 4.2)
+    figure = style.page(join_notes(title, missing_words(holes(audit["step"], spacing))), 4.2)
     ours, papers = figure.subplots(1, 2)
-    own = style.with_ends(style.even(audit, suite["spacing"]))
+    own = style.with_ends(style.even(audit, spacing))
     warning = "" if suite["is_paper_model"] else "; not comparable"
-    _draw_side(ours, "this suite", own, style.role_labels(audit, suite), suite["spacing"],
-               "95 % intervals")  # fmt: skip
+    _draw_side(ours, "this suite", own, names, spacing, "95 % intervals")
     _draw_side(papers, f"paper's Table 1 ({PAPER_MODEL}{warning})", _printed(table1), PAPER_NAMES,
                PAPER_SPACING, "rounding")  # fmt: skip
     return figure

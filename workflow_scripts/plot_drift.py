@@ -13,31 +13,27 @@ MIDPOINTS = 3.0  # the index where every weight sits half-way between grid point
 _ENDS = ["value", "low", "high"]
 
 
-@style.style()
 def draw(
     drift: pd.DataFrame, displacement: pd.DataFrame, phase_flips: pd.DataFrame, phases: dict,
     suite: dict,
 ) -> Figure:  # fmt: skip
     """Misalignment index with its distribution, code flips, flips by phase, distances.
 
-    The tables are drift.csv, displacement.csv and phase_flips.csv of ``suite`` (keys label
-    and spacing). Whiskers and the inner band are 95 % intervals.
+    Whiskers and the inner band are 95 % intervals.
     """
     spacing, even = suite["spacing"], drift[drift["step"] % suite["spacing"] == 0]
-    figure, panels = style.row_of_panels(
+    figure, (index, flips, by_phase, walk) = style.row_of_panels(
         f"{suite['label']}: weights and the points of the low-bit grid",
         ["misalignment index", "codes that flip", "flips by phase", "a random walk?"],
         height=3.4,
     )
-    index, flips, by_phase, walk = panels
     _draw_index(index, even)
     _draw_flips(flips, even[even["previous_step"] == even["step"] - spacing])
-    for axes in (index, flips):
-        style.step_axis(axes, drift["step"].max())
-    style.mark_best(flips, phases)
+    style.step_axis(index, drift["step"].max())
+    style.along_the_run([flips], drift["step"].max(), phases)
     _draw_phases(by_phase, phase_flips)
     _draw_walk(walk, displacement, phases["convergence"]["step"], spacing)
-    style.legends(panels)
+    style.legends(figure.axes)
     return figure
 
 
@@ -48,8 +44,7 @@ def _draw_index(axes: Axes, drift: pd.DataFrame) -> None:
     style.band(axes, drift["step"], drift, ["index", "index_low", "index_high"], color="black")
     axes.axhline(1, color=RED, lw=0.7, ls=DASHED, label="random positions")
     axes.axhline(MIDPOINTS, color=GREY, lw=0.7, ls=DOTTED, label="all at midpoints")
-    axes.set_ylim(0, 1.05 * MIDPOINTS)
-    axes.set_ylabel("mean squared error / (step²/12)")
+    axes.set(ylabel="mean squared error / (step²/12)", ylim=(0, 1.05 * MIDPOINTS))
 
 
 def _draw_flips(axes: Axes, drift: pd.DataFrame) -> None:
@@ -59,23 +54,20 @@ def _draw_flips(axes: Axes, drift: pd.DataFrame) -> None:
         ("flipped_expected", GREEN, DOTTED, "at random"),
     ):
         axes.plot(drift["step"], 100 * drift[column], color=color, ls=dashes, lw=1, label=label)
-    axes.set_ylabel("% of codes, between checkpoints")
-    axes.set_ylim(0, None)
+    axes.set(ylabel="% of codes, between checkpoints", ylim=(0, None))
 
 
 def _draw_phases(axes: Axes, flips: pd.DataFrame) -> None:
-    flips = flips.assign(arm=flips["schedule"].where(flips["schedule"] == "baseline", "OLI"))
     looks = {"OLI": (-0.12, LOOKS["oli"].color, "o"), "baseline": (0.12, GREY, "s")}
     for arm, (shift, color, mark) in looks.items():
-        own = flips[flips["arm"] == arm]
-        if len(own):
-            table = _means(own.assign(flipped=100 * own["flipped_own"]).groupby("phase")["flipped"])
-            places = table.index.map({"bump": 0, "cool": 1}) + shift
-            style.band(axes, places, table, _ENDS, color=color, marker=mark, ls="", label=arm)
+        own = flips[(flips["schedule"] == "baseline") == (arm == "baseline")]
+        table = _means((100 * own["flipped_own"]).groupby(own["phase"]))
+        places = table.index.map({"bump": 0, "cool": 1}) + shift
+        style.band(axes, places, table, _ENDS, color=color, marker=mark, ls="", label=arm)
     updates = flips.groupby("phase")["updates"].median().reindex(["bump", "cool"], fill_value=0)
     axes.set_xticks([0, 1], [f"{phase}\n({count:.0f})" for phase, count in updates.items()])
-    axes.set(xlim=(-0.5, 1.5), ylim=(0, None), xlabel="phase (updates)")
-    axes.set_ylabel("% of codes, over one phase")
+    axes.set(xlim=(-0.5, 1.5), xlabel="phase (updates)")
+    axes.set(ylim=(0, None), ylabel="% of codes, over one phase")
 
 
 def _means(groups: SeriesGroupBy) -> pd.DataFrame:
@@ -94,8 +86,7 @@ def _draw_walk(axes: Axes, table: pd.DataFrame, best: int, spacing: int) -> None
         line = means["value"].iloc[0] * means.index.to_numpy(float) ** power
         axes.plot(means.index, line, color=GREY, lw=0.8, ls=dashes, label=label)
     style.log_axis(axes.xaxis, axes.yaxis)
-    axes.set_xlabel(f"moves of {spacing} steps")
-    axes.set_ylabel("distance, after the best step")
+    axes.set(xlabel=f"moves of {spacing} steps", ylabel="distance, after the best step")
 
 
 if __name__ == "__main__":

@@ -15,25 +15,23 @@ _FORMATS = {"nf4": "D", "mxfp4": "P", "nvfp4": "X"}
 _SYMMETRIC = (0, (2, 1))
 
 
-@style.style()
 def draw(factorial: pd.DataFrame, factors: pd.DataFrame, suite: dict) -> Figure:
     """Losses by bits at the last step, shares of variance by step, prediction against all cells.
 
-    The tables are factorial.csv and factors.csv of ``suite`` (key label). Whiskers are 95 %
-    intervals over the validation sequences.
+    Whiskers are 95 % intervals over the validation sequences.
     """
     cells = style.with_ends(factorial[factorial["role"] == "variant"])
     last, found = cells["step"].max(), factors[factors["response"] == "added_loss"]
-    figure, panels = style.row_of_panels(
+    figure, (losses, shares, line) = style.row_of_panels(
         f"{suite['label']}: which property of the grid costs what",
         [f"loss by bits, step {last:,}", "share of the variance", "one sensitivity × step²"],
         height=3.8,
     )
-    _draw_losses(panels[0], cells[cells["step"] == last])
-    _draw_shares(panels[1], found[found["analysis"] == "variance"])
+    _draw_losses(losses, cells[cells["step"] == last])
+    _draw_shares(shares, found[found["analysis"] == "variance"])
     prediction = found[(found["analysis"] == "prediction") & (found["term"] == "all layer sets")]
-    _draw_line(panels[2], cells, prediction.pivot(index="step", columns="measure", values="value"))
-    style.legends(panels, [2])
+    _draw_line(line, cells, prediction.pivot(index="step", columns="measure", values="value"))
+    style.legends(figure.axes, [2])
     return figure
 
 
@@ -53,8 +51,7 @@ def _draw_losses(axes: Axes, cells: pd.DataFrame) -> None:
     axes.plot([], [], color=GREY, ls=_SYMMETRIC, label="symmetric")
     style.log_axis(axes.yaxis)
     axes.set_xticks(sorted(plain["bits"].astype(int).unique()))
-    axes.set_xlabel("bits per weight")
-    axes.set_ylabel("added loss (nats/token, log scale)")
+    axes.set(xlabel="bits per weight", ylabel="added loss (nats/token, log scale)")
 
 
 def _draw_shares(axes: Axes, rows: pd.DataFrame) -> None:
@@ -65,42 +62,28 @@ def _draw_shares(axes: Axes, rows: pd.DataFrame) -> None:
         style.band(axes, np.arange(len(steps)) + 0.1 * shift - 0.15, 100 * parts.reindex(steps),
                    parts.columns, color=color, marker=mark, ms=3.5, ls="", label=term)  # fmt: skip
     axes.set_xticks(range(len(steps)), [f"{step:,}" for step in steps], rotation=90)
-    axes.set_ylim(-2, 100)
-    axes.set_xlabel("training step")
-    axes.set_ylabel("% of the variance of log added loss")
+    axes.set(xlabel="training step", ylabel="% of the variance of log added loss", ylim=(-2, 100))
 
 
 def _draw_line(axes: Axes, cells: pd.DataFrame, found: pd.DataFrame) -> None:
     """``found`` has sensitivity, r2 and factor of each step."""
     usable = cells[(cells["format"] == "int") & (cells["low"] > 0)]
-    steps = sorted(cells["step"].unique())
-    for step, color in style.shades(steps).items():
+    look = {"ls": "", "marker": "o", "ms": 1.6, "mew": 0, "elinewidth": 0.3, "alpha": 0.8}
+    for step, color in style.shades(sorted(cells["step"].unique())).items():
         rows = usable[usable["step"] == step]
         if step in found.index and len(rows):
-            loss, bars = style.with_bars(rows, LOSS)
-            axes.errorbar(
-                found.loc[step, "sensitivity"] * rows["step_variance"],
-                loss,
-                bars,
-                ls="",
-                marker="o",
-                ms=1.6,
-                mew=0,
-                elinewidth=0.3,
-                color=color,
-                alpha=0.8,
-            )
+            predicted = found.loc[step, "sensitivity"] * rows["step_variance"]
+            axes.errorbar(predicted, *style.with_bars(rows, LOSS), color=color, **look)
     style.log_axis(axes.xaxis, axes.yaxis)
     ends = np.array(axes.get_xlim())
     axes.plot(ends, ends, color=GREY, lw=0.7, zorder=0)
-    low, high = found[["r2", "factor"]].min(), found[["r2", "factor"]].max()
+    low, high = found.min(), found.max()
     axes.annotate(
         f"R² {low['r2']:.2f} to {high['r2']:.2f},\noff by a factor of\n{low['factor']:.1f} to "
         f"{high['factor']:.1f} (1 sd)",
         (0.99, 0.03), xycoords="axes fraction", ha="right", color=GREY,
     )  # fmt: skip
-    axes.set_xlabel("predicted (nats/token);\nlight: late steps")
-    axes.set_ylabel("measured (nats/token)")
+    axes.set(xlabel="predicted (nats/token);\nlight: late steps", ylabel="measured (nats/token)")
 
 
 if __name__ == "__main__":

@@ -6,43 +6,35 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flatminima import style
-from flatminima.schedules import (
-    ForkSchedule,
-    OscillatoryLockIn,
-    fork_schedule,
-    read_schedule,
-)
+from flatminima.schedules import OscillatoryLockIn, fork_schedule, read_schedule
 from flatminima.style import GREY, SCHEDULES, Look, role_labels
 
 MOST_NAMED = 6  # steps of a cycle that are listed one by one
 
 
-@style.style()
 def draw(
     forks: pd.DataFrame, audit: pd.DataFrame, cooled: list[pd.DataFrame], suite: dict
 ) -> Figure:
     """Gap, absolute perplexities and learning rate of every fork over its probes.
 
-    ``forks`` and ``audit`` are forks.csv and audit.csv of ``suite`` (``plan.fork_facts``).
     Thin lines are seeds, thick ones their mean; the audited run over the same steps is grey.
     Absolute perplexities stand below the gap because the gap is relative to each fork's own
     FP32 model and shrinks when that model gets worse. Crosses beyond the end are the same
-    forks after a common cool-down (``cooled``: cooled.csv, or nothing). The paper's figure 3,
-    section 5.2.
+    forks after a common cool-down (``cooled``: cooled.csv, or nothing). ``suite`` is as in
+    ``plan.fork_facts``. The paper's figure 3, section 5.2.
     """
     name, forks = role_labels(forks, suite)["low_bit"], forks.fillna({"update_phase": ""})
     start, looks = forks["fork_step"].iloc[0], style.fork_looks(forks["schedule"].unique())
     after = cooled[0] if cooled else forks.iloc[:0]
     both = pd.concat([forks, after], ignore_index=True)
     run = audit[audit["step"].between(start, both["step"].max())]
-    figure = style.page(
-        f"{suite['label']}: forks from step {start:,} under {len(looks)} learning-rate schedules",
-        6.6,
+    title = (
+        f"{suite['label']}: forks from step {start:,} under {len(looks)} learning-rate schedules"
     )
+    figure = style.page(f"{title} learning-rate schedules", 6.6)
     grid = figure.subplot_mosaic(
         [["gap", "gap"], ["low_bit", "fp32"], ["rate", "rate"]], height_ratios=(1.6, 1.2, 0.7)
     )
-    pair = grid["low_bit"], grid["fp32"]
     grid["fp32"].sharey(grid["low_bit"])
     for panel, role, column, label in (
         ("gap", "low_bit", "gap_pct", f"{name} gap (% of FP32)"),
@@ -57,7 +49,8 @@ def draw(
         _draw_forks(axes, *tables, column, looks)
     _draw_learning_rate(grid["rate"], forks[forks["role"] == "fp32"], looks, suite)
     for axes in grid.values():
-        style.step_axis(axes, both["step"].max(), ticks=4 if axes in pair else 8)
+        half = axes in (grid["low_bit"], grid["fp32"])
+        style.step_axis(axes, both["step"].max(), ticks=4 if half else 8)
         axes.set(xlim=(start, None), xlabel="training step" if axes is grid["rate"] else "")
     _explain(grid["gap"], forks, looks, cooled=bool(len(after)))
     figure.align_ylabels([grid[panel] for panel in ("gap", "low_bit", "rate")])
@@ -94,37 +87,28 @@ def _draw_probes(axes: Axes, probes: pd.DataFrame, column: str, look: Look) -> N
                   mew=0.8, zorder=4, clip_on=False)  # fmt: skip
 
 
-def _schedule_of(suite: dict, name: str) -> ForkSchedule | None:
-    """Learning rate by step of one fork; ``None`` where ``suite`` does not tell it."""
-    fork, training = suite["fork"], suite["training"]
-    if name not in fork["schedules"]:
-        return None
-    baseline = read_schedule(training, suite["last"])
-    start, stop = fork["start"], fork["start"] + fork["steps"]
-    return fork_schedule(fork["schedules"][name], baseline=baseline, start=start, stop=stop)
-
-
 def _draw_learning_rate(
     axes: Axes, probes: pd.DataFrame, looks: dict[str, Look], suite: dict
 ) -> None:
+    fork, training = suite["fork"], suite["training"]
     steps = np.arange(probes["fork_step"].iloc[0], probes["step"].max() + 1)
-    remarks = ["markers: last update before a probe"]
+    remarks, stop = ["markers: last update before a probe"], fork["start"] + fork["steps"]
     for schedule, look in looks.items():
         # The rate does not depend on the seed.
         one = probes[probes["schedule"] == schedule].drop_duplicates("step")
         _draw_probes(axes, one.assign(rate=100 * one["lr_fraction_last_update"]), "rate", look)
-        rate = _schedule_of(suite, schedule)
-        if rate is None:
+        if (entry := fork["schedules"].get(schedule)) is None:  # a rate that nobody tells
             continue
+        baseline = read_schedule(training, suite["last"])
+        rate = fork_schedule(entry, baseline=baseline, start=fork["start"], stop=stop)
         # The update that leaves a step has one rate all the way to the next step.
-        lr = [100 * rate(step) / suite["training"]["lr_max"] for step in steps[:-1]]
+        lr = [100 * rate(step) / training["lr_max"] for step in steps[:-1]]
         bumps = isinstance(rate.kind, OscillatoryLockIn)
         axes.plot(steps, [*lr, lr[-1]], drawstyle="steps-post", color=look.color, lw=0.6,
                   zorder=1.5 if bumps else 2)  # fmt: skip
         if bumps:
-            remarks.append(_alias(rate.kind, suite["fork"]["probe_every"]))
-    axes.set_ylim(0, None)
-    axes.set_ylabel("learning rate\n(% of max)")
+            remarks.append(_alias(rate.kind, fork["probe_every"]))
+    axes.set(ylim=(0, None), ylabel="learning rate\n(% of max)")
     axes.set_title("; ".join(dict.fromkeys(remarks)), color=GREY)
 
 

@@ -18,14 +18,12 @@ SUMMARIES = {"mean_over_tensors": ("mean over tensors", "-"),
 TURNS = ("levels", "detrended", "differences")
 
 
-@style.style()
 def draw(kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, suite: dict) -> Figure:
     """Excess kurtosis over steps, and beside it the gap against it in phase 3.
 
-    The gap stands against each definition of kurtosis in a panel of its own. Where no onset
-    was found these panels show the checkpoints after FP32 convergence and say so. Their axis
-    spans all that kurtosis moves over the run, so that a small part of it looks small. r with
-    its 95 % interval is that of statistics.csv. The paper's figure 2, section 4.5.
+    Where no onset was found the relations are those after FP32 convergence. Their axis spans all
+    that kurtosis moves over the run, so that a small part of it looks small. r with its 95 %
+    interval is that of statistics.csv. The paper's figure 2, section 4.5.
     """
     title = f"{suite['label']}: excess kurtosis of the weights"
     figure = style.page(join_notes(title, missing_words(phases)), 3.4)
@@ -75,10 +73,8 @@ def _draw_relations(
         axes.autoscale_view()
         axes.xaxis.set_major_locator(ticker.MaxNLocator(3))
         comparison = f"kurtosis {statistic} v low_bit gap ({label})"
-        lines = [
-            f"{turn} {style.with_interval(found[comparison, f'Pearson r, {turn}'], 2)}"
-            for turn in TURNS
-        ]
+        rows = {turn: found[comparison, f"Pearson r, {turn}"] for turn in TURNS}
+        lines = [f"{turn} {style.with_interval(row, 2)}" for turn, row in rows.items()]
         axes.set_title("\n".join([when, f"{name}: r [95 %]", *lines]))
         axes.set_xlabel("excess kurtosis")
     panels[0].set_ylabel(f"{style.role_labels(audit, suite)['low_bit']} gap (% of FP32){words}")

@@ -19,27 +19,22 @@ _LOOKS = {
 }
 
 
-@style.style()
 def draw(lambada: pd.DataFrame) -> Figure:
     """LAMBADA perplexity over training steps, the lowest of each model marked.
 
-    ``lambada`` has the columns model, step, lambada_openai_ppl: zero-shot results that
-    the authors of Pythia published. Nothing of it was measured here. Thin lines stand at
-    the steps at which the paper sees its own best FP32 perplexity and its onset.
+    Zero-shot results that the authors of Pythia published: nothing of it was measured here. Thin
+    lines stand where the paper sees its own best FP32 perplexity and its onset.
     """
-    figure = style.page(
-        "Pythia on LAMBADA (zero-shot), published by its authors, not measured by this workflow",
-        3.6,
-    )
+    source = "published by its authors, not measured by this workflow"
+    figure = style.page(f"Pythia on LAMBADA (zero-shot), {source}", 3.6)
     axes = figure.subplots()
     shown = lambada[lambada["step"] >= FIRST_SHOWN].rename(columns={"lambada_openai_ppl": "ppl"})
     for model, part in sorted(shown.groupby("model"), key=lambda item: -item[1]["ppl"].iloc[-1]):
-        look, own, best = _LOOKS[model], model == PAPER_MODEL, part["ppl"].idxmin()
-        label = f"{model}: best {part['ppl'][best]:.1f} at {part['step'][best]:,}"
-        axes.plot(part["step"], part["ppl"], color=look.color, ls=look.linestyle,
-                  marker=look.marker, markevery=[part.index.get_loc(best)], ms=5, mfc="white",
-                  lw=1.8 if own else 0.9, zorder=3 if own else 2, clip_on=False,
-                  label=label)  # fmt: skip
+        look, own, curve = _LOOKS[model], model == PAPER_MODEL, part.set_index("step")["ppl"]
+        axes.plot(curve, color=look.color, ls=look.linestyle, marker=look.marker,
+                  markevery=[curve.argmin()], ms=5, mfc="white", clip_on=False,
+                  lw=1.8 if own else 0.9, zorder=3 if own else 2,
+                  label=f"{model}: best {curve.min():.1f} at {curve.idxmin():,}")  # fmt: skip
     for name, (step, dashes) in PAPER_STEPS.items():
         axes.axvline(step, color="black", lw=0.6, ls=dashes, label=f"{name}: step {step:,}")
     style.log_axis(axes.yaxis)

@@ -16,12 +16,10 @@ SMALLEST = 1e-3  # nats per token: the darkest colour
 MOST_ROWS = 15  # that are named one by one
 
 
-@style.style()
 def draw(layers: pd.DataFrame, phases: dict, suite: dict) -> Figure:
     """Two heat maps of matrices by steps, and the sum of all against all together.
 
-    ``layers`` is layers.csv of ``suite`` (keys label and spacing), of which the evenly
-    spaced steps are drawn. Above: the loss a matrix adds alone; middle: what leaving it
+    Of the evenly spaced steps. Above: the loss a matrix adds alone; middle: what leaving it
     out removes; below, with 95 % intervals over sequences, all together and the sum.
     """
     rows = style.even(layers, suite["spacing"])
@@ -37,16 +35,18 @@ def draw(layers: pd.DataFrame, phases: dict, suite: dict) -> Figure:
     style.log_axis(bar.ax.yaxis)
     for axes in (alone, left_out):
         axes.axvline(phases["convergence"]["step"], color="white", lw=0.8, ls=DOTTED)
-    _draw_sum(whole, rows)
-    style.mark_best(whole, phases)
-    for axes, title in zip(
-        (alone, left_out, whole),
-        ("a  loss added by one matrix alone", "b  loss removed by leaving one matrix out",
-         "c  do the matrices of the blocks add up?"),
-        strict=True,
-    ):  # fmt: skip
-        axes.set_title(title)
         style.step_axis(axes, rows["step"].max())
+    together = style.with_ends(rows[rows["probe"] == "all"].sort_values("step"))
+    style.band(whole, together["step"], together, LOSS, color=RED, label="all of them together")
+    sums = additivity(rows)
+    whole.plot(sums["step"], sums["sum_in"], color="black", lw=0.8, ls=DASHED,
+               label="sum of each alone")  # fmt: skip
+    whole.set_ylabel("added loss\n(nats/token)")
+    whole.axhline(0, color=GREY, lw=0.5, zorder=0)
+    style.along_the_run([whole], rows["step"].max(), phases)
+    alone.set_title("a  loss added by one matrix alone")
+    left_out.set_title("b  loss removed by leaving one matrix out")
+    whole.set_title("c  do the matrices of the blocks add up?")
     style.legends([whole], [3])
     return figure
 
@@ -54,7 +54,7 @@ def draw(layers: pd.DataFrame, phases: dict, suite: dict) -> Figure:
 def _heat_map(axes: Axes, rows: pd.DataFrame, column: str, norm: LogNorm) -> QuadMesh:
     """Matrices in the order of the table, from the embedding to the head."""
     wide = rows.pivot(index="tensor", columns="step", values=column).loc[rows["tensor"].unique()]
-    names = [printed(name) for name in wide.index]
+    names = list(map(printed, wide.index))
     if len(names) > MOST_ROWS:  # a block has one name, at its middle
         names = [name.split()[0] for name in names]
     mesh = axes.pcolormesh(wide.columns, range(len(wide)), wide.clip(lower=SMALLEST * 0.999),
@@ -71,16 +71,6 @@ def printed(parameter: str) -> str:
     module = parameter.removesuffix(".weight")
     found = re.search(r"\.(?:layers|h|blocks)\.(\d+)\.(.+)", module)
     return f"{found[1]} {found[2]}" if found else module.rpartition(".")[2]
-
-
-def _draw_sum(axes: Axes, rows: pd.DataFrame) -> None:
-    whole = style.with_ends(rows[rows["probe"] == "all"].sort_values("step"))
-    style.band(axes, whole["step"], whole, LOSS, color=RED, label="all of them together")
-    sums = additivity(rows)
-    axes.plot(sums["step"], sums["sum_in"], color="black", lw=0.8, ls=DASHED,
-              label="sum of each alone")  # fmt: skip
-    axes.set_ylabel("added loss\n(nats/token)")
-    axes.axhline(0, color=GREY, lw=0.5, zorder=0)
 
 
 if __name__ == "__main__":

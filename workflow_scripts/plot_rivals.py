@@ -28,15 +28,13 @@ def compare(rivals: pd.DataFrame) -> pd.DataFrame:
     return fp32.merge(low_bit, on=keys, how="left", validate="one_to_one")
 
 
-@style.style()
 def draw(rivals: pd.DataFrame, suite: dict) -> Figure:
     """Every condition's end in the plane of the two perplexities, and their ranking.
 
-    ``rivals`` is rivals.csv of ``suite`` (key ``label``). A marker is the mean over seeds,
-    dots are seeds. A schedule that oscillates counts at the last end of a cool phase. Grey
-    lines join equal relative gaps: lower is better on both axes, and the gap is only how far a
-    point lies above the diagonal. Beside it both perplexities of each condition, the best
-    low-bit one first, and its gap.
+    A marker is the mean over seeds, dots are seeds. A schedule that oscillates counts at the
+    last end of a cool phase. Grey lines join equal relative gaps: lower is better on both axes,
+    and the gap is only how far a point lies above the diagonal. Beside it both perplexities of
+    each condition, the best low-bit one first, and its gap.
     """
     name, table = role_labels(rivals, suite)["low_bit"], compare(rivals)
     table = table[table["update_phase"] != "bump"]
@@ -55,8 +53,7 @@ def draw(rivals: pd.DataFrame, suite: dict) -> Figure:
     if table["fp32_ppl"].max() > _WIDE * table["fp32_ppl"].min():
         style.log_axis(plane.xaxis, plane.yaxis, ranks.xaxis)
     _draw_iso_gaps(plane)
-    plane.set_xlabel("FP32 perplexity at the end")
-    plane.set_ylabel(f"{name} perplexity at the end")
+    plane.set(xlabel="FP32 perplexity at the end", ylabel=f"{name} perplexity at the end")
     _draw_ranking(ranks, ranking.reset_index(drop=True), name)
     style.legends(panels)
     return figure

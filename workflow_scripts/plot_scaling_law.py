@@ -8,32 +8,32 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flatminima import style
-from flatminima.scaling_law import PAPER_TOKENS_PER_STEP, PAPER_WEIGHTS, printed_excess
+from flatminima.scaling_law import (
+    PAPER_TOKENS_PER_STEP,
+    PAPER_WEIGHTS,
+    printed_excess,
+    printed_losses,
+)
 from flatminima.style import BLUE, DASHED, LOSS, PAPER_MODEL
 
 
-@style.style()
 def draw(
     audit: pd.DataFrame, kurtosis: pd.DataFrame, scaling_law: dict, table1: pd.DataFrame,
     suite: dict,
 ) -> Figure:  # fmt: skip
     """Added loss (nats per token) against tokens per weight of the blocks, both logarithmic.
 
-    ``audit``, ``kurtosis`` (for its count of weights) and ``scaling_law`` are files of
-    ``suite`` (keys label, spacing), ``table1`` is the paper's. Lines are solid where they were
-    fitted and dashed beyond; the bar at the end is the 95 % interval of a new checkpoint.
+    ``kurtosis`` has the count of weights, ``table1`` is the paper's. Lines are solid where they
+    were fitted and dashed beyond; the bar at the end is the 95 % interval of a new checkpoint.
     """
     name = style.role_labels(audit, suite)["low_bit"]
     own = style.even(audit[audit["role"] == "low_bit"], suite["spacing"]).sort_values("step")
     weights = kurtosis.loc[kurtosis["statistic"] == "pooled", "n_weights"].iloc[0]
     figure = style.page(f"{suite['label']}: added loss against its power law", 3.8)
     axes = figure.subplots()
-    losses = pd.Series(
-        np.log1p(table1["int4_gap_pct"].to_numpy() / 100),
-        index=table1["step"] * PAPER_TOKENS_PER_STEP / PAPER_WEIGHTS,
-    )
     law = printed_excess(table1, PAPER_TOKENS_PER_STEP)
-    _draw_side(axes, f"paper's Table 1 ({PAPER_MODEL})", BLUE, "s", losses, law, PAPER_WEIGHTS)
+    _draw_side(axes, f"paper's Table 1 ({PAPER_MODEL})", BLUE, "s", printed_losses(table1), law,
+               PAPER_WEIGHTS)  # fmt: skip
     if own["tokens_seen"].notna().all():
         losses = own.set_index(own["tokens_seen"] / weights)[LOSS[0]]
         _draw_side(axes, "this suite", "black", "o", losses, scaling_law, weights)
@@ -48,9 +48,15 @@ def _draw_side(
     axes: Axes, label: str, color: str, marker: str, losses: pd.Series, law: Mapping, weights: int
 ) -> None:
     """``losses`` by tokens per weight, and the power law that was fitted to them."""
+    fitted, words = "exponent" in law, law.get("reason")
+    if fitted:
+        words = (
+            f"exponent {law['exponent']:.2f}, at the end {law['excess']:.3g} times the law "
+            f"[{law['excess_low']:.2g}, {law['excess_high']:.2g}]"
+        )
     axes.plot(losses[losses > 0], ls="", marker=marker, color=color, mew=0,
-              label=f"{label}: {_words(law)}")  # fmt: skip
-    if "exponent" not in law:
+              label=f"{label}: {words}")  # fmt: skip
+    if not fitted:
         return
     end, stop = law["tokens_end"], law["tokens_stop"]
     for first, last, dashes in ((law["tokens_start"], stop, "-"), (stop, end, DASHED)):
@@ -59,15 +65,6 @@ def _draw_side(
         axes.plot(x / weights, y, color=color, lw=1.0, ls=dashes, zorder=1)
     axes.vlines(end / weights, law["predicted_low_nats"], law["predicted_high_nats"], color=color,
                 lw=2.5, alpha=0.35, zorder=1)  # fmt: skip
-
-
-def _words(law: Mapping) -> str:
-    if "exponent" not in law:
-        return law["reason"]
-    return (
-        f"exponent {law['exponent']:.2f}, at the end {law['excess']:.3g} times the law "
-        f"[{law['excess_low']:.2g}, {law['excess_high']:.2g}]"
-    )
 
 
 if __name__ == "__main__":

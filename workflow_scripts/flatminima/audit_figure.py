@@ -27,9 +27,8 @@ def draw(
     """Gap of both quantizers, FP32 perplexity and learning rate over training steps.
 
     ``audit`` and ``phases`` are audit.csv and phases.json of ``suite`` (key ``label``).
-    ``paper_points`` (columns step, int4_gap_pct, int8_gap_pct, fp32_ppl) are drawn over
-    the curves as open markers; give them only where the suite is the paper's own model.
-    The paper's figure 1, section 4.2.
+    ``paper_points`` (its Table 1) are drawn over the curves as open markers; give them only
+    where the suite is the paper's own model. The paper's figure 1, section 4.2.
     """
     names, missing = style.role_labels(audit, suite), phases.get("missing", [])
     count, last = audit["step"].nunique(), audit.iloc[-1]
@@ -56,8 +55,8 @@ def draw(
     ppl.set_ylabel("FP32 perplexity")
     known = 100 * by_role["fp32"]["lr_fraction"].dropna()
     rate.plot(known, color=GREY, **look)
-    rate.set(ylim=(0, 105), yticks=(0, 50, 100))
-    rate.set_ylabel("LR\n(% of max)" if len(known) else "LR\n(not known)")
+    label = "LR\n(% of max)" if len(known) else "LR\n(not known)"
+    rate.set(ylim=(0, 105), yticks=(0, 50, 100), ylabel=label)
     style.step_axis(rate, audit["step"].max(), ticks=7)
     if pd.notna(last["tokens_seen"]):
         each = last["tokens_seen"] / last["step"]

@@ -121,6 +121,12 @@ def suite_excess(audit: pd.DataFrame, phases: Mapping, *, spacing: int) -> dict:
     return {"unit": "tokens" if known else "steps", **found}
 
 
+def printed_losses(table: pd.DataFrame) -> pd.Series:
+    """Low-bit losses of the paper's Table 1 by tokens seen per weight of the blocks."""
+    losses = np.log1p(table["int4_gap_pct"].to_numpy() / 100)
+    return pd.Series(losses, table["step"] * PAPER_TOKENS_PER_STEP / PAPER_WEIGHTS)
+
+
 def printed_excess(table: pd.DataFrame, tokens_per_step: int) -> dict:
     """``fit_power_law`` of the ten rows of the paper's Table 1, up to its best FP32 step.
 

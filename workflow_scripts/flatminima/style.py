@@ -107,7 +107,7 @@ def save(figure: Figure, paths: Iterable[str | Path]) -> None:
 
 def run(draw: Callable[..., Figure], snakemake: object) -> None:
     """Run the script of a figure: ``draw`` gets what its rule declares, as in ``jobs.run``."""
-    with logged(snakemake.log[0]):
+    with logged(snakemake.log[0]), style():
         save(draw(**arguments(draw, snakemake)), snakemake.output)
 
 
@@ -132,22 +132,18 @@ def role_labels(table: pd.DataFrame, suite: Mapping) -> dict[str, str]:
     (``quantizer_specs.printed_names``); one that it lacks is printed as it is. Raises
     ``ValueError`` where a role belongs to more than one quantizer.
     """
-    names = table[["role", "quantizer"]].drop_duplicates()
-    if names["role"].duplicated().any():
-        role = names.loc[names["role"].duplicated(), "role"].iloc[0]
-        found = ", ".join(names.loc[names["role"] == role, "quantizer"])
-        raise ValueError(f"role {role}: one quantizer is expected, found {found}")
-    printed = suite.get("quantizers", {})
-    labels = {role: printed.get(name, name) for role, name in names.itertuples(index=False)}
+    printed, labels = suite.get("quantizers", {}), {}
+    for role, names in table.groupby("role")["quantizer"].unique().items():
+        if len(names) > 1:
+            raise ValueError(f"role {role}: one quantizer is expected, found {', '.join(names)}")
+        labels[role] = printed.get(names[0], names[0])
     return labels | {"fp32": "FP32"}
 
 
 def fork_looks(schedules: Iterable[str]) -> dict[str, Look]:
     """Looks of schedules by name; names beyond the paper's three get looks of their own."""
-    names = list(schedules)
-    others = [name for name in names if name not in LOOKS]
-    spare = dict(zip(others, cycle(_OTHER_LOOKS), strict=False))
-    return {name: LOOKS.get(name) or spare[name] for name in names}
+    spare = cycle(_OTHER_LOOKS)
+    return {name: LOOKS.get(name) or next(spare) for name in schedules}
 
 
 def shades(names: Sequence) -> dict:
@@ -269,13 +265,22 @@ def with_bars(table: pd.DataFrame, columns: Sequence[str]) -> tuple[np.ndarray, 
 def band(
     axes: Axes, x: pd.Series, table: pd.DataFrame, columns: Sequence[str], **look: object
 ) -> None:
-    """A curve with its interval: ``columns`` are value, low and high; bars where points are few."""
+    """A curve with its interval, if any: ``columns`` are value, low and high; few have bars."""
     value, bars = with_bars(table, columns)
+    if table.empty:
+        return
     if len(table) < 8:
         axes.errorbar(x, value, bars, **{"marker": "o", "elinewidth": 0.7, "capsize": 1.5} | look)
         return
     axes.fill_between(x, value - bars[0], value + bars[1], color=look["color"], alpha=0.18, lw=0)
     axes.plot(x, value, **look)
+
+
+def along_the_run(panels: Iterable[Axes], last: int, phases: Mapping) -> None:
+    """Training steps along the x axes, and FP32 convergence marked."""
+    for axes in panels:
+        step_axis(axes, last)
+        mark_best(axes, phases)
 
 
 def mark_best(axes: Axes, phases: Mapping) -> None:
@@ -290,10 +295,10 @@ def shade_phases(panels: Iterable[Axes], phases: Mapping) -> str:
     """Shade the phases behind ``panels``, white and grey in turn; returns their names."""
     said, first = [], 0
     for segment in phases["segments"]:
+        number, last = segment["phase"], segment["last_step"]
         for axes in panels:
-            axes.axvspan(first, segment["last_step"], color=BANDS[segment["phase"] % 2], lw=0,
-                         zorder=-10)  # fmt: skip
-        said.append(f"{segment['phase']} {segment['name']} to step {segment['last_step']:,}")
-        first = segment["last_step"]
+            axes.axvspan(first, last, color=BANDS[number % 2], lw=0, zorder=-10)
+        said.append(f"{number} {segment['name']} to step {last:,}")
+        first = last
     lacking = " (no onset found)" if phases["onset"]["step"] is None else ""
     return f"phases: {', '.join(said)}{lacking}"
