@@ -10,24 +10,21 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
-from tokenizers.processors import TemplateProcessing
 
 from flatminima.__main__ import main
 from flatminima.errors import UserError
 from flatminima.model import build_model, load_model, save_model
 from flatminima.quantizers import linear_weights
 from flatminima.scoring import Prober
-from flatminima.text.tokens import read_tokens, train_tokenizer, write_tokens
-from flatminima.tools import AuditOptions
-from flatminima.tools.audit import COLUMNS, answers, even_spacing, judge, probe_settings
+from flatminima.text.tokens import read_tokens, train_tokenizer
+from flatminima.tools.audit import COLUMNS, answers, even_spacing, judge
 from flatminima.tools.sources import open_source
 from tests import synthetic
 from tests.architectures import build
 from tests.conftest import TINY
-from tests.hub.repos import lazy_branches, model_branches
+from tests.hub.repos import model_branches
 from tests.hub.server import TinyHub, point_at
-from workflow_scripts import gather_audit, probe_checkpoints, summarise_probes
+from workflow_scripts import gather_audit
 
 TEXT = "the weights of a model are rounded to few values and the loss is what it is\n\n" * 120
 SMALL = {"sequences": 4, "length": 16, "resamples": 20}
@@ -150,11 +147,9 @@ def test_one_model_without_text_of_its_own_as_it_would_ship(run, audited, tmp_pa
 
 @pytest.fixture
 def hub(tokenizer_bytes, monkeypatch, tmp_path):
-    branches = model_branches((8,), ("safetensors",))
-    own = lazy_branches((8, 16), tokenizer_bytes)
-    for step in (8, 16):
-        own[f"step{step}"]["tokenizer.json"] = tokenizer_bytes
-    own |= {"step24": {"README.md": b"no weights"}, "step32": dict(own["step16"])}
+    branches = model_branches((8, 16), ("safetensors",))
+    own = {name: files | {"tokenizer.json": tokenizer_bytes} for name, files in branches.items()}
+    own |= {"step24": {"README.md": b"no weights"}, "step32": own["step16"]}
     models = {"tiny/run": own, "tiny/gated": branches, "tiny/plain": {"main": branches["step8"]}}
     with TinyHub(models, gated=("tiny/gated",), token="hf_test") as server:
         point_at(monkeypatch, server, tmp_path / "home")
@@ -259,18 +254,11 @@ def test_a_diverged_checkpoint_is_named_wherever_it_stands(make, audited, tmp_pa
     # Where none can be measured it is one line; so it is in a suite.
     code, printed, _ = audited(folder, revisions=("60",))
     assert code == BAD_INPUT and len(printed.splitlines()) == 1
-    write_tokens(tmp_path / "v.safetensors", np.ones((4, 16), dtype=np.int32))
-    probes, table = tmp_path / "step60.parquet", tmp_path / "step60.csv"
-    probe_checkpoints.main(
-        folders={60: tmp_path / "run/checkpoint-60"}, validation=str(tmp_path / "v.safetensors"),
-        probe=probe_settings(AuditOptions("x")), threads=1, code="", sequences=str(probes),
-        provenance=str(tmp_path / "step60.json"),
-    )  # fmt: skip
-    summarise_probes.main(pd.read_parquet(probes), str(table), resamples=5)
-    with pytest.raises(
-        UserError, match="mine: none of its 1 checkpoints could be .*checkpoint-60: .*"
-    ):
-        gather_audit.main([str(table)], [str(probes)], "mine", None, 60, None, "a.csv", "a.parquet")
+    pd.DataFrame({"step": []}).to_csv(tmp_path / "t.csv", index=False)
+    (tmp_path / "s.json").write_text(json.dumps({"left_out": record["left_out"]}))
+    job = [tmp_path / "t.csv"], [tmp_path / "s.parquet"], "mine", None, 60, None, "a.csv", "a.pq"
+    with pytest.raises(UserError, match="mine: none of its 5 checkpoints could be .*point-5: .*"):
+        gather_audit.main(*job)
 
 
 def edit(folder, **changes):
@@ -394,7 +382,9 @@ def test_models_of_many_kinds_are_measured_and_described(make, audited):
     assert "gap of exactly 0 %" in record["notes"][0]
 
 
-def test_documents_end_and_begin_as_the_tokenizer_says(make, audited, tmp_path):
+def test_documents_end_as_the_tokenizer_says_whatever_the_configuration_does(
+    make, audited, tmp_path
+):
     folder = make(steps=(10,))
     for configured, said in ((2, 2), ([], None), ([5, 0], 5), (0, None)):
         edit(folder / "checkpoint-10", eos_token_id=configured)
@@ -402,14 +392,6 @@ def test_documents_end_and_begin_as_the_tokenizer_says(make, audited, tmp_path):
         assert code == PASSED and "<|endoftext|> (id 0) between documents" in printed
         assert (f"eos_token_id of the configuration is {said}" in printed) == (said is not None)
         assert (read_tokens(tmp_path / "out/validation.safetensors") == 0).any()
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    first = tokenizer.id_to_token(7)
-    tokenizer.post_processor = TemplateProcessing(single=f"{first} $A", special_tokens=[(first, 7)])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    code, printed, _ = audited(folder)
-    assert code == PASSED and f"{first} before each sequence" in printed
-    tokens = read_tokens(tmp_path / "out/validation.safetensors")
-    assert tokens.shape == (4, 16) and (tokens[:, 0] == 7).all()
 
 
 def test_a_damaged_trainer_state_costs_only_the_rates(make, audited, tmp_path):
