@@ -14,9 +14,9 @@ def main(
 
     ``probed`` says where the suite's own two quantizers lie in the design.
     """
-    ends = {"low": probed["low_bit"], "high": probed["high_bit"]}
+    low, high = probed["low_bit"], probed["high_bit"]
     scores = pd.concat(sequences, ignore_index=True)
-    write_table(effects, analyse(cells, scores, **ends, resamples=resamples))
+    write_table(effects, analyse(cells, scores, low=low, high=high, resamples=resamples))
 
 
 if __name__ == "__main__":

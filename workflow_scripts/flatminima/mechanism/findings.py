@@ -5,7 +5,7 @@ what they are. ``best`` in a name means the checkpoint of FP32 convergence (phas
 or the nearest one that was measured; ``start`` is where rapid learning ends.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,6 @@ from flatminima.intervals import FEWEST_PROBES, stationary_bootstrap, t_interval
 
 COLUMNS = ["finding", "value", "low", "high", "n", "unit", "about"]
 RESAMPLES = 2_000
-MEASURED = ["value", "low", "high", "n"]
 _DELTA = "delta_nll_nats_per_token"
 
 
@@ -117,10 +116,14 @@ def near(steps: pd.Series, wanted: int) -> int:
     return int(known[np.abs(known - wanted).argmin()])
 
 
-def estimate(row: pd.Series, columns: Sequence[str], unit: str) -> Value:
-    """What a row has in the columns of a value, the ends of its interval, and its units."""
-    *numbers, count = row[list(columns)]
+def estimate(row: pd.Series, columns: str, unit: str) -> Value:
+    """What a row has in the four columns of a value, the ends of its interval, and its units."""
+    *numbers, count = row[columns.split()]
     return Value(*map(float, numbers), int(count), unit)
+
+
+def _growth_of(first: pd.Series, last: pd.Series, columns: str, unit: str) -> Value:
+    return growth(estimate(last, columns, unit), estimate(first, columns, unit))
 
 
 def factorial_findings(factors: pd.DataFrame, run: Run) -> Found:
@@ -128,7 +131,8 @@ def factorial_findings(factors: pd.DataFrame, run: Run) -> Found:
     for _, row in factors[factors["step"] == factors["step"].max()].iterrows():
         term = row["term"].replace("'", "").replace(" ", "_")
         name = f"{row['analysis']}_{row['response']}_{term}_{row['measure']}"
-        yield name, estimate(row, MEASURED, "cells; interval over sequences"), f"step {row['step']}"
+        value = estimate(row, "value low high n", "cells; interval over sequences")
+        yield name, value, f"step {row['step']}"
 
 
 def additivity(layers: pd.DataFrame) -> pd.DataFrame:
@@ -170,9 +174,8 @@ def sensitivity_findings(table: pd.DataFrame, run: Run) -> Found:
     for first, prefix in ((low.loc[near(low.index, run.best)], ""), (kept.iloc[0], "run_")):
         about = f"from step {first.name} to step {last.name}"
         cost, second = (
-            growth(estimate(last, columns, "batches"), estimate(first, columns, "batches"))
+            _growth_of(first, last, f"{name}_nats {name}_low {name}_high n_batches", "batches")
             for name in ("measured", "second_order")
-            for columns in [(f"{name}_nats", f"{name}_low", f"{name}_high", "n_batches")]
         )
         noise, size = (last[name] / first[name] for name in ("noise_norm2", "weight_norm2"))
         yield f"{prefix}cost_growth", cost, about
@@ -205,8 +208,7 @@ def curvature_findings(table: pd.DataFrame, run: Run) -> Found:
     size = last["weight_norm2"] / first["weight_norm2"]
     units = {"trace": "random vectors", "top_eigenvalue": "batches"}
     for name, unit in units.items():
-        columns = name, f"{name}_low", f"{name}_high", f"{name}_n"
-        grown = growth(estimate(last, columns, unit), estimate(first, columns, unit))
+        grown = _growth_of(first, last, f"{name} {name}_low {name}_high {name}_n", unit)
         yield f"{name}_growth", grown, about
         normalised = f"{about}, times the squared norm of the weights"
         yield f"normalised_{name}_growth", grown.times(size), normalised
@@ -220,7 +222,7 @@ def curvature_findings(table: pd.DataFrame, run: Run) -> Found:
 def drift_findings(drift: pd.DataFrame, run: Run) -> Found:
     """Misalignment at the end and at its largest, and codes that flip."""
     last, worst = drift.iloc[-1], drift.loc[drift["index"].idxmax()]
-    index = ["index", "index_low", "index_high", "n_groups"]
+    index = "index index_low index_high n_groups"
     yield "misalignment_last", estimate(last, index, "groups"), f"step {last['step']:.0f}"
     about = f"step {worst['step']:.0f}, of {len(drift)} checkpoints"
     yield "misalignment_largest", estimate(worst, index, "groups"), about
@@ -274,7 +276,7 @@ def activation_findings(table: pd.DataFrame, run: Run) -> Found:
         for when, step in steps.items():
             label = f"{measure}_{name}_{when}".replace(" ", "_").replace("+", "")
             row = rows.set_index("step").loc[step]
-            yield label, estimate(row, MEASURED, "sequences"), f"step {step}"
+            yield label, estimate(row, "value low high n", "sequences"), f"step {step}"
     states = table[(table["measure"] == "kurtosis") & (table["step"] >= run.start)]
     curve = states.pivot(index="step", columns="name", values="value").mean(axis=1)
     found = rank_correlation(curve, run.low_bit_loss(curve.index), "checkpoints")
