@@ -221,8 +221,7 @@ class TextFile(Section):
     def _mistakes(self) -> Mistakes:
         given = self.model_fields_set - {"field", "revision"}
         if given not in ({"path"}, {"repo", "file"}):
-            has = ", ".join(sorted(given)) or "no file"
-            yield "", f"has {has}; valid: path, or repo and file"
+            yield "", f"has {', '.join(sorted(given)) or 'no file'}; valid: path, or repo and file"
         if self.path and "revision" in self.model_fields_set:
             yield "revision", "goes with repo and file, not with path"
 

@@ -83,10 +83,10 @@ def text(suite: Suite) -> dict:
 
 def _wanted(batches: Batches, characters_per_token: int) -> dict[str, int]:
     """The text that surely fills ``batches``; see ``up_to`` in text/sources.py."""
-    wanted = {"amount": batches.sequences * batches.length * characters_per_token}
+    one = batches.length * characters_per_token
+    wanted = {"amount": batches.sequences * one}
     if batches.document_start:
-        shortest = batches.length * characters_per_token
-        wanted = {"amount": batches.sequences, "document_of": shortest}
+        wanted = {"amount": batches.sequences, "document_of": one}
     if longest := batches.longest_document:
         # About half of the documents up to here have more tokens than that.
         wanted |= {"longest": longest * characters_per_token, "amount": 2 * wanted["amount"]}
@@ -99,9 +99,8 @@ def text_files(suite: Suite) -> list[str]:
     Raises ``ConfigError`` where a split has nothing but local files and none is there.
     """
     section, found = suite.config.text, []
-    for split, batches in suite.config.batches if section.source == "files" else ():
-        if not batches:
-            continue
+    cut = [split for split, batches in suite.config.batches if batches]
+    for split in cut if section.source == "files" else ():
         paths = [source.path for source in getattr(section, split)]
         there = [path for path in paths if path and Path(path).is_file()]
         if all(paths) and not there:
@@ -151,10 +150,9 @@ def batches(suite: Suite) -> dict:
 
 def vocabulary(suite: Suite) -> dict:
     """The token that ends a document and the size of the model's vocabulary, where given."""
-    found = {
-        "end_token": getattr(suite.config.tokenizer, "end_of_text", None),
-        "model_vocabulary": getattr(suite.config.architecture, "vocab_size", None),
-    }
+    end = getattr(suite.config.tokenizer, "end_of_text", None)
+    size = getattr(suite.config.architecture, "vocab_size", None)
+    found = {"end_token": end, "model_vocabulary": size}
     return {key: value for key, value in found.items() if value is not None}
 
 
@@ -186,13 +184,10 @@ def integrity(suite: Suite) -> dict:
     return (suite.config.integrity or Integrity()).model_dump()
 
 
-_OF_SCHEDULE = ("schedule", "lr_max", "lr_min", "warmup_steps")
-
-
 def schedule(suite: Suite) -> dict | None:
     """What decides the learning rate of the suite's own run; nothing where it is not known."""
     known = suite.section.get("training")
-    return known and {key: known[key] for key in _OF_SCHEDULE}
+    return known and {key: known[key] for key in ("schedule", "lr_max", "lr_min", "warmup_steps")}
 
 
 def tokens_per_step(suite: Suite) -> int | None:
