@@ -8,10 +8,7 @@ COMMON = {"vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id"
 CONFIGS = {
     "gpt_neox": {**WIDTHS, "num_attention_heads": 2, "max_position_embeddings": 32},
     "llama": {**WIDTHS, **HEADS},
-    "olmo2": {**WIDTHS, "num_attention_heads": 2, "num_key_value_heads": 2},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32},
-    "qwen3": {**WIDTHS, **HEADS, "head_dim": 16, "tie_word_embeddings": True},
-    "mixtral": {**WIDTHS, **HEADS, "num_local_experts": 4},
     "olmoe": {**WIDTHS, **HEADS, "num_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {**WIDTHS, **HEADS, "head_dim": 16, "num_local_experts": 4},
     "bert": {**WIDTHS, "num_attention_heads": 2, "max_position_embeddings": 32},

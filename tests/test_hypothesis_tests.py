@@ -8,10 +8,8 @@ from scipy import signal, stats
 from statsmodels.stats.weightstats import CompareMeans, DescrStatsW
 
 from flatminima.hypothesis_tests import (
-    Row,
     correlations,
     exact_tests,
-    in_families,
     paired_tests,
     smallest_p,
     t_tests,
@@ -134,21 +132,3 @@ def test_correlations_of_two_trends_of_noise_and_of_nothing():
     for series, note in ((np.arange(4.0), "8 or more"), (np.ones(9), "does not vary")):
         for row in correlations(series, np.arange(float(len(series))), WHERE):
             assert np.isnan(row.value) and np.isnan(row.p_value) and note in row.note
-
-
-# Families
-
-
-def test_one_test_is_primary_and_all_others_are_one_family():
-    chosen = {"test": "paired t", "comparison": "a v b", "unit": "seed", "measure": "gap_pct"}
-    rows = [
-        Row(test, "a v b", "seed", "gap_pct", "t", p_value=p)
-        for test, p in (("paired t", 0.04), ("Welch t", 0.01), ("wins", 0.03), ("none", np.nan))
-    ]
-    table = in_families(rows, chosen)
-    assert list(table.family) == ["primary", "exploratory", "exploratory", ""]
-    # Holm's step-down by hand: 0.01 times 2, then 0.03 and never below the one before.
-    assert list(table.p_adjusted[:3]) == pytest.approx([0.04, 0.02, 0.03])
-    assert np.isnan(table.p_adjusted[3])
-    none = in_families(rows[3:], chosen | {"test": "none"})
-    assert list(none.family) == [""] and none.p_adjusted.isna().all()
