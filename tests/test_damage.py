@@ -161,7 +161,7 @@ def test_a_damaged_or_edited_token_file_is_named(data, checkpoint, tmp_path):  #
     tokens[0, 0] ^= 1
     write_tokens(path, tokens)
     line = last_line(probe(tmp_path, tmp_path, checkpoint))
-    assert line.startswith(f"Error: {path}: damaged or edited")
+    assert line.startswith(f"Error: {path}: damaged or changed")
     (tmp_path / "validation.json").unlink()
     for damage in ("another model", "truncated"):
         DAMAGE[damage][0](path)

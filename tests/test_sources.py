@@ -14,8 +14,9 @@ import pytest
 import zstandard
 from huggingface_hub import constants, hf_hub_download
 
+from flatminima.errors import UserError
 from flatminima.text.corpus import read_documents, write_documents
-from flatminima.text.sources import NotAvailable, TextError, collect, find_file, read_texts
+from flatminima.text.sources import TextError, collect, find_file, read_texts
 from tests.hub.server import TinyHub, point_at
 from tests.workflow import ROOT
 
@@ -292,7 +293,7 @@ def test_what_a_dataset_lacks_is_said_and_never_replaced(hub, monkeypatch):
         ({"revision": "v2"}, "tiny/pile at v2: the hub has no such revision"),
         ({"repo": "tiny/gated"}, "is gated; accept its terms at"),
     ):
-        with pytest.raises(NotAvailable) as error:
+        with pytest.raises(UserError) as error:
             find_file(FILE | change)
         assert reason in str(error.value) and "\n" not in str(error.value)
     assert not hub.asked("resolve|lfs"), "no file was asked for"
@@ -302,7 +303,7 @@ def test_what_a_dataset_lacks_is_said_and_never_replaced(hub, monkeypatch):
 
 def test_offline_the_users_cache_is_a_source(hub, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(NotAvailable, match="HF_HUB_OFFLINE is set and .* does not hold"):
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set and .* does not hold"):
         find_file(BIG_FILE)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     hf_hub_download(PILE, BIG_FILE["file"], repo_type="dataset")

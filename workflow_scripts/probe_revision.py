@@ -8,11 +8,7 @@ from flatminima.hub import WEIGHTS_FILE, RevisionMissing, download_checkpoint
 from flatminima.jobs import log, progress, run
 from flatminima.kurtosis import kurtosis_of_checkpoint
 from flatminima.missing import MISSING
-from flatminima.revisions import (
-    describe_checkpoint,
-    fingerprint_checkpoint,
-    revision_table,
-)
+from flatminima.revisions import describe_checkpoint, fingerprint_checkpoint, revision_table
 from flatminima.scoring import Prober
 
 

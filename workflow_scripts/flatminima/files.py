@@ -139,14 +139,14 @@ def read_digests(folder: Path) -> dict[str, str]:
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
 
 
-def check_digest(path: str | Path) -> None:
-    """Raise ``DamagedFile`` where a file's digest stands beside it and is another one."""
+def check_digest(path: str | Path, recorded: str | None = None) -> None:
+    """Raise ``DamagedFile`` where a file's digest is not ``recorded``, or not in ``SHA256SUMS``."""
     path = Path(path)
-    expected = read_digests(path.parent).get(path.name)
-    if expected and expected != file_sha256(path):
+    expected = read_digests(path.parent).get(path.name) if recorded is None else recorded
+    if expected is not None and expected != file_sha256(path):
         raise DamagedFile(
-            f"{path}: damaged or changed since it was written; its sha256 is not the one in "
-            f"{DIGESTS_FILE} beside it. Delete it, and the same command makes it again"
+            f"{path}: damaged or changed since it was written; its sha256 is not the one recorded "
+            "beside it. Delete it, and the same command makes it again"
         )
 
 

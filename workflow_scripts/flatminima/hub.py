@@ -19,25 +19,9 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import TypeVar
 
-from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    HTTPError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+import tenacity
+from huggingface_hub import HfApi, constants, errors, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.utils import disable_progress_bars, parse_ratelimit_headers
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception,
-    stop_after_attempt,
-    wait_exponential,
-)
 
 from flatminima.errors import DamagedFile, UserError, one_line
 from flatminima.files import (
@@ -58,7 +42,7 @@ STAGING = ".download"  # what is on the way to its place in a folder
 ATTEMPTS, LONGEST_PAUSE_S = 12, 60.0  # about six minutes in all
 BUSY = (408, 416, 425, 429, 500, 502, 503, 504)  # 416: there are fewer bytes than it says
 # The connection's (refused, reset, timed out), half an answer, hf_xet's.
-_BROKEN = (HTTPError, ConnectionError, EOFError, json.JSONDecodeError, RuntimeError)
+_BROKEN = (errors.HTTPError, ConnectionError, EOFError, json.JSONDecodeError, RuntimeError)
 
 
 class HubError(UserError):
@@ -66,10 +50,7 @@ class HubError(UserError):
 
 
 class RevisionMissing(HubError):
-    """The hub does not have this revision, or nothing that can be loaded in it.
-
-    ``reason`` says which, without the name of the repository.
-    """
+    """The hub has no such revision, or nothing to load in it: ``reason``, without its name."""
 
     def __init__(self, repo: str, revision: str, reason: str) -> None:
         super().__init__(f"{repo} at {revision}: {reason}")
@@ -90,22 +71,22 @@ def ask(action: Callable[[], Result], repo: str, revision: str, file: str = "") 
     def attempt() -> Result:
         try:
             return action()
-        except LocalEntryNotFoundError as error:  # not in the cache either: why is behind it
+        except errors.LocalEntryNotFoundError as error:  # not in the cache either: why is behind it
             raise error.__cause__ or error from None
 
-    def tell(state: RetryCallState) -> None:
+    def tell(state: tenacity.RetryCallState) -> None:
         reason = _reason(state.outcome.exception(), repo)
         log(f"{what}: {reason}; again in {state.upcoming_sleep:g} s")
 
     try:
-        return Retrying(
-            retry=retry_if_exception(_passes),
-            stop=stop_after_attempt(ATTEMPTS),
+        return tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_passes),
+            stop=tenacity.stop_after_attempt(ATTEMPTS),
             wait=_pause,
             before_sleep=tell,
             reraise=True,
         )(attempt)
-    except (RevisionNotFoundError, EntryNotFoundError) as error:
+    except (errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
         raise RevisionMissing(repo, revision, _reason(error, repo)) from error
     except (*_BROKEN, OSError) as error:
         raise HubError(f"{what}: {_reason(error, repo)}") from error
@@ -113,39 +94,39 @@ def ask(action: Callable[[], Result], repo: str, revision: str, file: str = "") 
 
 def _passes(error: BaseException) -> bool:
     """Whether the same request may succeed later."""
-    if isinstance(error, HfHubHTTPError):
+    if isinstance(error, errors.HfHubHTTPError):
         return error.response.status_code in BUSY
-    if isinstance(error, OfflineModeIsEnabled):
+    if isinstance(error, errors.OfflineModeIsEnabled):
         return False
     return isinstance(error, _BROKEN) or "Consistency check failed" in str(error)
 
 
-def _pause(state: RetryCallState) -> float:
+def _pause(state: tenacity.RetryCallState) -> float:
     """Seconds to wait: twice as long each time, and no shorter than the server asked for."""
     error, asked = state.outcome.exception(), 0.0
-    if isinstance(error, HfHubHTTPError):
+    if isinstance(error, errors.HfHubHTTPError):
         headers = error.response.headers
         limit, after = parse_ratelimit_headers(headers), headers.get("Retry-After", "")
         if limit is not None and limit.remaining == 0:
             asked = float(limit.reset_in_seconds)
         elif after.isdigit():
             asked = float(after)
-    return max(asked, wait_exponential(max=LONGEST_PAUSE_S)(state))
+    return max(asked, tenacity.wait_exponential(max=LONGEST_PAUSE_S)(state))
 
 
 def _reason(error: BaseException, repo: str) -> str:
     """An error of the hub's client in a few words."""
     hub = constants.ENDPOINT
-    if isinstance(error, RevisionNotFoundError):
+    if isinstance(error, errors.RevisionNotFoundError):
         return "the hub has no such revision"
-    if isinstance(error, GatedRepoError):
+    if isinstance(error, errors.GatedRepoError):
         return (
             f"the repository is gated; accept its terms at {hub}/{repo} and set HF_TOKEN to a "
             "token of that account"
         )
-    if isinstance(error, RepositoryNotFoundError):
+    if isinstance(error, errors.RepositoryNotFoundError):
         return f"{hub} has no such repository, or it is private and HF_TOKEN does not open it"
-    if isinstance(error, HfHubHTTPError):
+    if isinstance(error, errors.HfHubHTTPError):
         told = error.response.headers.get("X-Error-Message") or error.response.reason_phrase
         return f"the hub answers {error.response.status_code} {told}"
     return one_line(error)
@@ -174,10 +155,9 @@ class Revision:
 def find_revision(
     repo: str, revision: str, kind: str = "model", holding: str = CONFIG_FILE
 ) -> Revision:
-    """Ask the hub once what ``revision`` holds.
+    """Ask the hub once what ``revision`` holds; raises what ``ask`` raises.
 
     Where HF_HUB_OFFLINE is set, it is what the user's cache holds beside the file ``holding``.
-    Raises ``RevisionMissing`` where the hub has no such revision, ``HubError`` for the rest.
     """
     if constants.is_offline_mode():
         found = try_to_load_from_cache(repo, holding, revision=revision, repo_type=kind)
@@ -209,8 +189,7 @@ def list_branches(repo: str) -> dict[str, str]:
 def fetch_file(revision: Revision, name: str, folder: Path) -> Path:
     """A path at which a file of ``revision`` lies whole, its hash checked.
 
-    That is the user's cache where the file is there already, and else in ``folder``. Raises
-    ``HubError``, or ``RevisionMissing`` where the hub does not have the file.
+    It is in the user's cache where that has the file, else in ``folder``. Raises as ``ask`` does.
     """
     if name not in revision.files:
         raise RevisionMissing(revision.repo, revision.name, f"{name} is missing")
@@ -324,10 +303,7 @@ def read_tensors(path: Path) -> dict:
 
 
 def join_weights(parts: Sequence[Path], expected: Collection[str], output: Path) -> None:
-    """Write the tensors of all ``parts`` to one safetensors file.
-
-    ``expected`` are the names that an index promises; empty where there is none.
-    """
+    """Write the tensors of all parts to one safetensors file; ``expected`` are in an index."""
     from safetensors.torch import save_file
 
     tensors, seen = {}, set()

@@ -66,17 +66,12 @@ class Found:
     sure: bool = True
 
     def line(self, grid: Sequence[int]) -> str:
-        """For a message: ``swapped_steps: steps 8, 16 (…)``; ``grid`` is the suite's steps."""
-        word = "step" if len(self.steps) == 1 else "steps"
-        return f"{self.kind}: {word} {name_steps(self.steps, grid)} ({self.reason})"
-
-
-def name_steps(steps: Sequence[int], grid: Sequence[int]) -> str:
-    """``0, 8, 40 to 120``: runs of three or more neighbours on the grid by their ends."""
-    place = sorted(grid).index
-    runs = groupby(enumerate(sorted(steps)), key=lambda pair: place(pair[1]) - pair[0])
-    named = [[str(step) for _, step in run] for _, run in runs]
-    return ", ".join(f"{r[0]} to {r[-1]}" if len(r) > 2 else ", ".join(r) for r in named)
+        """``swapped_steps: steps 8, 16 (…)``; neighbours on the suite's grid are ``40 to 120``."""
+        place = sorted(grid).index
+        runs = groupby(enumerate(sorted(self.steps)), key=lambda pair: place(pair[1]) - pair[0])
+        named = [[str(step) for _, step in run] for _, run in runs]
+        steps = ", ".join(f"{r[0]} to {r[-1]}" if len(r) > 2 else ", ".join(r) for r in named)
+        return f"{self.kind}: step{'s' * (len(self.steps) > 1)} {steps} ({self.reason})"
 
 
 def decide(
@@ -84,8 +79,7 @@ def decide(
 ) -> list[str]:
     """Lines of what is only warned of; ``IntegrityError`` where a finding is to stop the run.
 
-    ``severity`` maps kinds to stop, warn or ignore; ``key`` is where the configuration has it;
-    ``grid`` is the suite's steps.
+    ``severity`` maps kinds to stop, warn or ignore; ``key`` is where the configuration has it.
     """
     stops = [one for one in found if severity[one.kind] == "stop" and one.sure]
     if stops:

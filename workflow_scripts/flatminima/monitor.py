@@ -71,13 +71,12 @@ class ConvergenceMonitor:
         self._recent: list[tuple[int, float, float | None]] = []
 
     def update(self, step: int, loss: float, stderr: float | None = None) -> MonitorState:
-        """Take the mean validation loss at ``step``.
+        """Take the mean validation loss at ``step``, and its standard error.
 
-        ``stderr`` is the standard error of ``loss``. Where every evaluation scores the same
-        text, what makes that text hard is common to all and no noise of the slope; give
-        ``paired_standard_error`` then. The same step with the same loss changes nothing.
-        Raises ``MonitorError`` for a loss or an error that is not finite and for a step that
-        is not after the last one; the monitor then stays as it was.
+        Where every evaluation scores the same text, what makes that text hard is no noise of the
+        slope; give ``paired_standard_error`` then. The same step with the same loss changes
+        nothing. Raises ``MonitorError``, and stays as it was, for a loss or an error that is not
+        finite and for a step that is not after the last one.
         """
         step, loss, last = int(step), float(loss), self.state
         stderr = None if stderr is None else float(stderr)
@@ -87,9 +86,7 @@ class ConvergenceMonitor:
         if last is not None and (step, loss) == (last.step, last.loss):
             return last
         if last is not None and step <= last.step:
-            raise MonitorError(
-                f"step {step} comes after step {last.step}; steps must rise; left out"
-            )
+            raise MonitorError(f"step {step} comes after step {last.step}; left out")
         counts = step >= self.settings["start"]
         if counts:
             self._recent = [*self._recent, (step, loss, stderr)][-self.settings["window"] :]

@@ -1,10 +1,9 @@
 r"""What the checkpoints of a suite are: where they are found, what they are called, what they hold.
 
-A hub's branch holds one training step each. A *pattern* is a regular expression that matches
-the whole name of such a branch and has a group called ``step``: ``step(?P<step>\d+)`` for
-Pythia. Which branch holds which step is read from the hub's list once and committed
-(``resources/revisions/{suite}.csv``), so that planning needs no network. One's own run is found
-on disk by a pattern of folders such as ``runs/mine/checkpoint-{step}``.
+A hub's branch holds one training step each. A *pattern* is a regular expression of the whole name
+of such a branch, with a group ``step``: ``step(?P<step>\d+)`` for Pythia. Which branch holds which
+step is read from the hub's list once and committed (``resources/revisions/{suite}.csv``), so that
+planning needs no network. One's own run is found by a pattern such as ``runs/mine/step{step}``.
 
 Weights are deleted once they are measured, yet whether a revision lies where it belongs shows
 only beside the others. So of each checkpoint a random projection is kept: each weight is given
@@ -91,10 +90,7 @@ def table_of_branches(pattern: str, branches: Mapping[str, str]) -> pd.DataFrame
 
 
 def read_table(path: Path) -> dict[int, str] | None:
-    """Branch of each step, in step order; ``None`` where the table does not exist.
-
-    Raises ``ValueError`` for a file that is no such table.
-    """
+    """Branch of each step in order, ``None`` where there is no file; ``ValueError`` for others."""
     if not path.is_file():
         return None
     table = pd.read_csv(path, dtype={"branch": str, "commit": str})
@@ -147,10 +143,7 @@ def read_checkpoint(folder: Path) -> LocalCheckpoint:
 
 
 def find_checkpoints(pattern: str) -> LocalRun:
-    """All whole checkpoints of a pattern, and what was skipped.
-
-    Raises ``ValueError`` for two folders of the same step.
-    """
+    """All whole checkpoints of a pattern; ``ValueError`` for two folders of the same step."""
     before, after = pattern.split(PLACE)
     fits = re.compile(re.escape(before) + r"(\d+)" + re.escape(after))
     paths = glob.iglob(f"{glob.escape(before)}*{glob.escape(after)}")
@@ -211,22 +204,14 @@ def _files_digest(files: Iterable[Path]) -> str:
 # What a checkpoint holds
 
 
-def _signs(name: str, count: int) -> np.ndarray:
-    """Random signs of a tensor's weights, ``[count]`` of -1 and 1 in float32."""
-    seed = list(hashlib.sha256(name.encode()).digest()[:16])
-    bits = np.random.default_rng(seed).bytes(-(-count // 8))
-    drawn = np.unpackbits(np.frombuffer(bits, np.uint8), count=count)
-    return 1.0 - 2.0 * drawn.astype(np.float32)
-
-
 def sketch(name: str, weights: np.ndarray) -> np.ndarray:
-    """Sketch of one tensor, float64 ``[BUCKETS]``; those of all tensors are added up.
-
-    ``weights`` is the tensor in any shape.
-    """
+    """Sketch of one tensor of any shape, float64 ``[BUCKETS]``; those of all are added up."""
     flat = np.asarray(weights, dtype=np.float32).ravel()
+    seed = list(hashlib.sha256(name.encode()).digest()[:16])
+    bits = np.random.default_rng(seed).bytes(-(-flat.size // 8))
+    drawn = np.unpackbits(np.frombuffer(bits, np.uint8), count=flat.size)
     signed = np.zeros(-(-flat.size // BUCKETS) * BUCKETS, dtype=np.float32)
-    np.multiply(flat, _signs(name, flat.size), out=signed[: flat.size])
+    np.multiply(flat, 1.0 - 2.0 * drawn.astype(np.float32), out=signed[: flat.size])
     return signed.reshape(-1, BUCKETS).sum(axis=0, dtype=np.float64)
 
 
@@ -259,8 +244,7 @@ def describe_checkpoint(
 ) -> dict:
     """What ``suite.csv`` says of a checkpoint by itself.
 
-    ``origin`` names what a hub served (revision, commit, files by their sha256) and is empty
-    for a checkpoint made here; ``fingerprint`` is ``fingerprint_checkpoint``'s.
+    ``origin`` is what a hub served (``hub.download_checkpoint``), empty for one made here.
     """
     from flatminima.model import weight_files, weights_dtypes
 

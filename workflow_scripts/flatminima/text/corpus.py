@@ -79,10 +79,7 @@ def tally(texts: Iterable[str]) -> dict[str, int | str]:
 
 
 def package_root(package: str) -> Path:
-    """Folder of an installed package, found without importing it.
-
-    Raises ``ModuleNotFoundError`` where it is not installed or a single file.
-    """
+    """Folder of a package, found without an import; ``ModuleNotFoundError`` where it has none."""
     try:
         spec = importlib.util.find_spec(package)
     except ValueError:  # a module that was not made from a file, such as __main__
@@ -95,7 +92,7 @@ def package_root(package: str) -> Path:
 def package_versions(packages: Sequence[str]) -> dict[str, str]:
     """Version of the distribution that installed each package: dateutil is python-dateutil's.
 
-    Raises ``ModuleNotFoundError`` where one has none, such as a folder of Python's own.
+    Raises ``ModuleNotFoundError`` where one has none, such as Python's own.
     """
     versions = {}
     for package in packages:

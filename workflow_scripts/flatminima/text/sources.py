@@ -18,19 +18,9 @@ from huggingface_hub import HfFileSystem, try_to_load_from_cache
 from huggingface_hub.errors import HTTPError
 
 from flatminima.errors import UserError, one_line, suggest
-from flatminima.hub import HubError, ask, find_revision
+from flatminima.hub import ask, find_revision
 from flatminima.jobs import log, progress
-from flatminima.text.corpus import (
-    COMPRESSIONS,
-    FORMATS,
-    SURROGATES,
-    collect_packages,
-    document_key,
-    file_format,
-    read_documents,
-    tally,
-    write_documents,
-)
+from flatminima.text import corpus
 
 REMOTE = "hf://"
 LONG = 1 << 20  # characters; of a longer document no more is read than is asked for
@@ -38,10 +28,6 @@ LONG = 1 << 20  # characters; of a longer document no more is read than is asked
 
 class TextError(UserError):
     """Text that cannot be had or read, in one line that names the file."""
-
-
-class NotAvailable(UserError):
-    """Why a source cannot be had here and now, without its name."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +45,7 @@ class TextFile:
     @property
     def format(self) -> str:
         """json, parquet or text."""
-        return file_format(self.location)
+        return corpus.file_format(self.location)
 
 
 # Which file
@@ -74,22 +60,19 @@ def describe_source(source: Mapping) -> str:
 
 
 def find_file(source: Mapping) -> TextFile:
-    """The file of one source; raises ``NotAvailable`` where it cannot be had."""
+    """The file of one source; a ``UserError`` says, without its name, why it cannot be had."""
     name, field = describe_source(source), source.get("field", "text")
     if "path" in source:
         path = Path(name)
         if not path.is_file():
-            raise NotAvailable("is no file" if path.exists() else "no such file")
-        file_format(name)
+            raise TextError("is no file" if path.exists() else "no such file")
+        corpus.file_format(name)
         return TextFile(name, name, field)
     repo, file = source["repo"], source["file"]
-    try:
-        found = find_revision(repo, source.get("revision", "main"), "dataset", holding=file)
-    except HubError as error:
-        raise NotAvailable(str(error)) from error
+    found = find_revision(repo, source.get("revision", "main"), "dataset", holding=file)
     if file not in found.files:
-        texts = [other for other in found.files if other.endswith(tuple(FORMATS))]
-        raise NotAvailable(f"there is no {file} in it; {suggest(file, texts)}")
+        texts = [other for other in found.files if other.endswith(tuple(corpus.FORMATS))]
+        raise TextError(f"there is no {file} in it; {suggest(file, texts)}")
     cached = try_to_load_from_cache(repo, file, revision=found.commit, repo_type="dataset")
     remote = f"{REMOTE}datasets/{repo}@{found.commit}/{file}"
     return TextFile(name, cached if isinstance(cached, str) else remote, field, found.commit)
@@ -110,7 +93,7 @@ def read_texts(file: TextFile) -> Iterator[str]:
     try:
         for where, text in _READERS[file.format](file):
             # Half a character can neither be written nor encoded.
-            if not isinstance(text, str) or SURROGATES.search(text):
+            if not isinstance(text, str) or corpus.SURROGATES.search(text):
                 shown = json.dumps(text, default=str)[:20]
                 reason = f"{where}: the field {file.field!r} is {shown}, not text"
                 raise TextError(f"{file.name}: {reason}")
@@ -134,7 +117,7 @@ def _lines(file: TextFile) -> Iterator[tuple[str, str]]:
         stream = ask(begin, file.name, file.commit)
     else:
         stream = open(file.location, "rb")  # noqa: SIM115
-    codec = COMPRESSIONS.get(PurePosixPath(file.location).suffix)
+    codec = corpus.COMPRESSIONS.get(PurePosixPath(file.location).suffix)
     with stream:
         lines = io.TextIOWrapper(pa.input_stream(stream, codec), encoding="utf-8-sig")
         for number, line in enumerate(lines, start=1):
@@ -196,9 +179,8 @@ def up_to(texts: Iterable[str], wanted: Mapping[str, int]) -> Iterator[str]:
     shortest, longest = wanted.get("document_of"), wanted.get("longest")
     for text in texts:
         yield text
-        if longest is not None and len(text) > longest:
-            continue
-        given += len(text) if shortest is None else len(text) >= shortest
+        if longest is None or len(text) <= longest:
+            given += len(text) if shortest is None else len(text) >= shortest
         if given >= wanted["amount"]:
             return
 
@@ -211,12 +193,12 @@ def collect(source: Mapping, train: str | Path, validation: str | Path) -> dict:
     """
     text = source["text"]
     if text["source"] == "packages":
-        return collect_packages(text, train, validation)
+        return corpus.collect_packages(text, train, validation)
     wanted, records, held_out = source["wanted"], {}, set()
     # Validation first: training leaves out every document that it holds, white space aside.
     for split, path in (("validation", validation), ("train", train)):
         records[split] = _collect_split(split, text.get(split), wanted.get(split), held_out, path)
-        held_out = set(map(document_key, read_documents(path)))
+        held_out = set(map(corpus.document_key, corpus.read_documents(path)))
     counts = {f"{split}_documents": record["documents"] for split, record in records.items()}
     return {"source": "files", **records, **counts}
 
@@ -229,15 +211,16 @@ def _collect_split(
     A split of which nothing is wanted has a file without documents.
     """
     if wanted is None:
-        return {"documents": write_documents(path, [])}
+        return {"documents": corpus.write_documents(path, [])}
     passed_over: list[dict[str, str]] = []
     for source in sources:
         try:
             file = find_file(source)
             break
-        except NotAvailable as error:
-            passed_over.append({"source": describe_source(source), "reason": str(error)})
-            log(f"{split} text: passed over {describe_source(source)}: {error}")
+        except UserError as error:
+            name = describe_source(source)
+            passed_over.append({"source": name, "reason": str(error)})
+            log(f"{split} text: passed over {name}: {error}")
     else:
         reasons = "; ".join(f"{entry['source']} ({entry['reason']})" for entry in passed_over)
         raise TextError(f"{split} text: none of its sources can be had: {reasons}")
@@ -246,17 +229,17 @@ def _collect_split(
     def others() -> Iterator[str]:
         nonlocal left_out
         for text in read_texts(file):
-            if document_key(text[:most]) in held_out:
+            if corpus.document_key(text[:most]) in held_out:
                 left_out += 1
             else:
                 yield text[:most]
 
-    write_documents(path, progress(up_to(others(), wanted), f"documents from {file.name}"))
+    corpus.write_documents(path, progress(up_to(others(), wanted), f"documents from {file.name}"))
     return {
         "taken": file.name,
         "commit": file.commit,
         "field": None if file.format == "text" else file.field,
-        **tally(read_documents(path)),
+        **corpus.tally(corpus.read_documents(path)),
         "left_out_as_validation": left_out,
         "passed_over": passed_over,
     }

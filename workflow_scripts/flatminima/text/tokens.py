@@ -4,7 +4,6 @@ The batches are made once per suite and are the same file for every checkpoint, 
 quantizer (section 3 and appendix A: "constructed once and reused").
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
@@ -16,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from flatminima.errors import DamagedFile, UserError
-from flatminima.files import atomic_path, file_sha256, refusals_named
+from flatminima.files import atomic_path, check_digest, file_sha256, read_json, refusals_named
 
 END_OF_TEXT = "<|endoftext|>"
 # What other families call it, where it is a special token of theirs.
@@ -31,12 +30,7 @@ _NEAR = 1 << 12  # characters before the end of a piece, among which it is cut b
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE of ``vocab_size`` entries with ``<|endoftext|>`` as id 0, as GPT-NeoX.
-
-    Raises ``ValueError`` where the 256 bytes and ``<|endoftext|>`` alone are more than that.
-    """
-    if vocab_size < 257:
-        raise ValueError(f"vocab_size {vocab_size}: 257 or more (256 bytes and {END_OF_TEXT})")
+    """Byte-level BPE of ``vocab_size`` entries with ``<|endoftext|>`` as id 0, as GPT-NeoX."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -82,11 +76,10 @@ def encode_stream(
 ) -> Iterator[list[int]]:
     """Token ids of each document, followed by ``end`` unless that is ``None``; no other token.
 
-    A document that spells a special token is encoded as those characters, so that the id
-    means the end of a document and nothing else. Nothing that the tokenizer's file says of
-    tokens around a text, cutting or padding is done. A document of more than ``PIECE``
-    characters is encoded in pieces, cut between two words where there are any, and no
-    further than until it has ``most`` ids.
+    A document that spells a special token is encoded as those characters, so that the id means
+    the end of a document and nothing else; what the tokenizer's file says of tokens around a
+    text, cutting or padding is not done. A document of more than ``PIECE`` characters is encoded
+    in pieces, cut between two words, and no further than until it has ``most`` ids.
     """
     tokenizer = Tokenizer.from_str(tokenizer.to_str())  # the caller's keeps its settings
     tokenizer.encode_special_tokens = True
@@ -130,15 +123,9 @@ def read_tokens(path: str | Path) -> np.ndarray:
     Raises ``DamagedFile`` where the file holds none, or where it is not the one that the
     manifest beside it (same name, ``.json``) is about.
     """
-    path = Path(path)
-    manifest = path.with_suffix(".json")
+    manifest = Path(path).with_suffix(".json")
     if manifest.exists():
-        recorded = json.loads(manifest.read_text(encoding="utf-8")).get("sha256")
-        if recorded != file_sha256(path):
-            raise DamagedFile(
-                f"{path}: damaged or edited since it was written; its sha256 is not the one in "
-                f"{manifest.name} beside it. Delete it, and the same command makes it again"
-            )
+        check_digest(path, read_json(manifest).get("sha256", "none"))
     try:
         return load_file(path)["tokens"]
     except (SafetensorError, KeyError) as error:
@@ -170,14 +157,11 @@ def pack(
     tokens = np.fromiter(islice(chain.from_iterable(documents), wanted), dtype=np.int32)
     if len(tokens) == wanted:
         return tokens.reshape(sequences, length)
+    held, needed = f"{len(tokens):,} tokens", f"{wanted:,}"
     if document_start:
-        raise UserError(
-            f"the text holds {len(tokens) // length:,} documents of at least {length} tokens, "
-            f"{sequences} sequences need {sequences:,}"
-        )
-    raise UserError(
-        f"the text holds {len(tokens):,} tokens, {sequences} sequences of {length} need {wanted:,}"
-    )
+        held = f"{len(tokens) // length:,} documents of at least {length} tokens"
+        needed = f"{sequences:,} documents"
+    raise UserError(f"the text holds {held}, {sequences} sequences of {length} need {needed}")
 
 
 def fixed_batches(

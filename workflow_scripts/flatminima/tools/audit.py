@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from flatminima import audit_figure, style
 from flatminima.errors import NotMeasured, UserError, one_line
-from flatminima.files import weights_digest, write_json, write_table
+from flatminima.files import read_json, weights_digest, write_json, write_table
 from flatminima.hub import RevisionMissing
 from flatminima.intervals import summarise
 from flatminima.jobs import progress
@@ -91,7 +91,7 @@ def _claim_folder(options: AuditOptions) -> None:
     """Make the folder of the results, unless it holds those of another run."""
     if any((options.folder / name).exists() for name in FILES):
         try:
-            other = str(json.loads((options.folder / RECORD).read_text("utf-8"))["target"])
+            other = str(read_json(options.folder / RECORD)["target"])
         except (OSError, ValueError, KeyError, TypeError):
             other = "something else"
         if os.path.realpath(other) != os.path.realpath(options.target):

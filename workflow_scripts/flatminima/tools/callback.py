@@ -11,21 +11,14 @@ Whatever goes wrong here is one line of the log: training goes on.
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
 from torch import nn
-from transformers import PreTrainedModel
-from transformers.trainer_callback import (
-    ExportableState,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-)
-from transformers.training_args import TrainingArguments
+from transformers import PreTrainedModel, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from flatminima.errors import one_line
 from flatminima.intervals import gap_pct
@@ -50,14 +43,13 @@ DEFAULT_PROBE = {
 class ConvergenceCallback(TrainerCallback, ExportableState):
     """Watches ``metric`` of every evaluation and acts when it has converged.
 
-    ``actions``: ``warn`` logs it in one line (as every other action does too), ``save``
-    saves a checkpoint at once, ``probe`` measures the INT4 and INT8 gap on the evaluation
-    set, ``stop`` ends training. ``stderr_metric`` names a metric with the standard error
-    of the loss, which ``compute_metrics`` may give; without it the scatter of the losses
-    decides. ``monitor`` may be a mapping of its settings; ``probe`` is as ``DEFAULT_PROBE``.
-    ``events`` has one entry for each time the loss converged. A save strategy of ``best``
-    takes precedence over ``save``. Raises ``MonitorError`` for an action or a setting that is
-    none.
+    ``actions``: ``warn`` logs it in one line (as every other action does too), ``save`` saves a
+    checkpoint at once (a save strategy of ``best`` takes precedence), ``probe`` measures the INT4
+    and INT8 gap on the evaluation set, ``stop`` ends training. ``stderr_metric`` names a metric
+    with the standard error of the loss, which ``compute_metrics`` may give; without it the scatter
+    of the losses decides. ``monitor`` may be a mapping of its settings; ``probe`` is as
+    ``DEFAULT_PROBE``. ``events`` has one entry for each time the loss converged. Raises
+    ``MonitorError`` for an action or a setting that is none.
     """
 
     def __init__(
@@ -220,8 +212,7 @@ def read_rows(data: Sequence, count: int) -> np.ndarray:
     """The first ``count`` rows of an evaluation set as ``[rows, length]`` token ids.
 
     They are read directly: starting a loader would draw random numbers. Raises ``ValueError``
-    where a row is no mapping with ``input_ids``, is padded, or has another length than the
-    first.
+    where a row has no ``input_ids``, is padded, or is not as long as the others.
     """
     rows = []
     for index in range(min(count, len(data))):
@@ -239,34 +230,29 @@ def read_rows(data: Sequence, count: int) -> np.ndarray:
     return np.stack(rows)
 
 
-@contextmanager
-def _measuring(model: nn.Module) -> Iterator[nn.Module]:
-    """The model in float32, evaluating, without TF32; everything is put back afterwards."""
-    training = {module: module.training for module in model.modules()}
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    tf32 = matmul.allow_tf32, cudnn.allow_tf32
-    exact = all(parameter.dtype == torch.float32 for parameter in model.parameters())
-    try:
-        matmul.allow_tf32 = cudnn.allow_tf32 = False
-        yield model.eval() if exact else copy.deepcopy(model).float().eval()
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = tf32
-        for module, mode in training.items():
-            module.training = mode
-
-
 def probe_gaps(model: nn.Module, data: Sequence | None, settings: Mapping) -> dict[str, float]:
     """Gap in percent (equation 3) of each quantizer, as ``int4_gap_pct``.
 
-    Neither the weights nor the state of the random numbers changes.
+    It is that of the model in float32, evaluating, without TF32; neither its weights nor any
+    setting nor the state of the random numbers is another afterwards.
     """
     if data is None:
         raise ValueError("the trainer has no evaluation set")
     tokens = read_rows(data, settings["sequences"])
     device, specs = str(next(model.parameters()).device), read_specs(settings["quantizers"])
     scorer = partial(score, tokens, batch_size=settings["batch_size"], device=device)
-    with _measuring(model) as measured:
+    exact = all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    training = {module: module.training for module in model.modules()}
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    tf32 = matmul.allow_tf32, cudnn.allow_tf32
+    try:
+        matmul.allow_tf32 = cudnn.allow_tf32 = False
+        measured = model.eval() if exact else copy.deepcopy(model).float().eval()
         scores, covered = score_quantized(measured, tokens, specs, scorer)
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = tf32
+        for module, mode in training.items():
+            module.training = mode
     for name, found in covered.items():
         log(f"monitor: {name}: {coverage_line(found)}")
     fp32 = scores.pop(FP32).mean_nll()

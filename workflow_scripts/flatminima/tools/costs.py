@@ -18,6 +18,7 @@ import torch
 from tabulate import tabulate
 from torch import Tensor, nn
 from torch.utils.benchmark import Timer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from flatminima.config.keys import PYTHIA_VOCABULARY
 from flatminima.config.plan_forks import keeps_forks
@@ -27,7 +28,6 @@ from flatminima.jobs import dry_run
 from flatminima.layers import count_weights, linear_layers
 from flatminima.model import choose_device, prepare_backend
 
-BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 ADAM_BYTES = 12  # of one parameter in a saved training state: weight and two moments, float32
 CHECKPOINT_BYTES = 4  # of one parameter in a checkpoint that is written here
 # What is timed on a CPU takes a second or so: at most so many tokens of a sequence and so many
@@ -65,8 +65,6 @@ class Shape:
 
 def read_config(section: Mapping) -> object:
     """The configuration of transformers that a suite's ``architecture`` describes."""
-    from transformers import AutoConfig
-
     if "architecture" not in section:
         raise UserError(f"{section['label']}: without the key architecture no costs are known")
     architecture = section["architecture"]
@@ -90,8 +88,6 @@ def read_config(section: Mapping) -> object:
 
 def build(config: object, device: str) -> nn.Module:
     """A model of a configuration in float32; on ``meta`` it has shapes and no memory."""
-    from transformers import AutoModelForCausalLM
-
     with torch.device(device):
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
@@ -102,13 +98,14 @@ def describe_shape(config: object, dtype: str = "float16") -> Shape:
     head, parameters = model.get_output_embeddings(), count_weights(model)
     blocks = sum(layer.weight.numel() for layer in linear_layers(model).values())
     # GPT-NeoX kept one byte of mask for each pair of positions in each layer.
-    masks = config.num_hidden_layers if config.model_type == "gpt_neox" else 0
+    masked = config.num_hidden_layers if config.model_type == "gpt_neox" else 0
+    masks = masked * config.max_position_embeddings**2
     return Shape(
         parameters=parameters,
         multiplied=blocks + (head.weight.numel() if head is not None else 0),
         layers=config.num_hidden_layers,
         width=config.hidden_size,
-        stored_bytes=BYTES[dtype] * parameters + masks * config.max_position_embeddings**2,
+        stored_bytes=getattr(torch, dtype).itemsize * parameters + masks,
     )
 
 
@@ -274,8 +271,6 @@ def plan_suite(name: str | None, configfiles: Sequence[str], seconds: float) -> 
     ``seconds`` are spent on each of two measurements, none where it is 0. Raises ``UserError``
     for a mistake in the configuration.
     """
-    from transformers import AutoConfig
-
     suite = read_suite(name, configfiles)
     section, revisions = suite.section, len(suite.steps)
     if suite.source == "published":

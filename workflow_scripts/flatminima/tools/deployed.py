@@ -108,8 +108,7 @@ def bitsandbytes_model(model: nn.Module, layers: str, group: int, *, bits: int) 
             new = bnb.nn.Linear8bitLt(*shape, has_fp16_weights=False, threshold=6.0)
             new.weight = bnb.nn.Int8Params(weight, has_fp16_weights=False, requires_grad=False)
         new.bias = layer.bias
-        parent, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(parent), attribute, new.to(device))
+        model.set_submodule(name, new.to(device))
     return model
 
 

@@ -3,7 +3,6 @@
 A folder of a run, one model, or a hub repository; a file of text, or docstrings of a package.
 """
 
-import json
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from flatminima.errors import DamagedFile, UserError, one_line
+from flatminima.files import read_json
 from flatminima.hub import TOKENIZER_FILE, download_checkpoint, download_tokenizer, list_branches
 from flatminima.revisions import (
     DEFAULT_PATTERN,
@@ -152,7 +152,7 @@ def learning_rates(source: Source) -> tuple[dict[int, float], list[str]]:
     if source.repo is not None or not state.is_file():
         return {}, []
     try:
-        log = json.loads(state.read_text(encoding="utf-8"))["log_history"]
+        log = read_json(state)["log_history"]
         found = {e["step"]: float(e["learning_rate"]) for e in log if "learning_rate" in e}
     except (ValueError, KeyError, TypeError) as error:
         line = f"{state}: cannot be read ({one_line(error)}); learning rates are left empty"
