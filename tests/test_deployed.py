@@ -16,8 +16,9 @@ from flatminima.model import build_model, save_model
 from flatminima.quantizers import linear_weights
 from flatminima.scoring import Prober
 from flatminima.text.tokens import write_tokens
-from flatminima.tools import AuditOptions, deployed
+from flatminima.tools import deployed
 from flatminima.tools.audit import probe_settings
+from flatminima.tools.audit_options import AuditOptions
 from flatminima.tools.deployed import (
     FORMATS,
     Format,

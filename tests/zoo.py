@@ -222,8 +222,8 @@ def audited(folder: Path, tokens: np.ndarray, scratch: Path) -> tuple[dict[str, 
     from flatminima.model import load_model
     from flatminima.scoring import Prober
     from flatminima.text.tokens import write_tokens
-    from flatminima.tools import AuditOptions
     from flatminima.tools.audit import probe_settings
+    from flatminima.tools.audit_options import AuditOptions
 
     write_tokens(scratch / "validation.safetensors", tokens)
     options = AuditOptions(target=str(folder), group_size=GROUP, batch_size=2, device="cpu")

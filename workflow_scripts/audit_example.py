@@ -8,8 +8,8 @@ import torch
 
 from flatminima.errors import UserError
 from flatminima.jobs import run as run_job
-from flatminima.tools import AuditOptions
 from flatminima.tools.audit import BAD_INPUT, audit
+from flatminima.tools.audit_options import AuditOptions
 
 
 def main(run: str, validation: str, table: str, options: dict) -> None:

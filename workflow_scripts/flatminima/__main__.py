@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _audit_options(part: argparse.ArgumentParser) -> None:
-    from flatminima.tools import AuditOptions
+    from flatminima.tools.audit_options import AuditOptions
 
     part.add_argument("target", help="folder of a run or a model, or a hub repository")
     for field in fields(AuditOptions)[1:]:
@@ -86,8 +86,8 @@ def _audit_options(part: argparse.ArgumentParser) -> None:
 
 
 def _audit(**given: object) -> int:
-    from flatminima.tools import AuditOptions
     from flatminima.tools.audit import audit
+    from flatminima.tools.audit_options import AuditOptions
 
     return audit(AuditOptions(**given | {"revisions": tuple(given["revisions"])}))
 

@@ -38,7 +38,7 @@ from flatminima.revisions import read_checkpoint
 from flatminima.scaling_law import excess_sentence, suite_excess
 from flatminima.scoring import Prober, gather_audit
 from flatminima.text.tokens import fixed_batches, write_tokens
-from flatminima.tools import AuditOptions
+from flatminima.tools.audit_options import AuditOptions
 from flatminima.tools.deployed import probe_deployed
 from flatminima.tools.sources import Source, document_end, learning_rates, open_source, open_text
 
