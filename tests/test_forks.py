@@ -18,6 +18,7 @@ from flatminima.model import build_model, save_model
 from flatminima.quantizers import linear_weights, quantized_weights
 from flatminima.schedules import Condition, Cosine
 from flatminima.text.tokens import write_tokens
+from flatminima.training import amplitude
 from flatminima.training.loop import Recipe, build_optimizer, train
 from flatminima.training.workspace import save_state
 from tests import synthetic
@@ -274,14 +275,14 @@ def test_the_mean_step_of_the_grid_is_four_times_the_mean_move_to_it(tiny_model)
         (w - quantized_weights(tiny_model, INT4)[name]).abs().flatten()
         for name, w in linear_weights(tiny_model).items()
     ]
-    expected = calibrate_amplitude.mean_grid_step(tiny_model, INT4) / 4
+    expected = amplitude.mean_grid_step(tiny_model, INT4) / 4
     assert torch.cat(moved).mean().item() == pytest.approx(expected, rel=0.05)
 
 
 def test_gradient_statistics_agree_with_autograd(tiny_model, tiny_tokens):
     weights = linear_weights(tiny_model)
     settings = {"start": 0, "batches": 1, "batch_size": 9, "training": {"eps": 1e-3}}
-    found = calibrate_amplitude.gradient_statistics(tiny_model, tiny_tokens, weights, settings)
+    found = amplitude.gradient_statistics(tiny_model, tiny_tokens, weights, settings)
     tiny_model.zero_grad()
     ids = torch.from_numpy(tiny_tokens.astype(np.int64))
     tiny_model(input_ids=ids, labels=ids).loss.backward()

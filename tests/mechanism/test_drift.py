@@ -19,12 +19,12 @@ from flatminima.mechanism.drift import (
     residuals,
 )
 from flatminima.mechanism.findings import exponents
+from flatminima.mechanism.phase_flips import phase_ends, trace_phases
 from flatminima.model import build_model, save_model
 from flatminima.quantizers import fake_quantize, grid_steps, linear_weights
 from flatminima.schedules import Cosine, fork_schedule
 from tests.conftest import TINY, affine
 from tests.test_workspace import SETTINGS
-from workflow_scripts.trace_phase_flips import phase_ends, trace_phases
 
 INT4 = affine(4, "group", False, 64)
 SPECS = [INT4, affine(8, "channel", True), affine(3, "tensor", False), affine(2, "group", True, 48)]

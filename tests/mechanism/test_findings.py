@@ -15,8 +15,8 @@ from flatminima.mechanism.findings import (
     mean_of_series,
     rank_correlation,
 )
+from flatminima.mechanism.replication import growth_slopes, run_phases
 from tests.statistics_helpers import sequence_scores
-from workflow_scripts.compare_replicas import growth_slopes, run_phases
 
 
 def run(slope_after: float) -> tuple[pd.DataFrame, pd.DataFrame]:
