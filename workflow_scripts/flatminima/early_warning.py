@@ -42,8 +42,7 @@ def judge(rings: pd.Series, phases: dict) -> dict:
         phases[name]["step"] for name in ("rapid_learning_end", "convergence", "onset")
     )
     watched = rings[rings.index > start].astype(bool)
-    begins = watched & ~watched.shift(fill_value=False)
-    alarms = [int(step) for step in watched.index[begins]]
+    alarms = [*map(int, watched.index[watched & ~watched.shift(fill_value=False)])]
     false = [step for step in alarms if onset is None or step < min(best, onset)]
     warning = next(iter(alarms[len(false) :]), None)
     return {
@@ -102,14 +101,13 @@ def monitor_rings(scores: PairedScores, window: int) -> pd.Series:
     ``scores`` are full precision's by step. The standard error of an evaluation is that of
     its change since the one before, divided by the square root of 2.
     """
-    monitor, rings, previous = ConvergenceMonitor(window=window), [], None
-    steps = scores.rows["step"].to_numpy()
-    for step, loss, nll in zip(steps, scores.mean_nll(), scores.nll_nats, strict=True):
+    monitor, rings = ConvergenceMonitor(window=window), []
+    steps, losses, nll = scores.rows["step"].to_numpy(), scores.mean_nll(), scores.nll_nats
+    for at, (step, loss) in enumerate(zip(steps, losses, strict=True)):
         error = None
-        if previous is not None:
-            error = paired_standard_error(nll, previous, scores.scored) / np.sqrt(2.0)
+        if at:
+            error = paired_standard_error(nll[at], nll[at - 1], scores.scored) / np.sqrt(2.0)
         rings.append(monitor.update(int(step), loss, error).converged)
-        previous = nll
     return pd.Series(rings, steps)
 
 
@@ -135,23 +133,21 @@ def _rules(
     fp32: pd.DataFrame, gap: pd.Series, scores: PairedScores, start: int
 ) -> Iterator[tuple[str, str, pd.Series]]:
     """Name, parameter and rings of each rule; ``fp32`` and ``gap`` are by step."""
-    for window in SLOPE_WINDOWS:
-        yield PAPER_RULE, f"over {window} evaluations", slope_not_negative(fp32["ppl"], window)
+    for n in SLOPE_WINDOWS:
+        yield PAPER_RULE, f"over {n} evaluations", slope_not_negative(fp32["ppl"], n)
+    nll, rate = fp32["nll_nats_per_token"], fp32["lr_fraction"]
     excess = above_best_beyond_noise(scores)
-    for multiple in NOISE_MULTIPLES:
-        parameter = f"by more than {multiple:g} standard errors"
-        yield "FP32 loss above its best", parameter, excess > multiple
-    for patience in PATIENCES:
-        rings = no_better_for(fp32["nll_nats_per_token"], patience)
-        yield "no better FP32 loss", f"for {patience} evaluations", rings
-    for window in MONITOR_WINDOWS:
-        yield MONITOR_RULE, f"over {window} evaluations", monitor_rings(scores, window)
-    for threshold in LR_FRACTIONS:
-        parameter = f"at or below {threshold:g} of the maximum"
-        yield "learning rate", parameter, learning_rate_below(fp32["lr_fraction"], threshold)
-    for count in BAND_EVALUATIONS:
-        parameter = f"{BAND_WIDTH:g} sd above its first {count} evaluations"
-        yield "low-bit gap", parameter, gap_above_band(gap, start, count)
+    for x in NOISE_MULTIPLES:
+        yield "FP32 loss above its best", f"by more than {x:g} standard errors", excess > x
+    for n in PATIENCES:
+        yield "no better FP32 loss", f"for {n} evaluations", no_better_for(nll, n)
+    for n in MONITOR_WINDOWS:
+        yield MONITOR_RULE, f"over {n} evaluations", monitor_rings(scores, n)
+    for x in LR_FRACTIONS:
+        yield "learning rate", f"at or below {x:g} of the maximum", learning_rate_below(rate, x)
+    for n in BAND_EVALUATIONS:
+        band = f"{BAND_WIDTH:g} sd above its first {n} evaluations"
+        yield "low-bit gap", band, gap_above_band(gap, start, n)
 
 
 def warning_table(
@@ -166,15 +162,11 @@ def warning_table(
     even = audit[audit["step"].isin(steps)].sort_values("step").set_index("step")
     fp32, low = (even[even["role"] == role] for role in (FP32, LOW_BIT))
     chosen = sequences[(sequences["role"] == FP32) & sequences["step"].isin(steps)]
-    rules = _rules(
-        fp32, low["gap_pct"], paired_scores(chosen, ["step"]), phases["rapid_learning_end"]["step"]
-    )
-    named = {"suite": phases["suite"]}
+    scores, start = paired_scores(chosen, ["step"]), phases["rapid_learning_end"]["step"]
     table = pd.DataFrame(
-        named | {"rule": rule, "parameter": parameter} | judge(rings, phases)
-        for rule, parameter, rings in rules
+        {"suite": phases["suite"], "rule": rule, "parameter": parameter} | judge(rings, phases)
+        for rule, parameter, rings in _rules(fp32, low["gap_pct"], scores, start)
     )
-    if lost := missing_words(holes(steps, spacing)):
-        table["note"] = [join_notes(note, lost) for note in table["note"]]
-    whole = table.columns.difference(["suite", "rule", "parameter", "note"])
-    return table.astype(dict.fromkeys(whole, "Int64"))
+    lost, words = missing_words(holes(steps, spacing)), ["suite", "rule", "parameter", "note"]
+    table["note"] = [join_notes(note, lost) for note in table["note"]]
+    return table.astype(dict.fromkeys(table.columns.difference(words), "Int64"))

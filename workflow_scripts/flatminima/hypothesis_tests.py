@@ -87,7 +87,7 @@ def describe(a: np.ndarray, b: np.ndarray) -> dict:
     found["difference"] = found["mean_a"] - found["mean_b"]
     if len(a) and len(b):
         found["cliffs_delta"] = float(np.sign(a[:, None] - b).mean())
-    if len(a) > 1 and len(b) > 1 and not (is_constant(a) and is_constant(b)):
+    if min(len(a), len(b)) > 1 and not (is_constant(a) and is_constant(b)):
         squares = (len(a) - 1) * np.var(a, ddof=1) + (len(b) - 1) * np.var(b, ddof=1)
         found["cohens_d"] = found["difference"] / np.sqrt(squares / (len(a) + len(b) - 2))
     return found
@@ -152,17 +152,17 @@ def exact_tests(a: np.ndarray, b: np.ndarray, where: dict, note: str = "") -> It
 
     A win is a pair in which ``a`` is lower, as in the paper's Table 2.
     """
-    floor = f"smallest two-sided p of {len(a)} v {len(b)} units: {smallest_p(len(a), len(b)):.3g}"
-    wins, p, why = NAN, NAN, "no pairs"
-    if len(a) and len(b):
-        wins, why = int((a[:, None] < b).sum()), ""
+    pairs, wins, p, why = len(a) * len(b), NAN, NAN, "no pairs"
+    if pairs:
+        wins, why = int(np.less.outer(a, b).sum()), ""
         if len(np.unique([*a, *b])) == len(a) + len(b):
             p = stats.mannwhitneyu(a, b, method="exact").pvalue
         else:
             why = "ties, for which the exact distribution does not hold"
-    pairs = f"of {len(a) * len(b)} pairs; p: exact Mann-Whitney"
+    floor = f"smallest two-sided p of {len(a)} v {len(b)} units: {smallest_p(len(a), len(b)):.3g}"
+    note = join_notes(note, f"of {pairs} pairs; p: exact Mann-Whitney", why, floor)
     yield Row("pairwise wins", **where, statistic="wins", value=wins, p_value=p, **describe(a, b),
-              note=join_notes(note, pairs, why, floor))  # fmt: skip
+              note=note)  # fmt: skip
 
 
 def lag_one(series: np.ndarray) -> float:
@@ -204,19 +204,16 @@ def correlations(x: np.ndarray, y: np.ndarray, where: dict, note: str = "") -> I
         "detrended": (signal.detrend, "each less its own straight line"),
         "differences": (np.diff, "changes between neighbours"),
     }
+    why = ""
+    if len(x) < FEWEST_PAIRS:
+        why = f"a correlation along a run takes {FEWEST_PAIRS} or more checkpoints, not {len(x)}"
+    elif is_constant(x) or is_constant(y):
+        why = "one side does not vary"
     for name, (turn, meaning) in turns.items():
-        found = {}
-        if len(x) < FEWEST_PAIRS:
-            why = (
-                f"a correlation along a run takes {FEWEST_PAIRS} or more checkpoints, not {len(x)}"
-            )
-        elif is_constant(x) or is_constant(y):
-            why = "one side does not vary"
-        else:
-            found = correlate(turn(x), turn(y))
-            why = f"{found['dof'] + 2:.1f} effective pairs of {len(x)}"
+        found = {} if why else correlate(turn(x), turn(y))
+        said = why or f"{found['dof'] + 2:.1f} effective pairs of {len(x)}"
         yield Row(f"Pearson r, {name}", **where, statistic="r", **found, **moments(x, "a"),
-                  **moments(y, "b"), note=join_notes(meaning, why, note))  # fmt: skip
+                  **moments(y, "b"), note=join_notes(meaning, said, note))  # fmt: skip
 
 
 def in_families(rows: Iterable[Row], primary: Mapping[str, str] | None) -> pd.DataFrame:
@@ -232,9 +229,6 @@ def in_families(rows: Iterable[Row], primary: Mapping[str, str] | None) -> pd.Da
     if primary:
         chosen = (table[list(primary)] == pd.Series(primary)).all(axis=1)
         table.loc[tested & chosen, "family"] = "primary"
-    table["p_adjusted"] = (
-        table[tested]
-        .groupby("family")["p_value"]
-        .transform(lambda p: multipletests(p.to_numpy(), method="holm")[1])
-    )
+    families = table[tested].groupby("family")["p_value"]
+    table["p_adjusted"] = families.transform(lambda p: multipletests(p, method="holm")[1])
     return table

@@ -46,10 +46,9 @@ def paired_scores(sequences: pd.DataFrame, keys: list[str]) -> PairedScores:
     ``sequence``, ``nll_nats`` and ``scored``; quantizers keep the order of their first
     appearance. Raises ``ValueError`` for scores that cannot be paired.
     """
-    order = {name: place for place, name in enumerate(sequences["quantizer"].unique())}
-    rank = sequences["quantizer"].map(order).where(sequences["role"] != FP32, -1)
-    index = [*keys, "rank", "quantizer", "role"]
-    values = ["nll_nats", "scored"]
+    rank = pd.Series(pd.factorize(sequences["quantizer"])[0], sequences.index)
+    rank = rank.where(sequences["role"] != FP32, -1)
+    index, values = [*keys, "rank", "quantizer", "role"], ["nll_nats", "scored"]
     table = sequences.assign(rank=rank).pivot(index=index, columns="sequence", values=values)
     if (lacking := table.isna().any(axis=1)).any():
         where = ", ".join(map(str, table.index[lacking][0]))
@@ -72,11 +71,9 @@ def resampled_means(scores: PairedScores, *, resamples: int, seed: int) -> np.nd
     interval as wide as Student's t of that many stretches has to be. Raises ``ValueError``
     for fewer than two sequences or resamples.
     """
-    count = len(scores.scored)
-    if count < 2 or resamples < 2:
-        raise ValueError(
-            f"{count} sequences, {resamples} resamples: a bootstrap takes 2 or more of each"
-        )
+    if (count := len(scores.scored)) < 2 or resamples < 2:
+        given = f"{count} sequences, {resamples} resamples"
+        raise ValueError(f"{given}: a bootstrap takes 2 or more of each")
     stretches = min(STRETCHES, count)
     starts = np.arange(stretches) * count // stretches
     nll = np.add.reduceat(scores.nll_nats, starts, axis=1)

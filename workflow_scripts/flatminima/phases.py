@@ -56,8 +56,6 @@ RULE_OF_ALL = (
 PHASE_NAMES = ("rapid learning", "plateau", "divergence")
 # Without an onset nothing says that the gap stands still after rapid learning.
 NAMES_WITHOUT_ONSET = ("rapid learning", "after rapid learning")
-
-
 FEWEST_SMOOTHED = 14  # below, the smoothing would take half the run
 # How often the rule finds an onset where there is none, in percent of 1,000 simulated runs of
 # 143 checkpoints; a test measures it.
@@ -147,9 +145,9 @@ def find_onset(steps: np.ndarray, delta: np.ndarray, start: int) -> Onset:
 
     ``steps`` and ``delta`` (nats per token, low-bit minus FP32) are ``[checkpoints]``.
     """
-    window = steps >= start
-    used = window & (delta > 0.0)
-    x, y, left_out = steps[used].astype(float), np.log(delta[used]), int((window & ~used).sum())
+    used = (steps >= start) & (delta > 0.0)
+    left_out = int((steps >= start).sum() - used.sum())
+    x, y = steps[used].astype(float), np.log(delta[used])
     count, shortest = len(x), max(2, -(-len(x) // 20))
     allowed = [k for k in range(3) if count >= 2 + 2 * k + SPARE]
     if len(allowed) < 2:
@@ -162,20 +160,15 @@ def find_onset(steps: np.ndarray, delta: np.ndarray, start: int) -> Onset:
     rest = fits[-1].residuals
     lag_one = max(float(rest[1:] @ rest[:-1]) / squares[-1], 0.0) if squares[-1] > floor else 0.0
     effective = max(count * (1.0 - lag_one) / (1.0 + lag_one), 2.0)
-    bic = [
-        effective * np.log(max(power, floor)) + (2 + 2 * k) * np.log(effective)
-        for k, power in zip(allowed, squares, strict=True)
-    ]
-    best = fits[1 + int(np.argmin(bic[1:]))]
-    delta_bic = float(bic[0] - min(bic[1:]))
+    bic = effective * np.log(np.maximum(squares, floor))
+    bic += (2 + 2 * np.array(allowed)) * np.log(effective)
+    best, delta_bic = fits[1 + int(np.argmin(bic[1:]))], float(bic[0] - min(bic[1:]))
     increase = np.diff(best.slopes)
-    growing = np.nonzero((increase > 0.0) & (best.slopes[1:] > 0.0))[0]
+    growing = np.flatnonzero((increase > 0.0) & (best.slopes[1:] > 0.0))
     step, slopes, reason, breaks = None, (None, None), "", [int(x[at]) for at in best.breaks]
     if delta_bic <= STRONG_EVIDENCE:
-        reason = (
-            "a break of ln(delta NLL) lowers BIC against one straight line by "
-            f"{delta_bic:.1f}, not by more than {STRONG_EVIDENCE:g}"
-        )
+        lowered = "a break of ln(delta NLL) lowers BIC against one straight line by"
+        reason = f"{lowered} {delta_bic:.1f}, not by more than {STRONG_EVIDENCE:g}"
     elif not len(growing):
         reason = "no break of ln(delta NLL) has a steeper and positive slope after it"
     else:
@@ -191,10 +184,9 @@ def window_of(count: int) -> int:
 
 def smoothed(steps: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Local straight lines through ``values`` ``[checkpoints]``; few are returned as they are."""
-    count = len(steps)
-    if count < FEWEST_SMOOTHED:
+    if len(steps) < FEWEST_SMOOTHED:
         return np.asarray(values, float)
-    share = window_of(count) / count
+    share = window_of(len(steps)) / len(steps)
     return lowess(values, steps.astype(float), frac=share, it=0, return_sorted=False)
 
 
@@ -220,8 +212,7 @@ def _with_new_wobble(
     steps: np.ndarray, nll: np.ndarray, wobble: np.ndarray, learned: int, rng: np.random.Generator
 ) -> np.ndarray:
     """``nll`` with its ``wobble`` after rapid learning put together anew from blocks of itself."""
-    late = np.nonzero(steps >= learned)[0]
-    block = window_of(len(steps))
+    late, block = np.flatnonzero(steps >= learned), window_of(len(steps))
     if len(late) < 2 * block or len(steps) < FEWEST_SMOOTHED:
         return nll
     starts = late[0] + rng.integers(0, len(late) - block + 1, -(-len(late) // block))
@@ -238,19 +229,17 @@ def _rise_pct(curve: np.ndarray) -> float:
 
 def _interval(name: str, values: pd.Series) -> dict[str, int | None]:
     """95 % percentile interval of steps that stays on the grid (widened to members)."""
-    tail, steps = (1.0 - CONFIDENCE) / 2.0, values.dropna().to_numpy()
-    if not len(steps):
+    tail, steps = (1.0 - CONFIDENCE) / 2.0, values.dropna()
+    if steps.empty:
         return {f"{name}_low": None, f"{name}_high": None}
-    low = np.quantile(steps, tail, method="lower")
-    high = np.quantile(steps, 1.0 - tail, method="higher")
+    low, high = steps.quantile(tail, "lower"), steps.quantile(1.0 - tail, "higher")
     return {f"{name}_low": int(low), f"{name}_high": int(high)}
 
 
 def _segments(phases: Phases, steps: np.ndarray, ppl: np.ndarray, gap: np.ndarray) -> list[dict]:
     onset = [] if phases.onset.step is None else [phases.onset.step]
     bounds = [int(steps[0]), phases.rapid_learning_end, *onset, int(steps[-1])]
-    names = PHASE_NAMES if onset else NAMES_WITHOUT_ONSET
-    segments = []
+    names, segments = PHASE_NAMES if onset else NAMES_WITHOUT_ONSET, []
     for number, (name, (first, last)) in enumerate(zip(names, pairwise(bounds), strict=True), 1):
         inside = (steps >= first) & (steps <= last)
         g, p = gap[inside].tolist(), ppl[inside].tolist()
@@ -268,11 +257,10 @@ def describe_phases(
 ) -> dict:  # fmt: skip
     """Contents of ``phases.json``: boundaries with their intervals, lag and segments.
 
-    ``audit`` is the tidy audit of one suite, ``sequences`` its per-sequence scores
-    (``intervals.paired_scores``), ``spacing`` the distance of the evenly spaced
-    steps. Steps whose revision is ``missing`` are passed over and, where there are any,
-    listed. All values are plain Python numbers; what does not exist is ``None``.
-    Raises ``ValueError`` where a role or a step is missing.
+    ``audit`` is the audit of one suite, ``sequences`` its scores (``intervals.paired_scores``),
+    ``spacing`` the distance of the evenly spaced steps. Steps whose revision is ``missing`` are
+    passed over and, where there are any, listed. All values are plain Python numbers; what does
+    not exist is ``None``. Raises ``ValueError`` where a role or a step is missing.
     """
     steps = even_steps(audit["step"], spacing)
     if not len(steps):

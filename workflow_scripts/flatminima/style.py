@@ -7,9 +7,9 @@ for titles and legends, which stand outside the axes and so hide nothing.
 
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import cycle, zip_longest
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -34,8 +34,7 @@ PAPER_MODEL = "Pythia-160m"
 SCHEDULES = {"cosine": "cosine", "sgdr": "SGDR", "oli": "OLI"}
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     """How one series looks everywhere: in colour, in greyscale and as a marker."""
 
     color: str

@@ -44,21 +44,18 @@ class Table:
 def audit_table(audit: pd.DataFrame, phases: dict, paper: pd.DataFrame, *, suite: dict) -> Table:
     """Table 1: the audit at the suite's equivalents of the paper's ten steps.
 
-    ``audit`` and ``phases`` are audit.csv and phases.json of ``suite`` (keys label,
-    is_paper_model, spacing in steps); ``paper`` is resources/paper/table1.csv. The equivalent
-    of a step is step x spacing / 1000; where the suite has no such checkpoint its cells are
-    empty, and where its revision could not be had they are NA. A suite without an even grid
-    (key ``last``) has a row for each checkpoint that is nearest to one of the paper's
-    fractions of training.
+    ``paper`` is its Table 1. The equivalent of a step is step x spacing / 1000; where the suite
+    has no such checkpoint its cells are empty, and where its revision could not be had they are
+    NA. A suite without an even grid (key ``last``) has a row for each checkpoint that is nearest
+    to one of the paper's fractions of training.
     """
     names = role_labels(audit, suite)
     low, high = names["low_bit"], names["high_bit"]
+    steps = paper["step"] * suite["spacing"] // PAPER_SPACING
+    said = f"the paper's step times {suite['spacing']}/{PAPER_SPACING}"
     if "last" in suite:
         steps, paper = _nearest_shares(audit["step"].unique(), suite["last"], paper)
         said = "those nearest to the paper's shares of training"
-    else:
-        steps = paper["step"] * suite["spacing"] // PAPER_SPACING
-        said = f"the paper's step times {suite['spacing']}/{PAPER_SPACING}"
     lost = set(phases.get("missing", ()))
     by_role = {role: part.set_index("step").reindex(steps) for role, part in audit.groupby("role")}
     fp32, low_bit, high_bit = (by_role[role] for role in ("fp32", "low_bit", "high_bit"))
@@ -118,15 +115,14 @@ def forks_table(
 ) -> Table:
     """Table 2: the forks' conditions, with the seed as the unit.
 
-    ``forks``, for the name of its low-bit quantizer, and ``statistics`` are forks.csv and
-    statistics.csv of ``suite`` (keys label, is_paper_model); ``paper`` is
-    resources/paper/table2.csv. Conditions that the suite did not run have empty cells.
+    ``forks`` are for the name of the low-bit quantizer, ``paper`` is its Table 2. Conditions that
+    the suite did not run have empty cells.
     """
     low = role_labels(forks, suite)["low_bit"]
     rows = statistics[statistics["unit"] == "seed"].set_index(["test", "comparison", "measure"])
     # A schedule without phases has all its probes in one condition of its own name.
     names = list(paper["schedule"] + " " + paper["probes"])
-    tested = set(rows.index.get_level_values("comparison"))
+    tested = rows.index.get_level_values("comparison")
     names = [name if name in tested else name.removesuffix(" all") for name in names]
 
     def over_seeds(measure: str, column: str, test: str = "summary", against: str = "") -> list:
@@ -210,20 +206,20 @@ def write(table: Table, paths: Iterable[str | Path]) -> None:
             temporary.write_text(forms[path.suffix](table), encoding="utf-8", newline="\n")
 
 
-def _headings(table: Table, paper: str) -> list[str]:
-    """One-line headings: the suite's as they are, the paper's behind ``paper``."""
-    suite = table.frame.columns[0][0]
-    return [name if group == suite else f"{paper}: {name}" for group, name in table.frame.columns]
+def _headed(frame: pd.DataFrame, paper: str) -> pd.DataFrame:
+    """With one-line headings: the suite's as they are, the paper's behind ``paper``."""
+    suite = frame.columns[0][0]
+    heads = [name if group == suite else f"{paper}: {name}" for group, name in frame.columns]
+    return frame.set_axis(heads, axis=1)
 
 
 def _csv(table: Table) -> str:
-    paper = table.frame.columns[-1][0]
-    return table.frame.set_axis(_headings(table, paper), axis=1).to_csv(index=False)
+    return _headed(table.frame, table.frame.columns[-1][0]).to_csv(index=False)
 
 
 def _markdown(table: Table) -> str:
     paper = "paper, not comparable" if table.warning else "paper"
-    turned = table.text.set_axis(_headings(table, paper), axis=1).set_index(table.key).T
+    turned = _headed(table.text, paper).set_index(table.key).T
     body = turned.to_markdown(
         headers=[table.key, *turned.columns], disable_numparse=True,
         colalign=["left"] + ["right"] * turned.shape[1],

@@ -44,12 +44,14 @@ FIGURE = (
 
 def about(ledger: Ledger, suite: Mapping | None, judged: Sequence[Judged]) -> str:
     """What was measured for the page and what it may not be taken for."""
-    done = [j for j in judged if j.answers["measured"].text not in ("", NOT_MEASURED)]
-    asked = [j for j in judged if j.answers["measured"].text]
+    answers = [j.answers["measured"].text for j in judged]
     if suite and suite["is_paper_model"]:
-        return f"{len(done)} of {len(asked)} measurable rows were measured on Pythia-160m."
-    text = "Nothing has been measured on Pythia-160m, the paper's model, so far: "
-    text += "none of its measurements is confirmed or refuted here."
+        done, asked = sum(a not in ("", NOT_MEASURED) for a in answers), sum(map(bool, answers))
+        return f"{done} of {asked} measurable rows were measured on Pythia-160m."
+    text = (
+        "Nothing has been measured on Pythia-160m, the paper's model, so far: none of its "
+        "measurements is confirmed or refuted here."
+    )
     if suite is None:
         return f"{text} This page holds the claims against the printed numbers and public sources."
     size = "a small experiment" if suite["name"] == "mini" else "an experiment"
@@ -112,22 +114,22 @@ def axis(j: Judged) -> dict:
 def context(ledger: Ledger, judged: Sequence[Judged], suite: Mapping | None,
             paths: Mapping[str, str], folder: Path) -> dict:  # fmt: skip
     """Everything that the templates show."""
-    by_id = {j.row.id: j for j in judged}
+    by_id, now = {j.row.id: j for j in judged}, ledger.successors
     changes = [
-        {**change, "entries": [
-            {**entry, "now": [(name, ledger.successors[name], by_id[ledger.successors[name]])
-                              for name in entry["ids"]]}
-            for entry in change["entries"]]}
+        change | {"entries": [
+            entry | {"now": [(name, now[name], by_id[now[name]]) for name in entry["ids"]]}
+            for entry in change["entries"]
+        ]}
         for change in ledger.changes
     ]  # fmt: skip
-    moved = [(old, new) for old, new in sorted(ledger.successors.items()) if old != new]
     counts = {
         q: {a: sum(j.answers[q].text == a for j in judged) for a in ANSWERS[q]} for q in ANSWERS
     }
     return {
         "title": TITLE.format(label=suite["label"] if suite else "the paper's printed tables"),
         "lead": LEAD, "about": about(ledger, suite, judged), "figure": FIGURE, "asked": ASKED,
-        "answers": ANSWERS, "counts": counts, "colours": COLOURS, "moved": moved,
+        "answers": ANSWERS, "counts": counts, "colours": COLOURS,
+        "moved": [(old, new) for old, new in sorted(now.items()) if old != new],
         "primary": [j for j in judged if j.row.primary],
         "axes": [axis(j) for j in judged if j.row.forest],
         "themes": [(title, [j for j in judged if j.row.theme == key])
@@ -151,10 +153,9 @@ def write(ledger: Ledger, judged: Sequence[Judged], suite: Mapping | None,
     elif path.suffix == ".json":
         if path.stem not in ledger.successors:
             raise UserError(f"no claim '{path.stem}'; ids are {', '.join(ledger.successors)}")
-        successor = ledger.successors[path.stem]
-        moved = {"asked_for": path.stem, "successor": successor}
-        [found] = [r for r in records if r["id"] == successor]
-        found = found if successor == path.stem else moved | found
+        [found] = [r for r in records if r["id"] == ledger.successors[path.stem]]
+        if found["id"] != path.stem:
+            found = {"asked_for": path.stem, "successor": found["id"]} | found
         text = json.dumps(found, ensure_ascii=False, indent=2) + "\n"
     else:
         jinja = Environment(undefined=StrictUndefined, autoescape=path.suffix == ".html")
