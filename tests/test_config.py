@@ -103,6 +103,7 @@ MISTAKES = {
         ("mechanism.curvature.sequences", 63, "63 is no multiple of mechanism.batch_size"),
         ("mechanism.activations.sequences", 512, "512; the suite has 256"),
         ("mechanism.replication.widths", [34], "num_heads 4 does not divide 34"),
+        ("mechanism.replication.low_bit", "int4_g46", "'int4_g46' is not known; did you mean"),
     ],
     "pythia-160m": [
         ("repo", "a b", "suites.pythia-160m.repo: 'a b' is not valid"),
