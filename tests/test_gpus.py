@@ -32,10 +32,9 @@ def start(tmp_path):
 
     def one():
         ours, theirs = PROCESSES.Pipe()
-        process = PROCESSES.Process(target=hold, args=(str(tmp_path), theirs))
-        process.start()
-        started.append(process)
-        return process, ours
+        started.append(PROCESSES.Process(target=hold, args=(str(tmp_path), theirs)))
+        started[-1].start()
+        return started[-1], ours
 
     yield one
     for process in started:

@@ -71,14 +71,12 @@ def code(file: str) -> tuple[str, Callable[[str], str]]:
 
 def test_what_decides_nothing_reruns_nothing(built, edit):
     """Times of files, comments, docstrings, infrastructure, and settings of how to run."""
-    python = [p.relative_to(built).as_posix() for p in (built / "workflow_scripts").rglob("*.py")]
-    rules = [p.relative_to(built).as_posix() for p in (built / "rules").rglob("*.smk")]
-    assert len(python) > 60
-    for name in [*python, *rules, "Snakefile", "config.yaml", TINY]:
-        edit(name, lambda text: text + "\n# A comment.\n")
-    edit(
-        "workflow_scripts/flatminima/quantizers.py", lambda text: text.replace('"""', '"""Or: ', 1)
-    )
+    code_files = [*built.glob("workflow_scripts/**/*.py"), *built.glob("rules/*.smk")]
+    assert len(code_files) > 60
+    for path in [*code_files, *(built / name for name in ("Snakefile", "config.yaml", TINY))]:
+        edit(path.relative_to(built).as_posix(), lambda text: text + "\n# A comment.\n")
+    quantizers = "workflow_scripts/flatminima/quantizers.py"
+    edit(quantizers, lambda text: text.replace('"""', '"""Or: ', 1))
     for module in ("jobs", "files"):
         edit(*code(f"flatminima/{module}"))
     for old, new in (
@@ -203,14 +201,12 @@ def test_a_code_cell_reruns_its_notebook_and_a_lost_figure_is_drawn_again(built,
 def test_forks_that_did_not_change_are_left_alone(built, edit):
     """The rerun for real: the file of another schedule is the very same."""
     sgdr, oli = (built / f"results/tiny/forks/{name}-seed0.csv" for name in ("sgdr", "oli"))
-    before = oli.stat().st_mtime_ns, oli.read_bytes(), sgdr.read_bytes()
+    changed, kept = sgdr.read_bytes(), (oli.stat().st_mtime_ns, oli.read_bytes())
     edit(*setting("period: 16", "period: 20"))
     target = (*(str(path.relative_to(built)) for path in (sgdr, oli)), "--configfile", TINY)
     run = snakemake(*target, "--cores", "2", folder=built)
     assert run.returncode == 0, run.stdout[-3000:]
-    assert (oli.stat().st_mtime_ns, oli.read_bytes()) == before[:2] and sgdr.read_bytes() != before[
-        2
-    ]
+    assert (oli.stat().st_mtime_ns, oli.read_bytes()) == kept and sgdr.read_bytes() != changed
     rates = pd.read_csv(sgdr)
     restarts = rates.loc[rates["lr_fraction_last_update"] > 0.9, "step"].unique() - 60
     assert list(restarts) == [4, 24], "a restart every twenty steps, seen by the next probe"
