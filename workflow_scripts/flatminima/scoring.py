@@ -195,12 +195,9 @@ def score_variants(
 
 
 def score_quantized(
-    model: nn.Module,
-    tokens: np.ndarray,
-    specs: Mapping[str, AnyQuantizer],
-    scorer: Callable[[Mapping[str, Forward]], dict[str, SequenceScores]],
+    model: nn.Module, tokens: np.ndarray, specs: Mapping[str, AnyQuantizer], **options
 ) -> tuple[dict[str, SequenceScores], dict[str, dict]]:
-    """What ``scorer`` gives of the model as it is and quantized, and what each ``specs`` covers.
+    """``score`` of the model as it is and quantized, and what each of ``specs`` covers.
 
     Raises ``NotMeasured`` for a model that looks ahead, and where it read none of the weights
     that were to be quantized: its gap would be that of no quantizer.
@@ -211,7 +208,7 @@ def score_quantized(
     check_causal(model, next(batches(tokens[:1, :TRIED], 1, str(embedding.device))))
     forwards = {FP32: ModelForward(model)}
     forwards |= {name: ModelForward(model, Quantized(model, s)) for name, s in specs.items()}
-    scores = scorer(forwards)
+    scores = score(tokens, forwards, **options)
     covered = {name: coverage(model, s, forwards[name].read) for name, s in specs.items()}
     for name, found in covered.items():
         if not found["weights"]:
@@ -272,7 +269,7 @@ class Prober:
         self.tokens = read_tokens(validation)[: probe.get("sequences")]
         self.specs = read_specs(probe["quantizers"])
         self.roles = {FP32: FP32, **probe["roles"]}
-        self.batch_size = probe["batch_size"]
+        self.options = {"batch_size": probe["batch_size"], "device": self.device}  # of ``score``
         self.made_by = describe_run(device=self.device, threads=threads, probe=dict(probe),
                                     validation_sha256=file_sha256(validation))  # fmt: skip
 
@@ -284,7 +281,7 @@ class Prober:
         keeps in ``made_by``, which weights are quantized and which are not.
         """
         try:
-            scores, covered = score_quantized(model.eval(), self.tokens, self.specs, self.score)
+            scores, covered = score_quantized(model.eval(), self.tokens, self.specs, **self.options)
             for name, record in scores.items():
                 if not record.mean_nll() < np.log(np.finfo(np.float64).max):
                     raise Diverged(f"{name}: {record.mean_nll():g} nats, no finite perplexity")
@@ -309,10 +306,6 @@ class Prober:
             self.made_by.setdefault("left_out", {})[step] = str(error)
             log(f"not measured: {error}")
             return []
-
-    def score(self, forwards: Mapping[str, Forward]) -> dict[str, SequenceScores]:
-        """``score`` on the suite's batches."""
-        return score(self.tokens, forwards, batch_size=self.batch_size, device=self.device)
 
 
 def gather_audit(

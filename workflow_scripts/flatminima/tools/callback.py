@@ -11,7 +11,6 @@ Whatever goes wrong here is one line of the log: training goes on.
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ from flatminima.jobs import log
 from flatminima.monitor import ConvergenceMonitor, MonitorError, MonitorState
 from flatminima.quantizer_specs import FP32, read_specs
 from flatminima.quantizers import coverage_line
-from flatminima.scoring import score, score_quantized
+from flatminima.scoring import score_quantized
 
 ACTIONS = ("warn", "save", "probe", "stop")
 # Definitions as under ``quantizers`` in config.yaml, and how much of the evaluation set.
@@ -240,7 +239,7 @@ def probe_gaps(model: nn.Module, data: Sequence | None, settings: Mapping) -> di
         raise ValueError("the trainer has no evaluation set")
     tokens = read_rows(data, settings["sequences"])
     device, specs = str(next(model.parameters()).device), read_specs(settings["quantizers"])
-    scorer = partial(score, tokens, batch_size=settings["batch_size"], device=device)
+    options = {"batch_size": settings["batch_size"], "device": device}
     exact = all(parameter.dtype == torch.float32 for parameter in model.parameters())
     training = {module: module.training for module in model.modules()}
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
@@ -248,7 +247,7 @@ def probe_gaps(model: nn.Module, data: Sequence | None, settings: Mapping) -> di
     try:
         matmul.allow_tf32 = cudnn.allow_tf32 = False
         measured = model.eval() if exact else copy.deepcopy(model).float().eval()
-        scores, covered = score_quantized(measured, tokens, specs, scorer)
+        scores, covered = score_quantized(measured, tokens, specs, **options)
     finally:
         matmul.allow_tf32, cudnn.allow_tf32 = tf32
         for module, mode in training.items():

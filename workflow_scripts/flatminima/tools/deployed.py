@@ -22,7 +22,7 @@ from flatminima.intervals import summarise
 from flatminima.jobs import log
 from flatminima.layers import linear_layers
 from flatminima.quantizer_specs import FP32, HIGH_BIT, LOW_BIT
-from flatminima.scoring import ModelForward, Prober, SequenceScores, model_logits
+from flatminima.scoring import ModelForward, Prober, SequenceScores, model_logits, score
 
 DEPLOYED = "deployed"  # the role of their rows
 GGUF_BLOCK, NF4_BLOCK = 32, 64
@@ -162,7 +162,7 @@ def score_format(model: nn.Module, prober: Prober, name: str) -> SequenceScores:
     low_bit = next(s for n, s in prober.specs.items() if prober.roles[n] == LOW_BIT)
     other = form.convert(copy.deepcopy(model), low_bit.layers, low_bit.row_group or 128).eval()
     forwards = {FP32: ModelForward(model), name: lambda ids: model_logits(other, ids)}
-    return prober.score(forwards)[name]
+    return score(prober.tokens, forwards, **prober.options)[name]
 
 
 def probe_deployed(
