@@ -235,13 +235,11 @@ def spoil(model, step):
     weight, head = model.model.layers[0].mlp.up_proj.weight, model.lm_head.weight
     if step in (5, 60):
         weight[3] = float("nan")
-    if step == 20:  # a huge loss
-        head.mul_(3e5)
-    if step == 30:  # logits that overflow
-        head.mul_(1e38)
-        model.model.norm.weight.mul_(1e3)
     if step == 40:
-        weight[0, 0], weight[0, 1] = 3e38, -3e38
+        weight[0, :2] = torch.tensor([3e38, -3e38])
+    if step in (20, 30):  # a huge loss, and logits that overflow
+        head.mul_({20: 3e5, 30: 1e38}[step])
+        model.model.norm.weight.mul_({20: 1, 30: 1e3}[step])
 
 
 def test_a_diverged_checkpoint_is_named_wherever_it_stands(make, audited, tmp_path):
@@ -330,18 +328,15 @@ def test_wider_and_narrower_floats_in_shards_are_float32(make, audited, tmp_path
     folder, models = make(steps=(10, 20, 30)), {}
     for step, dtype in ((10, torch.bfloat16), (20, torch.float16), (30, torch.float64)):
         place = folder / f"checkpoint-{step}"
-        model = models[step] = load_model(place).to(dtype)
-        for path in place.glob("*.safetensors"):
-            path.unlink()
-        model.save_pretrained(place, max_shard_size="20KB")
-        assert (place / "model.safetensors.index.json").is_file()
+        models[step] = load_model(place).to(dtype)
+        (place / "model.safetensors").unlink()
+        models[step].save_pretrained(place, max_shard_size="20KB")
     code, _, record = audited(folder)
     assert code == PASSED and not record["notes"], "three models"
     found = pd.read_csv(tmp_path / "out/audit.csv").query("role == 'fp32'").set_index("step")
     ids = torch.from_numpy(read_tokens(tmp_path / "out/validation.safetensors")).long()
     for step, model in models.items():
-        with torch.no_grad():
-            own = model.float()(input_ids=ids, labels=ids).loss.item()
+        own = model.float()(input_ids=ids, labels=ids).loss.item()
         assert found.nll_nats_per_token[step] == pytest.approx(own, rel=1e-5)
 
 
@@ -374,11 +369,8 @@ def test_models_of_many_kinds_are_measured_and_described(make, audited):
     assert code == PASSED and covered["narrowed"] == {"backbone.layers.*.mixer.dt_proj.weight": 2}
     assert not covered["unread"]
 
-    def flat(model, step):
-        for weight in linear_weights(model).values():
-            weight.fill_(1 / 8)
-
-    _, _, record = audited(make(steps=(10,), change=flat))
+    ones = lambda model, step: [w.fill_(1 / 8) for w in linear_weights(model).values()]  # noqa: E731
+    _, _, record = audited(make(steps=(10,), change=ones))
     assert "gap of exactly 0 %" in record["notes"][0]
 
 
@@ -425,20 +417,17 @@ def test_a_run_of_one_name_is_not_another(make, audited, tmp_path):
 
 def invented(gap, steps=range(100, 3100, 100), half=0.1):
     """An audit with this low-bit gap in percent, FP32 loss lowest at step 1500, and its scores."""
-    rows = []
-    for step in steps:
-        nll = 2.5 + 0.8 * np.exp(-step / 200) + 1e-8 * (step - 1500) ** 2
-        for role, value in (("fp32", 0.0), ("low_bit", gap(step)), ("high_bit", 0.01)):
-            rows.append({
-                "suite": "x", "step": step, "quantizer": role, "role": role,
-                "nll_nats_per_token": nll + np.log1p(value / 100), "tokens_seen": np.nan,
-                "delta_nll_nats_per_token": np.log1p(value / 100), "ppl": np.exp(nll),
-                "gap_pct": value, "gap_low_pct": value - half, "gap_high_pct": value + half,
-            })  # fmt: skip
-    table = pd.DataFrame(rows)
-    each = table.loc[table.index.repeat(4)].assign(
-        sequence=np.tile(np.arange(4), len(table)), scored=63
-    )
+    keys = pd.MultiIndex.from_product([steps, ("fp32", "low_bit", "high_bit")])
+    table = keys.to_frame(index=False, name=["step", "role"])
+    gaps = {"fp32": lambda step: 0.0, "low_bit": gap, "high_bit": lambda step: 0.01}
+    value = pd.Series([gaps[role](step) for step, role in keys])
+    fp32 = 2.5 + 0.8 * np.exp(-table.step / 200) + 1e-8 * (table.step - 1500) ** 2
+    table = table.assign(
+        suite="x", quantizer=table.role, tokens_seen=np.nan, ppl=np.exp(fp32),
+        nll_nats_per_token=fp32 + np.log1p(value / 100), gap_pct=value, gap_low_pct=value - half,
+        delta_nll_nats_per_token=np.log1p(value / 100), gap_high_pct=value + half,
+    )  # fmt: skip
+    each = table.merge(pd.DataFrame({"sequence": range(4)}), how="cross").assign(scored=63)
     return table, each.assign(nll_nats=each.nll_nats_per_token * 63)
 
 
@@ -481,11 +470,9 @@ def test_the_answers_are_those_of_the_curve():
 
 def test_the_even_grid_of_steps_and_how_many_it_takes():
     for steps, spacing in (
-        ([0, 1, 2, 4, 8, 100, 200, 300, 400, 500, 600], 100),
-        ([500, 1000, 1500, 1523], 500),
-        ([3, 10, 17, 29], 1),
-        ([5], 1),
-    ):
+        ([0, 1, 2, 4, 8, 100, 200, 300, 400, 500, 600], 100), ([500, 1000, 1500, 1523], 500),
+        ([3, 10, 17, 29], 1), ([5], 1),
+    ):  # fmt: skip
         assert even_spacing(np.array(steps)) == spacing
     for steps, found in (
         (range(100, 600, 100), "has 5 of 5"), ((100, 200, 300, 350, 390), "has 3 of 5")
@@ -496,5 +483,5 @@ def test_the_even_grid_of_steps_and_how_many_it_takes():
 
 def test_names_of_steps(tmp_path):
     save_model(build_model(TINY, 300, seed=0), tmp_path / "run/checkpoints/step7")
-    assert open_source(str(tmp_path / "run")).steps == [7]
-    assert open_source(str(tmp_path / "run/checkpoints/step7")).steps == [7]
+    for target in ("run", "run/checkpoints/step7"):
+        assert open_source(str(tmp_path / target)).steps == [7]

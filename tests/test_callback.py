@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from flatminima.model import build_model
 from flatminima.monitor import MonitorError
@@ -20,8 +20,8 @@ from flatminima.scoring import score_variants
 from flatminima.tools.callback import DEFAULT_PROBE, ConvergenceCallback, read_rows
 from tests.architectures import build
 from tests.conftest import TINY, TINY_VOCABULARY
+from tests.workflow import ROOT
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SETTINGS = {"window": 3, "patience": 2}  # with a rate of zero it speaks at step 4
 
 
@@ -49,11 +49,7 @@ def trainer_of(model, folder, callback, *, lr=0.0, steps=8, data=None, **argumen
 
 def tiny_llama():
     """Not a GPT-NeoX: of that, transformers 5.24's Trainer does not load the head on resume."""
-    torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(
-        vocab_size=TINY_VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=16,
-    ))  # fmt: skip
+    return build("llama", num_hidden_layers=1)
 
 
 def feed(callback, trainer, evaluations):
@@ -209,7 +205,7 @@ class Plain(torch.nn.Module):
         super().__init__()
         self.inner = tiny_llama()
 
-    def forward(self, input_ids, labels=None):
+    def forward(self, input_ids, labels):
         return self.inner(input_ids=input_ids, labels=labels)
 
 
@@ -220,16 +216,17 @@ class Stream(torch.utils.data.IterableDataset):
         return iter(rows(1))
 
 
+def collate(parts):
+    """A batch of rows of ids, or of text that is the ids."""
+    ids = [p["input_ids"] if "input_ids" in p else [*map(int, p["text"].split())] for p in parts]
+    return dict.fromkeys(("input_ids", "labels"), torch.tensor(np.array(ids)))
+
+
 @pytest.mark.parametrize("form", ["rows of text", "a plain module", "a stream"])
 def test_what_cannot_be_probed_is_said_at_the_start_and_training_goes_on(form, tmp_path, capsys):
     data = Stream() if form == "a stream" else rows(1)
     if form == "rows of text":
         data = [{"text": " ".join(map(str, row["input_ids"]))} for row in data]
-
-    def collate(parts):
-        read = lambda p: p["input_ids"] if "input_ids" in p else [*map(int, p["text"].split())]  # noqa: E731
-        ids = torch.stack([torch.as_tensor(read(part)) for part in parts])
-        return {"input_ids": ids, "labels": ids}
 
     callback = ConvergenceCallback(SETTINGS, actions=("probe",))
     model = Plain() if form == "a plain module" else tiny_llama()
@@ -288,16 +285,11 @@ def test_what_cannot_be_asked_is_one_line_before_training():
 
 def test_two_processes_agree(tmp_path):
     """Rank 1 sees other losses and a NaN; both decide by rank 0, then both stop training."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
-    environment |= {
-        "PYTHONPATH": f"{ROOT}/workflow_scripts:{ROOT}",
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
+    path = {"PYTHONPATH": f"{ROOT}/workflow_scripts:{ROOT}", "CUDA_VISIBLE_DEVICES": ""}
     run = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
          __file__, str(tmp_path)],
-        cwd=ROOT, env=environment, text=True, capture_output=True, timeout=300,
+        cwd=ROOT, env=os.environ | path, text=True, capture_output=True, timeout=300,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-3000:]
     first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))

@@ -6,8 +6,6 @@ Every fault goes through the script of a rule, as Snakemake runs it.
 import resource
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,19 +19,13 @@ from flatminima.files import DIGESTS_FILE, write_table
 from flatminima.intervals import summarise
 from flatminima.jobs import logged
 from flatminima.kurtosis import kurtosis_table
-from flatminima.model import WEIGHTS_FILE, build_model, load_model, save_model
+from flatminima.model import WEIGHTS_FILE, build_model, save_model
 from flatminima.text.tokens import read_tokens, write_tokens
-from tests.test_scripts import PROBE, SHAPE, data, run_script  # noqa: F401
+from tests.conftest import PROBE, TINY
+from tests.test_scripts import data, run_script  # noqa: F401
 from tests.test_workspace import interrupted, outputs, run_fork, start, train_until  # noqa: F401
-from tests.workflow import TINY, copy_checkout, snakemake, tiny_checkout
-
-MATRIX = "gpt_neox.layers.0.mlp.dense_h_to_4h.weight"
-
-
-def change_tensor(path: Path, change) -> None:
-    tensors = load_file(path)
-    tensors[MATRIX] = change(tensors[MATRIX].clone())
-    save_file(tensors, path, metadata={"format": "pt"})
+from tests.workflow import TINY as TINY_SUITE
+from tests.workflow import copy_checkout, snakemake, tiny_checkout
 
 
 def flip_a_bit(path: Path) -> None:
@@ -43,81 +35,83 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(bytes(content))
 
 
+def transpose(path: Path) -> None:
+    tensors, name = load_file(path), "gpt_neox.layers.0.mlp.dense_h_to_4h.weight"
+    save_file(tensors | {name: tensors[name].T.contiguous()}, path, metadata={"format": "pt"})
+
+
 DAMAGE = {
     "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-100]), "cannot be read"),
     "empty": (lambda path: path.write_bytes(b""), "cannot be read"),
     "a web page": (lambda path: path.write_text("<html>404 not found</html>"), "cannot be read"),
     "another model": (lambda path: save_file({"x": torch.zeros(2)}, path), "missing weights"),
-    "transposed": (lambda path: change_tensor(path, lambda w: w.T.contiguous()), "[16, 64]"),
+    "transposed": (transpose, "[16, 64]"),
 }  # fmt: skip
 
 
 @pytest.fixture
 def checkpoint(tmp_path) -> Path:
-    save_model(build_model(SHAPE, 300, seed=0), tmp_path / "step7")
+    save_model(build_model(TINY, 300, seed=0), tmp_path / "step7", digests=True)
     return tmp_path / "step7"
 
 
-def probe(data: Path, folder: Path, checkpoint: Path) -> str:  # noqa: F811
-    """Run the probe's script; it must fail and leave nothing. Returns its log."""
-    with pytest.raises(SystemExit) as stopped:
-        run_script(
-            "probe_checkpoints", folder,
-            input={"validation": str(data / "validation.safetensors")},
-            output={name: str(folder / name) for name in ("sequences", "provenance")},
-            params={"folders": {7: str(checkpoint)}, "probe": PROBE, "code": "abc"},
-        )  # fmt: skip
-    assert stopped.value.code == 1
-    assert not [name for name in ("sequences", "provenance") if (folder / name).exists()]
-    return (folder / "probe_checkpoints.log").read_text()
-
-
-def last_line(log: str) -> str:
+def last_line(log: Path) -> str:
     """The one line of an error; the log has no traceback."""
-    assert "Traceback" not in log
-    line = log.rstrip().splitlines()[-1]
+    text = log.read_text()
+    assert "Traceback" not in text
+    line = text.rstrip().splitlines()[-1]
     assert line.startswith("Error: ")
     return line
+
+
+def refused(script: str, folder: Path, output: tuple, **job) -> str:
+    """Run a script that must fail and leave no output; returns what it says."""
+    with pytest.raises(SystemExit) as stopped:
+        run_script(script, folder, output={name: name for name in output}, **job)
+    assert stopped.value.code == 1 and not any((folder / name).exists() for name in output)
+    return last_line(folder / f"{script}.log")
+
+
+def probe(data: Path, folder: Path, checkpoint: Path) -> str:  # noqa: F811
+    """What the probe says of what it cannot measure."""
+    return refused(
+        "probe_checkpoints", folder, ("sequences", "provenance"),
+        input={"validation": data / "validation.safetensors"},
+        params={"folders": {7: str(checkpoint)}, "probe": PROBE},
+    )  # fmt: skip
 
 
 def test_a_damaged_checkpoint_or_configuration_is_named(data, tmp_path):  # noqa: F811
     for number, (damage, said) in enumerate(DAMAGE.values()):
         checkpoint = tmp_path / f"checkpoint{number}"
-        save_model(build_model(SHAPE, 300, seed=0), checkpoint)
+        save_model(build_model(TINY, 300, seed=0), checkpoint)
         damage(checkpoint / WEIGHTS_FILE)
-        line = last_line(probe(data, tmp_path, checkpoint))
+        line = probe(data, tmp_path, checkpoint)
         assert str(checkpoint) in line and said in line
     for content in ("{", '{"model_type": "nonsense"}'):
         (checkpoint / "config.json").write_text(content)
-        assert str(checkpoint) in last_line(probe(data, tmp_path, checkpoint))
+        assert str(checkpoint) in probe(data, tmp_path, checkpoint)
 
 
 def test_a_flipped_bit_between_writing_and_reading_is_found(data, tmp_path, checkpoint):  # noqa: F811
     """Nothing else would tell: the file is as valid as before. The digests are sha256sum's."""
-    save_model(load_model(checkpoint), checkpoint, digests=True)
     command = ["sha256sum", "--check", "--strict", DIGESTS_FILE]
-    run = subprocess.run(command, cwd=checkpoint, capture_output=True)
-    assert run.returncode == 0, run.stderr
-    assert {*run.stdout.splitlines()} == {b"config.json: OK", b"model.safetensors: OK"}
+    told = subprocess.run(command, cwd=checkpoint, capture_output=True, check=True).stdout
+    assert {*told.splitlines()} == {b"config.json: OK", b"model.safetensors: OK"}
     path, config = checkpoint / WEIGHTS_FILE, checkpoint / "config.json"
-    text = config.read_text()
+    text, damaged = config.read_text(), "damaged or changed since it was written"
     config.write_text(text.replace('"layer_norm_eps": 1e-05', '"layer_norm_eps": 2e-05'))
-    damaged = "damaged or changed since it was written"
-    assert f"Error: {config}: {damaged}" in last_line(probe(data, tmp_path, checkpoint))
+    assert f"Error: {config}: {damaged}" in probe(data, tmp_path, checkpoint)
     config.write_text(text)
     flip_a_bit(path)
     load_file(path)
-    assert f"Error: {path}: {damaged}" in last_line(probe(data, tmp_path, checkpoint))
+    assert f"Error: {path}: {damaged}" in probe(data, tmp_path, checkpoint)
+    params = {"steps": [7], "tokens_per_step": 1, "layers": "blocks"}
     for script in ("describe_checkpoints", "measure_kurtosis"):
-        with pytest.raises(SystemExit):
-            run_script(
-                script, tmp_path,
-                input={"weights": [str(path)]},
-                output={"table": str(tmp_path / "t.csv"), "fingerprints": str(tmp_path / "f")},
-                params={"steps": [7], "tokens_per_step": 1, "layers": "blocks", "code": "abc"},
-            )  # fmt: skip
-        assert str(path) in last_line((tmp_path / f"{script}.log").read_text())
-        assert not (tmp_path / "t.csv").exists()
+        outputs = ("table", "fingerprints")
+        assert str(path) in refused(
+            script, tmp_path, outputs, input={"weights": [str(path)]}, params=params
+        )
 
 
 # Training states
@@ -160,8 +154,7 @@ def test_a_damaged_or_edited_token_file_is_named(data, checkpoint, tmp_path):  #
     tokens = read_tokens(path).copy()
     tokens[0, 0] ^= 1
     write_tokens(path, tokens)
-    line = last_line(probe(tmp_path, tmp_path, checkpoint))
-    assert line.startswith(f"Error: {path}: damaged or changed")
+    assert probe(tmp_path, tmp_path, checkpoint).startswith(f"Error: {path}: damaged or changed")
     (tmp_path / "validation.json").unlink()
     for damage in ("another model", "truncated"):
         DAMAGE[damage][0](path)
@@ -171,8 +164,8 @@ def test_a_damaged_or_edited_token_file_is_named(data, checkpoint, tmp_path):  #
 
 def test_a_vocabulary_smaller_than_the_token_ids_is_named(data, tmp_path, start):  # noqa: F811
     """On a GPU it would end in an error of the device, on a CPU in an IndexError."""
-    save_model(build_model(SHAPE, 200, seed=0), tmp_path / "step7")
-    line = last_line(probe(data, tmp_path, tmp_path / "step7"))
+    save_model(build_model(TINY, 200, seed=0), tmp_path / "step7")
+    line = probe(data, tmp_path, tmp_path / "step7")
     assert line.startswith("Error: step 7: the vocabulary has 200 entries; the tokens hold id 2")
     big = str(tmp_path / "train.safetensors")
     write_tokens(big, np.full((32, 16), 64, dtype=np.int32))
@@ -230,7 +223,7 @@ def test_no_row_carries_nan_as_a_number_without_a_reason(tmp_path_factory):
 
 
 def test_a_quota_leaves_nothing_that_looks_finished(tmp_path):
-    model, log = build_model({**SHAPE, "hidden_size": 64}, 300, seed=0), tmp_path / "job.log"
+    model, log = build_model({**TINY, "hidden_size": 64}, 300, seed=0), tmp_path / "job.log"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     for write in (
         lambda: write_table(tmp_path / "t.csv", pd.DataFrame({"a": range(100_000)})),
@@ -242,54 +235,32 @@ def test_a_quota_leaves_nothing_that_looks_finished(tmp_path):
                 write()
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        assert "File too large" in last_line(log.read_text())
+        assert "File too large" in last_line(log)
     assert list(tmp_path.iterdir()) == [log]
 
 
-@contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[None]:
-    """A disk of ``size`` at ``folder``; the test is skipped where none can be mounted."""
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-    if not shutil.which("mount") or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("no right to mount a disk")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def remount(folder: Path, options: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)
-
-
 @pytest.mark.workflow
-def test_a_disk_that_is_full_in_the_middle_of_a_run(tmp_path_factory, tmp_path):
+def test_a_disk_that_is_full_in_the_middle_of_a_run_or_read_only(tmp_path_factory, tmp_path):
     """With room again, the same command ends with the same bytes."""
     expected = outputs(tiny_checkout(tmp_path_factory) / "results")
     folder = copy_checkout(tmp_path / "checkout")
-    command = ("results/tiny/suite.csv", "--cores", "2", "--configfile", TINY)
+    results, command = folder / "results", ("--cores", "2", "--configfile", TINY_SUITE)
+    results.mkdir()
 
-    def assert_same() -> None:
-        written = outputs(folder / "results")
-        whole = [name for name in written if not name.startswith("tiny/unfinished/")]
-        assert whole and [name for name in whole if written[name] != expected[name]] == []
+    def mount(options: str) -> int:
+        disk = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(results)]
+        return subprocess.run(disk, capture_output=True).returncode
 
-    with small_disk(folder / "results", "800k"):
-        run = snakemake(*command, folder=folder)
-        assert run.returncode != 0 and "No space left on device" in run.stdout
-        assert_same()
-        remount(folder / "results", "size=200m")
-        run = snakemake(*command, folder=folder)
-        assert run.returncode == 0, run.stdout[-5000:]
-        assert_same()
-
-
-@pytest.mark.workflow
-def test_read_only_results_are_said(tmp_path):
-    folder = copy_checkout(tmp_path / "checkout")
-    with small_disk(folder / "results", "1m"):
-        remount(folder / "results", "ro")
-        run = snakemake("results/paper/claims.md", "--cores", "1", folder=folder)
-        assert run.returncode != 0 and "Read-only file system" in run.stdout
-        assert list((folder / "results").rglob("*")) == []
+    if not shutil.which("mount") or mount("size=800k"):
+        pytest.skip("no right to mount a disk")
+    try:
+        for fault in ("No space left on device", "", "Read-only file system"):
+            target = "results/paper/claims.md" if "Read" in fault else "results/tiny/suite.csv"
+            run = snakemake(target, *command, folder=folder)
+            assert bool(run.returncode) == bool(fault) and fault in run.stdout, run.stdout[-5000:]
+            written = outputs(results)
+            whole = [name for name in written if not name.startswith("tiny/unfinished/")]
+            assert whole and [name for name in whole if written[name] != expected[name]] == []
+            assert not mount("remount,size=200m" if fault else "remount,ro")
+    finally:
+        subprocess.run(["umount", "--lazy", str(results)], check=True)

@@ -91,11 +91,7 @@ def test_q8_0_is_within_half_a_step_whatever_holds_the_weights():
         _only_linear(gpt2, "blocks")
 
 
-def identity(model, layers, group):
-    return model
-
-
-def wrecked(model, layers, group):
+def zeroed(model, layers, group):
     with torch.no_grad():
         for weight in linear_weights(model, layers).values():
             weight.zero_()
@@ -109,10 +105,10 @@ def fails(model, layers, group):
 def test_a_converted_model_is_scored_beside_its_own_full_precision(prober, monkeypatch, capsys):
     model = wide_model()
     formats = {
-        "same": Format("numpy", "low_bit", identity),
-        "zeroed": Format("numpy", "high_bit", wrecked),
+        "same": Format("numpy", "low_bit", lambda model, *_: model),
+        "zeroed": Format("numpy", "high_bit", zeroed),
         "fails": Format("numpy", "low_bit", fails),
-        "not here": Format("none_such", "low_bit", identity),
+        "not here": Format("none_such", "low_bit", fails),
     }
     monkeypatch.setattr(deployed, "FORMATS", formats)
     before = {name: weight.detach().clone() for name, weight in linear_weights(model).items()}
@@ -125,8 +121,8 @@ def test_a_converted_model_is_scored_beside_its_own_full_precision(prober, monke
     gaps = summarise(simulated, ["step"], resamples=20, seed=0).set_index("role")["gap_pct"]
     assert same.simulated_gap_pct == gaps["low_bit"] == -same.difference_points
     assert table.loc["zeroed"].counterpart == "int8_channel"
-    zeroed = wrecked(wide_model(), "blocks", 0)
-    expected = prober(zeroed, 5).query("role == 'fp32'")["nll_nats"].sum() / (24 * 15)
+    own = prober(zeroed(wide_model(), "blocks", 0), 5).query("role == 'fp32'")["nll_nats"]
+    expected = own.sum() / (24 * 15)
     assert table.loc["zeroed"].nll_nats_per_token == pytest.approx(expected, rel=1e-12)
     assert table.n_sequences.tolist()[:2] == [24, 24] and table.n_tokens["same"] == 24 * 15
     # What cannot be run is a row with its reason.

@@ -56,11 +56,10 @@ def most_on_disk(folder: Path, stopped: threading.Event, found: list[int]) -> No
 
 def kill_once_a_range_is_done(folder: Path, environment: dict) -> None:
     log, started = folder / "first.log", time.monotonic()
-    with log.open("w") as stream:
-        process = subprocess.Popen(
-            command(*TARGETS), cwd=folder, env=environment, start_new_session=True,
-            stdout=stream, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+    process = subprocess.Popen(
+        command(*TARGETS), cwd=folder, env=environment, start_new_session=True,
+        stdout=log.open("w"), stderr=subprocess.STDOUT,
+    )  # fmt: skip
     while not re.search(r"Finished jobid: \d+ \(Rule: probe_revision\)", log.read_text()):
         assert process.poll() is None, log.read_text()[-5000:]
         assert time.monotonic() - started < 600
@@ -141,15 +140,12 @@ def test_no_more_checkpoints_were_on_disk_than_allowed_and_none_is_left(chain):
     assert [p.name for p in large if "datasets" not in p.as_posix()] == []
 
 
-def test_a_kill_costs_the_ranges_at_work_and_no_other(chain):
+def test_a_kill_costs_the_ranges_at_work_and_a_second_run_makes_no_request(chain):
     asked, before = chain["asked"], set(chain["asked_before"]) - {70_000}
     # A fork fetches its start for itself.
     again = {step for step, count in asked.items() if count > 1} - {70_000}
     assert again <= before and len(again) <= ROOM and len(before - again) >= ROOM - 10
     assert set(asked) == set(STEPS) - {LOST}
-
-
-def test_a_second_run_makes_no_request(chain):
     assert "Nothing to be done" in chain["again"]
 
 

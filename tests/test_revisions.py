@@ -33,7 +33,6 @@ from flatminima.revisions import (
     step_of,
     table_of_branches,
 )
-from tests.local_run import fake_checkpoint
 
 # Branches of a hub
 
@@ -72,6 +71,22 @@ def test_a_table_of_branches_survives_its_file_and_other_lists_are_refused(tmp_p
 
 
 # Folders of one's own run
+
+
+def fake_checkpoint(folder: Path, *, weights: str | None = "model.safetensors") -> Path:
+    """A folder with a configuration and weights of one number."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    (folder / "optimizer.pt").write_bytes(b"of no interest")
+    if weights:
+        write(folder / weights, {"w": np.ones(3, np.float32)})
+    return folder
+
+
+def write(path, tensors):
+    save_file({name: torch.from_numpy(value) for name, value in tensors.items()}, path)
+    return path
+
 
 LOCAL = {
     "label": "own", "source": "local", "pattern": "runs/mine/checkpoint-{step}",
@@ -225,21 +240,17 @@ def test_a_choice_of_steps_must_be_there(runs):
         own(pattern="runs/none-{step}").steps  # noqa: B018
 
 
-def test_what_is_asked_of_a_model_fits_it(runs):
-    for step in (500, 1500):
-        config = {"n_positions": 64, "n_embd": 48} if step == 500 else {
-            "max_position_embeddings": 64, "hidden_size": 48}  # fmt: skip
-        folder = runs / f"checkpoint-{step}"
-        (folder / "config.json").write_text(json.dumps(config))
-        grid = {"steps": [step]}
-        fits = {"validation": {"sequences": 8, "length": 64}}
-        assert plan.batches(own(grid=grid, batches=fits)) == fits
-        with pytest.raises(ConfigError) as error:
-            plan.batches(own(grid=grid, batches={"validation": {"sequences": 8, "length": 65}}))
-        assert str(error.value) == (
-            "config key suites.own.batches.validation.length: 65 is longer than the model takes "
-            f"(64, runs/mine/checkpoint-{step}/config.json); valid: 2 to 64"
-        )
+@pytest.mark.parametrize("name", ["n_positions", "max_position_embeddings"])
+def test_what_is_asked_of_a_model_fits_it(runs, name):
+    (runs / "checkpoint-500/config.json").write_text(json.dumps({name: 64}))
+    grid, fits = {"steps": [500]}, {"validation": {"sequences": 8, "length": 64}}
+    assert plan.batches(own(grid=grid, batches=fits)) == fits
+    with pytest.raises(ConfigError) as error:
+        plan.batches(own(grid=grid, batches={"validation": {"sequences": 8, "length": 65}}))
+    assert str(error.value) == (
+        "config key suites.own.batches.validation.length: 65 is longer than the model takes "
+        "(64, runs/mine/checkpoint-500/config.json); valid: 2 to 64"
+    )
 
 
 def test_the_tokenizer_lies_beside_the_checkpoints_or_where_it_is_said(runs, tmp_path):
@@ -258,11 +269,6 @@ def test_the_tokenizer_lies_beside_the_checkpoints_or_where_it_is_said(runs, tmp
 # Sketches
 
 SHAPES = {"a.weight": (96, 64), "b.weight": (130, 7), "b.bias": (130,), "c.weight": (64, 512)}
-
-
-def write(path, tensors):
-    save_file({name: torch.from_numpy(value) for name, value in tensors.items()}, path)
-    return path
 
 
 def random_tensors(seed, scale=1.0):
