@@ -308,13 +308,10 @@ def test_a_change_of_one_row_or_one_column_is_seen_as_well():
         assert abs(np.linalg.norm(sketch("layer.weight", change)) / length - 1.0) < 0.1
 
 
-def test_a_sketch_is_linear_and_its_signs_belong_to_the_name():
-    random = np.random.default_rng(2)
-    one, other = (random.integers(-8, 8, (50, 50)).astype(np.float32) for _ in range(2))
-    np.testing.assert_array_equal(sketch("x", one) - sketch("x", other), sketch("x", one - other))
-    assert not np.array_equal(sketch("x", one), sketch("y", one))
-    np.testing.assert_array_equal(sketch("x", one), sketch("x", one.ravel()))
-    assert np.square(sketch("x", np.ones(BUCKETS))).sum() == BUCKETS
+def test_the_signs_of_a_sketch_belong_to_the_name_and_not_to_the_shape():
+    weights = np.random.default_rng(2).integers(-8, 8, (50, 50)).astype(np.float32)
+    assert not np.array_equal(sketch("x", weights), sketch("y", weights))
+    np.testing.assert_array_equal(sketch("x", weights), sketch("x", weights.ravel()))
 
 
 def test_rows_of_a_checkpoint(tmp_path):
