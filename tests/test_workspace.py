@@ -13,6 +13,7 @@ import pytest
 from flatminima.files import read_json
 from flatminima.text.tokens import write_tokens
 from flatminima.training.workspace import Workspace
+from tests.conftest import PROBE
 from workflow_scripts import pretrain_suite, probe_checkpoints, train_fork
 
 SETTINGS = {
@@ -58,15 +59,6 @@ FORK = {
     "total_steps": 40,
     "compute": {},
 }  # fmt: skip
-PROBE = {
-    "quantizers": {
-        "int4": {"bits": 4, "granularity": "group", "group_size": 8, "symmetric": False},
-        "int8": {"bits": 8, "granularity": "channel", "symmetric": True},
-    },
-    "roles": {"int4": "low_bit", "int8": "high_bit"},
-    "batch_size": 4,
-    "device": "cpu",
-}
 
 
 def run_fork(folder: Path, inputs: dict, **changes) -> None:
