@@ -6,7 +6,6 @@ from scipy import stats
 
 from flatminima.errors import UserError
 from flatminima.scaling_law import (
-    PAPER_TOKENS_PER_STEP,
     excess_sentence,
     fit_line,
     fit_power_law,
@@ -38,7 +37,7 @@ def test_the_interval_holds_a_run_that_follows_its_law():
 
 
 def test_the_papers_rows_leave_theirs():
-    found = printed_excess(PAPER_TABLE1, PAPER_TOKENS_PER_STEP)
+    found = printed_excess(PAPER_TABLE1)
     assert found["excess"] == pytest.approx(13.3, abs=0.05)
     assert (found["excess_low"], found["excess_high"]) == pytest.approx((11, 15), abs=0.6)
 

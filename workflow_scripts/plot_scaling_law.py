@@ -8,12 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flatminima import style
-from flatminima.scaling_law import (
-    PAPER_TOKENS_PER_STEP,
-    PAPER_WEIGHTS,
-    printed_excess,
-    printed_losses,
-)
+from flatminima.scaling_law import PAPER_WEIGHTS, printed_excess, printed_losses
 from flatminima.style import BLUE, DASHED, LOSS, PAPER_MODEL
 
 
@@ -31,9 +26,8 @@ def draw(
     weights = kurtosis.loc[kurtosis["statistic"] == "pooled", "n_weights"].iloc[0]
     figure = style.page(f"{suite['label']}: added loss against its power law", 3.8)
     axes = figure.subplots()
-    law = printed_excess(table1, PAPER_TOKENS_PER_STEP)
-    _draw_side(axes, f"paper's Table 1 ({PAPER_MODEL})", BLUE, "s", printed_losses(table1), law,
-               PAPER_WEIGHTS)  # fmt: skip
+    losses, law = printed_losses(table1), printed_excess(table1)
+    _draw_side(axes, f"paper's Table 1 ({PAPER_MODEL})", BLUE, "s", losses, law, PAPER_WEIGHTS)
     if own["tokens_seen"].notna().all():
         losses = own.set_index(own["tokens_seen"] / weights)[LOSS[0]]
         _draw_side(axes, "this suite", "black", "o", losses, scaling_law, weights)

@@ -127,16 +127,16 @@ def printed_losses(table: pd.DataFrame) -> pd.Series:
     return pd.Series(losses, table["step"] * PAPER_TOKENS_PER_STEP / PAPER_WEIGHTS)
 
 
-def printed_excess(table: pd.DataFrame, tokens_per_step: int) -> dict:
+def printed_excess(table: pd.DataFrame) -> dict:
     """``fit_power_law`` of the ten rows of the paper's Table 1, up to its best FP32 step.
 
     Rapid learning ends at 7,000 by the rule that the suites have (``phases.RULE``) on these
     rows; from 30,000 on three rows are left, which give the same excess less surely.
     """
-    tokens = table["step"].to_numpy(float) * tokens_per_step
+    tokens = table["step"].to_numpy(float) * PAPER_TOKENS_PER_STEP
     delta = np.log1p(table["int4_gap_pct"].to_numpy(float) / 100.0)
     stop = tokens[table["fp32_ppl"].argmin()]
-    return {"unit": "tokens", **fit_power_law(tokens, delta, 7_000 * tokens_per_step, stop)}
+    return {"unit": "tokens", **fit_power_law(tokens, delta, 7_000 * PAPER_TOKENS_PER_STEP, stop)}
 
 
 def excess_sentence(found: Mapping) -> str:

@@ -365,8 +365,7 @@ class Printed(Evidence):
     def excess(self) -> Interval:
         names = ("step", "fp32_ppl", "int4_gap_pct")
         numbers = pd.DataFrame({name: map(float, self.cells(name)) for name in names})
-        found = printed_excess(numbers, self.pythia["tokens_per_step"])
-        return read_interval(found, "excess", "excess_low", "excess_high")
+        return read_interval(printed_excess(numbers), "excess", "excess_low", "excess_high")
 
     def _step(self, place: int | str) -> int:
         steps = list(self._by_step("step"))
