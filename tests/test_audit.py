@@ -475,8 +475,9 @@ def test_the_even_grid_of_steps_and_how_many_it_takes():
     ):  # fmt: skip
         assert even_spacing(np.array(steps)) == spacing
     for steps, found in (
-        (range(100, 600, 100), "has 5 of 5"), ((100, 200, 300, 350, 390), "has 3 of 5")
-    ):  # fmt: skip
+        (range(100, 600, 100), "has 5 of 5"),
+        ((100, 200, 300, 350, 390), "has 3 of 5"),
+    ):
         left, words, _ = judge(*invented(lambda s: 5.0, steps=steps), 5)
         assert left is None and found in words and "takes 6 evenly spaced" in words
 

@@ -50,7 +50,7 @@ class HubError(UserError):
 
 
 class RevisionMissing(HubError):
-    """The hub has no such revision, or nothing to load in it: ``reason``, without its name."""
+    """The hub has no such revision, or nothing in it to load; ``reason`` says so without names."""
 
     def __init__(self, repo: str, revision: str, reason: str) -> None:
         super().__init__(f"{repo} at {revision}: {reason}")
@@ -303,7 +303,7 @@ def read_tensors(path: Path) -> dict:
 
 
 def join_weights(parts: Sequence[Path], expected: Collection[str], output: Path) -> None:
-    """Write the tensors of all parts to one safetensors file; ``expected`` are in an index."""
+    """Write the tensors of all parts to one safetensors file; an index names those expected."""
     from safetensors.torch import save_file
 
     tensors, seen = {}, set()

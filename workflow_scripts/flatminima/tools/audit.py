@@ -38,9 +38,9 @@ from flatminima.revisions import read_checkpoint
 from flatminima.scaling_law import excess_sentence, suite_excess
 from flatminima.scoring import Prober, gather_audit
 from flatminima.text.tokens import fixed_batches, write_tokens
+from flatminima.tools import sources
 from flatminima.tools.audit_options import AuditOptions
 from flatminima.tools.deployed import probe_deployed
-from flatminima.tools.sources import Source, document_end, learning_rates, open_source, open_text
 
 PASSED, BAD_INPUT, LEFT_PLATEAU = 0, 2, 3
 FEWEST = 4 + SPARE  # checkpoints that a line with a break takes
@@ -113,7 +113,7 @@ def _audit(options: AuditOptions) -> dict:
     step), ``notes`` (what a reader of the numbers should know, a line each), what the prober
     knows of itself, the verdict, its answers and its phases.
     """
-    folder, source = options.folder, open_source(options.target, options.revisions)
+    folder, source = options.folder, sources.open_source(options.target, options.revisions)
     record: dict = {"target": options.target, "checkpoints": {}, "left_out": {}, "notes": []}
     _claim_folder(options)
     audited, sequences, prober = _measure_all(source, options, record)
@@ -153,12 +153,12 @@ def _audit(options: AuditOptions) -> dict:
 
 
 def _measure_all(
-    source: Source, options: AuditOptions, record: dict
+    source: sources.Source, options: AuditOptions, record: dict
 ) -> tuple[pd.DataFrame, pd.DataFrame, Prober]:
     """Audit, per-sequence scores and the prober; what is measured is on disk at once."""
     scores, rows, prober, left_out = [], [], None, record["left_out"]
-    text = open_text(options.data)
-    rates, lines = learning_rates(source)
+    text = sources.open_text(options.data)
+    rates, lines = sources.learning_rates(source)
     for line in (*source.notes, *lines):
         _note(record, line)
     tokenizer = source.tokenizer(options.tokenizer)
@@ -202,7 +202,7 @@ def _measure_all(
 
 
 @contextmanager
-def _named(source: Source, step: int) -> Iterator[None]:
+def _named(source: sources.Source, step: int) -> Iterator[None]:
     """Whatever a library raises over a checkpoint is a line with place, step and reason."""
     try:
         yield
@@ -215,15 +215,14 @@ def _named(source: Source, step: int) -> Iterator[None]:
 
 
 def _prepare(
-    options: AuditOptions, record: dict, model: nn.Module, text: tuple[Iterable[str], str],
-    tokenizer: Tokenizer,
-) -> Prober:  # fmt: skip
+    options: AuditOptions, record: dict, model: nn.Module, text: sources.Text, tokenizer: Tokenizer
+) -> Prober:
     """The prober of all checkpoints, fitted to a model of theirs."""
     folder, (texts, words) = options.folder, text
     config = model.config.get_text_config(decoder=True)
     most = getattr(config, "max_position_embeddings", None)
     fits = not (isinstance(most, int) and 1 < most < options.length)
-    end, made = document_end(tokenizer, getattr(config, "eos_token_id", None))
+    end, made = sources.document_end(tokenizer, getattr(config, "eos_token_id", None))
     cut = {"sequences": options.sequences, "length": options.length if fits else most}
     tokens = fixed_batches(tokenizer, texts, end, **cut)
     for name in FILES:  # of an earlier audit, none of which belongs to the numbers that come
@@ -256,7 +255,7 @@ def probe_settings(options: AuditOptions) -> dict:
 
 
 def _probe_as_shipped(
-    options: AuditOptions, source: Source, prober: Prober, sequences: pd.DataFrame
+    options: AuditOptions, source: sources.Source, prober: Prober, sequences: pd.DataFrame
 ) -> None:
     """Write ``deployed.csv`` of the last checkpoint and print each format's gap."""
     step = int(sequences["step"].max())

@@ -25,6 +25,7 @@ from flatminima.text.corpus import deduplicate, package_documents, package_versi
 from flatminima.text.sources import find_file, read_texts
 from flatminima.text.tokens import end_of_text, leading_ids, read_tokenizer
 
+Text = tuple[Iterable[str], str]  # documents, and what they are called
 TRAINER_STATE = "trainer_state.json"
 PACKAGE, MIN_CHARACTERS = "numpy", 200  # text that every machine has
 # How runs name their checkpoints: the Trainer's way, Pythia's, and both a folder below.
@@ -161,7 +162,7 @@ def learning_rates(source: Source) -> tuple[dict[int, float], list[str]]:
     return (rates if any(rates.values()) else {}), []
 
 
-def open_text(data: str | None) -> tuple[Iterable[str], str]:
+def open_text(data: str | None) -> Text:
     """The documents of ``data``, or docstrings that every machine has, and what they are."""
     if data is None:
         version = package_versions([PACKAGE])[PACKAGE]
