@@ -166,7 +166,7 @@ def test_documents_are_ended_or_not_and_longer_ones_can_be_left_out(neox, split)
         how = {"sequences": 1, "length": len(expected), "end_of_text": ended}
         assert split("fox", "", "the", **how)[1] == [expected]
         long = "the quick brown fox " * 3
-        found = split("fox", long, "", "the", longest_document=len(fox), **how)[1]
+        found = split("fox", long, "fox!", "", "the", longest_document=len(fox), **how)[1]
         assert found == [expected]
 
 

@@ -146,6 +146,9 @@ def test_enough_documents_are_taken_and_none_twice(files, paths):
     taken = manifest["train"]
     assert taken["documents"] == 8 and taken["characters"] == 48
     assert taken["left_out_as_validation"] == 2 and taken["passed_over"] == []
+    # Documents that are too long are written and do not count.
+    files["wanted"]["train"]["longest"] = 5
+    assert collect(files, *paths)["train"]["documents"] == 9
     # One file can be both splits.
     files["text"]["train"], files["wanted"]["train"] = files["text"]["validation"], {"amount": 30}
     assert collect(files, *paths)["train"]["left_out_as_validation"] == 4

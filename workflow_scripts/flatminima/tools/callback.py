@@ -232,8 +232,8 @@ def read_rows(data: Sequence, count: int) -> np.ndarray:
 def probe_gaps(model: nn.Module, data: Sequence | None, settings: Mapping) -> dict[str, float]:
     """Gap in percent (equation 3) of each quantizer, as ``int4_gap_pct``.
 
-    It is that of the model in float32, evaluating, without TF32; neither its weights nor any
-    setting nor the state of the random numbers is another afterwards.
+    It is that of the model in float32, evaluating as the Trainer has left it, without TF32; neither
+    its weights nor the setting nor the state of the random numbers is another afterwards.
     """
     if data is None:
         raise ValueError("the trainer has no evaluation set")
@@ -241,7 +241,6 @@ def probe_gaps(model: nn.Module, data: Sequence | None, settings: Mapping) -> di
     device, specs = str(next(model.parameters()).device), read_specs(settings["quantizers"])
     options = {"batch_size": settings["batch_size"], "device": device}
     exact = all(parameter.dtype == torch.float32 for parameter in model.parameters())
-    training = {module: module.training for module in model.modules()}
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     tf32 = matmul.allow_tf32, cudnn.allow_tf32
     try:
@@ -250,8 +249,6 @@ def probe_gaps(model: nn.Module, data: Sequence | None, settings: Mapping) -> di
         scores, covered = score_quantized(measured, tokens, specs, **options)
     finally:
         matmul.allow_tf32, cudnn.allow_tf32 = tf32
-        for module, mode in training.items():
-            module.training = mode
     for name, found in covered.items():
         log(f"monitor: {name}: {coverage_line(found)}")
     fp32 = scores.pop(FP32).mean_nll()
