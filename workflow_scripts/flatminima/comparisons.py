@@ -187,13 +187,10 @@ def kurtosis_rows(
     note = join_notes(fallback, lost)
     at = np.linspace(0, len(steps) - 1, min(len(steps), PAPER_KURTOSIS_CHECKPOINTS))
     spread = steps[np.round(at).astype(int)]
+    over_all = join_notes("16 checkpoints spread evenly over all phases", lost)
     chosen = [
         (late, steps[steps >= start], note),
-        (
-            "16 checkpoints",
-            spread,
-            join_notes("16 checkpoints spread evenly over all phases", lost),
-        ),
+        ("16 checkpoints", spread, over_all),
         (f"16 checkpoints, {late}", spread[spread >= start], note),
     ]
     for statistic in ("mean_over_tensors", "pooled"):

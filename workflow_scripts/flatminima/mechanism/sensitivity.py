@@ -52,10 +52,8 @@ class LossSurface:
         chosen = linear_weights(visit.model, layers)
         self.model, self.shapes = visit.model.eval(), {n: w.shape for n, w in chosen.items()}
         self.weights = parameters_to_vector(chosen.values()).detach().requires_grad_()
-        self.step, self.ids = (
-            visit.step,
-            list(batches(visit.tokens, visit.batch_size, visit.device)),
-        )
+        self.step = visit.step
+        self.ids = list(batches(visit.tokens, visit.batch_size, visit.device))
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """A flat vector by parameter name, each part in the shape of its parameter."""

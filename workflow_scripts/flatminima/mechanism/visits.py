@@ -40,21 +40,16 @@ def visits(
     are not ``[out, in]`` matrices.
     """
     device, tokens = take_device(settings["device"], threads), read_tokens(validation)
-    tokens, options = (
-        tokens[: settings["sequences"]],
-        (settings["batch_size"], settings["resamples"]),
-    )
+    options = settings["batch_size"], settings["resamples"], device
     for step, folder in progress(folders.items(), "checkpoints", total=len(folders)):
         model = load_model(folder, device)
         for name, layer in linear_layers(model).items():
             if layer.weight.ndim != 2 or layer.input_axis % 2 != 1:
                 raise ValueError(f"{name} is no [out, in] matrix; mechanism measures no other")
-        yield Visit(step, model, tokens, *options, device)
+        yield Visit(step, model, tokens[: settings["sequences"]], *options)
 
 
-def at_each_checkpoint(
-    measure: Callable[[Visit, Mapping], pd.DataFrame],
-) -> Callable[..., None]:
+def at_each_checkpoint(measure: Callable[[Visit, Mapping], pd.DataFrame]) -> Callable[..., None]:
     """The ``main`` of a script that writes ``measure(visit, settings)`` of each step."""
 
     def main(*, folders: dict, validation: str, settings: dict, threads: int, table: str) -> None:
