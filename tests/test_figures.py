@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 from importlib import import_module
 from itertools import combinations
 from types import SimpleNamespace
@@ -122,6 +123,7 @@ def test_title_carries_the_label_and_no_texts_overlap(name):
         figure = draw(name, **case)
         label = case.get("suite", synthetic.MINI)["label"] if name != "lambada" else "Pythia"
         assert figure.get_suptitle().startswith(label)
+        assert not re.search(r"\b([\w-]+ [\w-]+) \1\b", figure.get_suptitle())
         assert figure.get_figwidth() == style.PAGE_IN
         no_text_overlaps_or_leaves_the_page(figure)
 
