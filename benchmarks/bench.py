@@ -502,6 +502,7 @@ def main() -> int:
             lines = in_a_process_of_its_own(ROWS[row], options.quick)
         except Exception:  # whatever it measures beside
             traceback.print_exc()
+            print(f"{row} could not be measured", file=sys.stderr)
             failed += 1
             continue
         conditions = {

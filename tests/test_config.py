@@ -61,6 +61,7 @@ MINI = CONFIG["suites"]["mini"]
 # By suite and key: one for each check, and one for each way in which pydantic refuses a value.
 MISTAKES = {
     "mini": [
+        ("source", ["hub"], "is not valid"),
         ("source", "hubb", "'hubb' is not valid; did you mean hub? valid: pretrain, hub"),
         ("repo", "some/model", "repo is not known; valid: architecture, batches"),
         ("probe.low_bits", 1, "low_bits is not known; did you mean low_bit?"),

@@ -131,7 +131,7 @@ def test_whole_checkpoints_are_in_order_and_others_are_skipped_with_the_reason(r
     reasons = (
         "no config.json", "no weights", "model.safetensors is not whole",
         "weights only in pytorch_model.bin, a pickle, which could run code",
-        "model-00002-of-00002.safetensors is not whole (No such file",
+        "no model-00002-of-00002.safetensors, which model.safetensors.index.json names",
     )  # fmt: skip
     for step, (line, reason) in enumerate(zip(found.skipped, reasons, strict=True), start=1):
         assert line.startswith(f"runs/mine/checkpoint-{step}: {reason}")

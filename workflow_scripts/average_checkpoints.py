@@ -23,12 +23,12 @@ def average_model(folders: Sequence[str], weights: Sequence[float], device: str)
     sums: dict[str, Tensor] = {}
     for folder, weight in zip(folders, weights, strict=True):
         model = load_model(folder)
-        own = {name: stored.double() for name, stored in model.state_dict().items()}
-        sums = sums or {name: torch.zeros_like(stored) for name, stored in own.items()}
+        own = model.state_dict()
+        sums = sums or {n: torch.zeros_like(w, dtype=torch.float64) for n, w in own.items()}
         if {n: w.shape for n, w in own.items()} != {n: total.shape for n, total in sums.items()}:
             raise ValueError(f"{folder}: its parameters are not those of {folders[0]}")
         for name, stored in own.items():
-            sums[name].add_(stored, alpha=weight)
+            sums[name].add_(stored.double(), alpha=weight)
     model.load_state_dict(sums)
     return model.to(device)
 

@@ -44,8 +44,9 @@ def _looks_of_states(names: pd.Series) -> dict:
     """Hidden states from the embedding to the last block, dark to light; of many two are named."""
     numbers = sorted(int(name.removeprefix("state")) for name in names.unique())
     shown = numbers if len(numbers) <= 5 else (numbers[0], numbers[-1])
+    named = {n: f"after block {n}" if n else "embedding" for n in numbers}
     return {
-        f"state{n}": (f"after block {n}" if n else "embedding" if n in shown else None, color, "-")
+        f"state{n}": (named[n] if n in shown else None, color, "-")
         for n, color in style.shades(numbers).items()
     }
 

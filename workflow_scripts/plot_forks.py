@@ -28,8 +28,8 @@ def draw(
     after = cooled[0] if cooled else forks.iloc[:0]
     both = pd.concat([forks, after], ignore_index=True)
     run = audit[audit["step"].between(start, both["step"].max())]
-    title = f"{suite['label']}: forks from step {start:,} under {len(looks)}"
-    figure = style.page(f"{title} learning-rate schedules", 6.6)
+    title = f"{suite['label']}: forks from step {start:,}"
+    figure = style.page(f"{title} under {len(looks)} learning-rate schedules", 6.6)
     grid = figure.subplot_mosaic(
         [["gap", "gap"], ["low_bit", "fp32"], ["rate", "rate"]], height_ratios=(1.6, 1.2, 0.7)
     )

@@ -27,12 +27,10 @@ def draw(replication_runs: pd.DataFrame, table1: pd.DataFrame, suite: dict) -> F
     runs = ["width", "weight_decay", "seed"]
     for (width, decay, _), own in replication_runs.sort_values("step").groupby(runs):
         look = {"color": colors[width], "ls": dashes[decay], "lw": 0.9}
-        low, full = (
-            part.set_index("tokens_per_weight")[column]
-            .rolling(SMOOTH, center=True, min_periods=1).mean()
-            for role, column in (("low_bit", LOSS[0]), ("fp32", "nll_nats_per_token"))
-            for part in [own[own["role"] == role]]
-        )  # fmt: skip
+        own = own.set_index("tokens_per_weight")
+        low = own.loc[own["role"] == "low_bit", LOSS[0]]
+        full = own.loc[own["role"] == "fp32", "nll_nats_per_token"]
+        low, full = (c.rolling(SMOOTH, center=True, min_periods=1).mean() for c in (low, full))
         added.plot(low.where(low > 0), **look)
         fp32.plot(full - full.min(), **look)
     for width, color in colors.items():

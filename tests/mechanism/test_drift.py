@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from flatminima.mechanism.drift import (
     DISTANCES,
@@ -130,6 +131,16 @@ def test_a_move_and_the_way_back_through_saved_checkpoints(tiny_model, tmp_path)
     assert by_lag.loc[(30, 2), "distance"] == 0.0
     far = np.sqrt(sum(float(d.double().pow(2).sum()) for d in thirds.values()))
     assert by_lag.loc[(20, 1), "distance"] == pytest.approx(far, rel=1e-5)
+
+
+def test_drift_is_of_the_matrices_of_a_gpt2_too(tmp_path):
+    """Its Conv1D layers hold their weights turned round."""
+    shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 8, "vocab_size": 32}
+    model = GPT2LMHeadModel(GPT2Config(**shape))
+    save_model(model, tmp_path / "step10")
+    states = [(10, str(tmp_path / "step10" / "model.safetensors"))]
+    positions, _ = drift_tables(states, affine(8, "channel", True), layers="blocks", spacing=10)
+    assert positions["n_groups"].item() == 3 * 16 + 16 + 4 * 16 + 16
 
 
 OLI = {"kind": "oli", "bump_steps": 1, "cool_steps": 5, "amplitude": 4.0, "first": "cool"}

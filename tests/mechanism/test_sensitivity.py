@@ -6,7 +6,7 @@ import torch
 
 from flatminima.mechanism.sensitivity import (
     LossSurface,
-    curvature_row,
+    curvature_table,
     largest_eigenvalue,
     perturbations,
     sensitivity_table,
@@ -70,7 +70,7 @@ def test_the_largest_eigenvalue_and_the_trace_are_those_of_the_matrix():
     assert low < np.trace(surface.mean_matrix) < high
     # Random signs give the trace of a diagonal matrix without an error.
     exact = Quadratic(diagonal=True)
-    row = curvature_row(exact, {"draws": 3, "resamples": 20}).iloc[0]
+    row = curvature_table(exact, {"draws": 3, "resamples": 20}).iloc[0]
     assert row["trace"] == pytest.approx(np.trace(exact.mean_matrix), rel=1e-5)
     assert row["trace_high"] - row["trace_low"] < 1e-3 and row["trace_n"] == 3
     assert row["weight_norm2"] == pytest.approx(float((exact.weights.detach() ** 2).sum()))

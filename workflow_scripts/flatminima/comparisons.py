@@ -183,7 +183,7 @@ def kurtosis_rows(
     """
     steps = even_steps(audit["step"], spacing)
     lost, (late, start) = missing_words(holes(steps, spacing)), late_checkpoints(phases)
-    fallback = "" if late == "phase 3" else "no onset, so from FP32 convergence on"
+    fallback = "no onset, so from FP32 convergence on" if phases["onset"]["step"] is None else ""
     note = join_notes(fallback, lost)
     at = np.linspace(0, len(steps) - 1, min(len(steps), PAPER_KURTOSIS_CHECKPOINTS))
     spread = steps[np.round(at).astype(int)]
@@ -216,26 +216,28 @@ def bit_width_rows(audit: pd.DataFrame, spacing: int) -> Iterator[Row]:
     where = {"comparison": "high_bit v low_bit (even steps)", "unit": "checkpoint"}
     yield from correlations(high, low, {**where, "measure": measure}, lost)
     where["unit"] = "stretch"
-    slope = {"n_a": 0, "n_b": 0, "note": f"sums over {BLOCKS} stretches of the run"}
-    slope["note"] = join_notes(slope["note"], lost)
+    note = join_notes(f"sums over {BLOCKS} stretches of the run", lost)
+    slope = {"n_a": 0, "n_b": 0}
     ratio = {"value": low.sum() / high.sum() if high.sum() > 0.0 else np.nan}
     ratio |= {"n_a": len(steps), "n_b": len(steps)}
     sums = [[part.sum() for part in np.array_split(series, BLOCKS)] for series in (low, high)]
     if len(steps) < BLOCKS or np.min(sums) <= 0.0:
-        slope["note"] += "; needs stretches whose sums of both deltas are positive"
-        ratio["note"] = slope["note"]
+        note = of_ratio = f"{note}; needs stretches whose sums of both deltas are positive"
     else:
+        of_ratio = f"interval: of the geometric mean over stretches; {note}"
+        slope = {"n_a": BLOCKS, "n_b": BLOCKS}
         x, y = np.log(sums)
         if not is_constant(x):
             fit = stats.linregress(x, y)
-            slope |= {"value": fit.slope, "dof": BLOCKS - 2, "n_a": BLOCKS, "n_b": BLOCKS}
+            slope |= {"value": fit.slope, "dof": BLOCKS - 2}
             interval = intervals.t_interval(fit.slope, fit.stderr, BLOCKS - 2)
             slope |= dict(zip(ends, interval, strict=True))
         mean = intervals.t_interval(np.mean(x - y), stats.sem(x - y), BLOCKS - 1)
         ratio |= dict(zip(ends, np.exp(mean), strict=True))
-        ratio["note"] = f"interval: of the geometric mean over stretches; {slope['note']}"
-    yield Row("log-log regression", **where, measure=f"ln {measure}", statistic="slope", **slope)
-    yield Row("ratio", **where, measure=measure, statistic="sum low_bit/sum high_bit", **ratio)
+    yield Row("log-log regression", **where, measure=f"ln {measure}", statistic="slope", **slope,
+              note=note)  # fmt: skip
+    yield Row("ratio", **where, measure=measure, statistic="sum low_bit/sum high_bit", **ratio,
+              note=of_ratio)  # fmt: skip
 
 
 def read_fork_sequences(paths: Sequence[str | Path]) -> pd.DataFrame:

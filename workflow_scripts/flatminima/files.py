@@ -24,12 +24,10 @@ from flatminima.errors import DamagedFile, UserError
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "pandas")
 # What sha256sum writes and `sha256sum --check` reads, beside the files it is about.
 DIGESTS_FILE = "SHA256SUMS"
-# A checkpoint in Hugging Face format: weights in order of preference, of which an index names the
-# shards that its form is cut into. This project writes the first.
+# A checkpoint in Hugging Face format; an index names the shards that weights are cut into.
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-WEIGHTS_FORMS = (WEIGHTS_FILE, WEIGHTS_INDEX, *PICKLES)
 CHECKPOINT_FILES = (WEIGHTS_FILE, CONFIG_FILE)
 _NO_ROWS = pd.DataFrame({"step": []})
 
@@ -139,14 +137,14 @@ def read_digests(folder: Path) -> dict[str, str]:
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
 
 
-def check_digest(path: str | Path, recorded: str | None = None) -> None:
-    """Raise ``DamagedFile`` where a file's digest is not ``recorded``, or not in ``SHA256SUMS``."""
+def check_digest(path: str | Path, recorded: str | None = None, where: str = DIGESTS_FILE) -> None:
+    """Raise ``DamagedFile`` where a file's digest is not the one ``recorded`` in ``where``."""
     path = Path(path)
     expected = read_digests(path.parent).get(path.name) if recorded is None else recorded
     if expected is not None and expected != file_sha256(path):
         raise DamagedFile(
-            f"{path}: damaged or changed since it was written; its sha256 is not the one recorded "
-            "beside it. Delete it, and the same command makes it again"
+            f"{path}: damaged or changed since it was written; its sha256 is not the one in "
+            f"{where} beside it. Delete it, and the same command makes it again"
         )
 
 

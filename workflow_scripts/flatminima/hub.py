@@ -27,13 +27,13 @@ from flatminima.errors import DamagedFile, UserError, one_line
 from flatminima.files import (
     CONFIG_FILE,
     WEIGHTS_FILE,
-    WEIGHTS_FORMS,
     atomic_path,
     check_whole,
     file_sha256,
     read_index,
 )
 from flatminima.jobs import log
+from flatminima.revisions import WEIGHTS_FORMS
 
 Result = TypeVar("Result")
 

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 from flatminima.errors import DamagedFile, Diverged, NotMeasured, UserError, one_line
 from flatminima.files import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
     atomic_path,
     check_digest,
     flush,
@@ -33,7 +35,6 @@ from flatminima.files import (
 )
 from flatminima.jobs import own_gpu, slots_folder
 
-WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 ADAPTER_FILE = "adapter_config.json"
 # As safetensors calls what float32 can hold, and tables such as deepseek_v4's experts of a token.
 NOT_QUANTIZED = ("F64", "F32", "F16", "BF16", "I64", "BOOL")
@@ -226,6 +227,7 @@ def save_model(model: nn.Module, folder: Path, *, digests: bool = False) -> None
     logging.disable_progress_bar()
     folder = Path(folder)
     staging = temporary_name(folder)
+    old = folder.with_name(f".{folder.name}.0.tmp")  # a killed one's is removed by temporary_name
     remove(staging)
     try:
         with refusals_named(folder):
@@ -234,9 +236,11 @@ def save_model(model: nn.Module, folder: Path, *, digests: bool = False) -> None
             write_digests(staging, (CONFIG_FILE, WEIGHTS_FILE))
         for file in staging.iterdir():
             flush(file)
-        remove(folder)
+        if folder.is_dir():
+            os.replace(folder, old)
         os.replace(staging, folder)
         flush(folder.parent)
+        remove(old)
     finally:
         remove(staging)
 

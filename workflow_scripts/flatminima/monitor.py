@@ -86,7 +86,7 @@ class ConvergenceMonitor:
         if last is not None and (step, loss) == (last.step, last.loss):
             return last
         if last is not None and step <= last.step:
-            raise MonitorError(f"step {step} comes after step {last.step}; left out")
+            raise MonitorError(f"step {step} comes after step {last.step}; steps rise; left out")
         counts = step >= self.settings["start"]
         if counts:
             self._recent = [*self._recent, (step, loss, stderr)][-self.settings["window"] :]

@@ -33,7 +33,6 @@ from flatminima.files import (
     CONFIG_FILE,
     PICKLES,
     WEIGHTS_FILE,
-    WEIGHTS_FORMS,
     WEIGHTS_INDEX,
     check_whole,
     file_sha256,
@@ -43,6 +42,7 @@ from flatminima.files import (
 from flatminima.integrity import WHOLE, Found, distances
 from flatminima.missing import PRESENT
 
+WEIGHTS_FORMS = (WEIGHTS_FILE, WEIGHTS_INDEX, *PICKLES)  # in order of preference
 STEP_GROUP = r"(?P<step>\d+)"
 DEFAULT_PATTERN = f"step{STEP_GROUP}"  # Pythia and PolyPythias
 COLUMNS = ["step", "branch", "commit"]  # of a frozen table
@@ -138,13 +138,15 @@ def read_checkpoint(folder: Path) -> LocalCheckpoint:
         )
     shards = sorted(set(read_index(folder / weights).values())) if weights == WEIGHTS_INDEX else []
     for name in shards or [weights]:
+        if not (folder / name).is_file():
+            raise DamagedFile(f"no {name}, which {weights} names")
         check_whole(folder / name)
     return LocalCheckpoint(folder.as_posix(), weights, (CONFIG_FILE, weights, *shards))
 
 
 def find_checkpoints(pattern: str) -> LocalRun:
     """All whole checkpoints of a pattern; ``ValueError`` for two folders of the same step."""
-    before, after = pattern.split(PLACE)
+    before, _, after = pattern.rpartition(PLACE)
     fits = re.compile(re.escape(before) + r"(\d+)" + re.escape(after))
     paths = glob.iglob(f"{glob.escape(before)}*{glob.escape(after)}")
     matches = [match for path in paths if (match := fits.fullmatch(path)) and Path(path).is_dir()]

@@ -138,13 +138,15 @@ def printed(text: str) -> Interval:
     """
     number, _, half = text.split("=")[-1].partition("±")
     digits = number.strip().replace(",", "")
-    places = len(digits.rstrip("0") or "0") - len(digits)
-    if "." in digits:
-        places = len(digits.split(".")[1])
-    exact = "," in number or "=" in text
-    value, width = float(digits), 0.0 if exact else 0.5 * 10**-places
     if half:
         width = float(half.replace(",", ""))
+    elif "," in number or "=" in text:
+        width = 0.0
+    elif "." in digits:
+        width = 0.5 * 10 ** -len(digits.split(".")[1])
+    else:
+        width = 0.5 * 10 ** (len(digits) - len(digits.rstrip("0") or "0"))
+    value = float(digits)
     return Interval(value, value - width, value + width)
 
 
@@ -597,7 +599,8 @@ class Measured(Evidence):
         wanted, errors = [float(x) for x in (first, peak, last, place)], []
         for curve in map(self.kurtosis, ("mean_over_tensors", "pooled", "largest")):
             found = curve.iloc[0], curve.max(), curve.iloc[-1], self._papers(curve.idxmax())
-            errors.append(max(100 * np.abs(np.divide(found, wanted) - 1) * (1, 1, 1, 5)))
+            *values, place_of_peak = np.abs(np.divide(found, wanted) - 1)
+            errors.append(100 * max(*values, 5 * place_of_peak))
         return min(errors)
 
     def kurtosis_correlation(self, *, detrended: bool = False) -> Interval:

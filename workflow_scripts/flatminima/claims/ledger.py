@@ -211,11 +211,11 @@ def _row(entry: dict, passages: list[Quotation], line: int, themes: Mapping) -> 
             raise ConfigError(f"{where}: not in the excerpts under {section}: {text!r}")
         quotes.append(replace(found[0], text=flat(text)))
     for key, value in entry.get("numbers", {}).items():
-        shown = re.split(r"[±=]", value)[0].strip()
+        shown = re.split(r"[±=]", str(value))[0].strip()
         pattern = rf"(?<![\d.,]){re.escape(shown)}(?![\d]|[.,]\d)"
         if not any(re.search(pattern, quote.text) for quote in quotes):
             raise ConfigError(f"{where}: no quotation prints {key} = {shown}")
-        numbers[key] = printed(value)
+        numbers[key] = printed(str(value))
     for question in QUESTIONS:
         given = entry.get(question, {})
         if answer := given.get("judgement", given.get("otherwise")):

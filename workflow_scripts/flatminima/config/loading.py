@@ -160,8 +160,9 @@ def resolve_suites(suites: object, library: Mapping[str, Mapping]) -> object:
 
 
 def _with_defaults(section: object) -> object:
-    source = section.get("source") if isinstance(section, Mapping) else None
-    return merge(DEFAULTS[source], section, WHOLE) if source in DEFAULTS else section
+    if not isinstance(section, Mapping):
+        return section
+    return merge(DEFAULTS.get(str(section.get("source")), {}), section, WHOLE)
 
 
 # Mistakes, in one line.

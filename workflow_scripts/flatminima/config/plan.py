@@ -53,9 +53,9 @@ def weights(suite: Suite, steps: str | Iterable[int]) -> list[str]:
 
 def shards(suite: Suite, steps: str) -> list[str]:
     """Files of a range that an index in ``weights`` names."""
-    others = {*weights(suite, steps)}
+    named = {*weights(suite, steps)}
     files = checkpoint_files(suite, steps)
-    return [path for path in files if path.endswith(".safetensors") and path not in others]
+    return [path for path in files if path.endswith(".safetensors") and path not in named]
 
 
 def deployed_folders(suite: Suite) -> dict[int, str]:

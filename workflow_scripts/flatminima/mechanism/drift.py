@@ -22,7 +22,6 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
-from torch.nn.utils import parameters_to_vector
 
 from flatminima.layers import matrices_of
 from flatminima.model import load_model
@@ -77,7 +76,7 @@ def misalignment(weights: Weights, spec: AffineQuantizer, *, seed: int) -> dict[
     groups = np.concatenate([group_index(r, spec) for r in own])
     shifted = [group_index(shifted_residuals(w, spec, rng), spec) for w in weights.values()]
     mean, error = groups.mean(), 1.96 * groups.std(ddof=1) / np.sqrt(len(groups))
-    distance = parameters_to_vector(own).abs()
+    distance = torch.cat([r.abs().reshape(-1) for r in own])
     far = distance[torch.isfinite(distance)] >= NEAR_MIDPOINT
     return {
         "index": mean, "index_low": mean - error, "index_high": mean + error,
@@ -157,7 +156,8 @@ def drift_tables(
             rows.append(place | misalignment(weights, spec, seed=step) | flips)
             before, earlier = weights, step
             if step % spacing == 0 and step > 0:
-                yield step, parameters_to_vector(weights.values()).double().numpy()
+                flat = torch.cat([weight.reshape(-1) for weight in weights.values()])
+                yield step, flat.double().numpy()
 
     distances = pd.DataFrame(displacements(even(), spacing), columns=DISTANCES)
     return pd.DataFrame(rows), distances

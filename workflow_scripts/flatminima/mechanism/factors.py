@@ -133,9 +133,9 @@ def analyse(
             effects = _effects(paper, draws, low, high)
             for analysis, part in (("variance", _shares(paper, draws)), ("paper", effects)):
                 found += [(step, response, analysis, *row) for row in part]
-            for term, rows in (("paper's layers", paper), ("all layer sets", at)):
-                if len(rows) > 2:  # a line goes through any two
-                    fit = partial(one_sensitivity, noise=rows["step_variance"].to_numpy())
-                    part = _with_intervals(fit, rows, draws)
+            for term, cells in (("paper's layers", paper), ("all layer sets", at)):
+                if len(cells) > 2:  # a line goes through any two
+                    fit = partial(one_sensitivity, noise=cells["step_variance"].to_numpy())
+                    part = _with_intervals(fit, cells, draws)
                     found += [(step, response, "prediction", term, *row) for row in part]
     return pd.DataFrame(found, columns=COLUMNS)

@@ -207,7 +207,7 @@ def trace(surface: LossSurface, draws: int) -> Estimate:
     return mean, *t_interval(mean, stats.sem(values), draws - 1), draws
 
 
-def curvature_row(surface: LossSurface, settings: Mapping) -> pd.DataFrame:
+def curvature_table(surface: LossSurface, settings: Mapping) -> pd.DataFrame:
     """Largest eigenvalue and trace of one checkpoint; ``settings`` has draws and resamples.
 
     ``weight_norm2`` turns both into numbers that do not change when weights are rescaled.

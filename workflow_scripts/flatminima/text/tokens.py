@@ -125,7 +125,7 @@ def read_tokens(path: str | Path) -> np.ndarray:
     """
     manifest = Path(path).with_suffix(".json")
     if manifest.exists():
-        check_digest(path, read_json(manifest).get("sha256", "none"))
+        check_digest(path, read_json(manifest).get("sha256", "none"), manifest.name)
     try:
         return load_file(path)["tokens"]
     except (SafetensorError, KeyError) as error:

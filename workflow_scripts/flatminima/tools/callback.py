@@ -158,9 +158,10 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
             return
         gaps = {}
         if now.began:
-            if "probe" in self.actions and state.is_world_process_zero:
-                gaps = self._measure(args, model, eval_dataloader)
-            [gaps] = broadcast_object_list([gaps])
+            if "probe" in self.actions:
+                if state.is_world_process_zero:
+                    gaps = self._measure(args, model, eval_dataloader)
+                [gaps] = broadcast_object_list([gaps])
             self.events.append({"step": now.step, "loss": now.loss, "slope": now.slope, **gaps})
             control.should_save |= "save" in self.actions
             control.should_training_stop |= "stop" in self.actions

@@ -62,7 +62,7 @@ def gradient_statistics(
             "mean_abs": _mean(sizes),
             "adam_fresh": _mean([size / (size + settings["training"]["eps"]) for size in sizes]),
         })  # fmt: skip
-    return pd.DataFrame(rows).mean().to_dict()
+    return pd.DataFrame(rows).mean(skipna=False).to_dict()
 
 
 def restored_update(state: Mapping[str, Tensor], names: list[str], training: Mapping) -> float:

@@ -120,9 +120,10 @@ def train(
             value = batch_gradients(model, ids, recipe.compute)
         norm = nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm).item()
         if not (math.isfinite(value) and math.isfinite(norm)):
+            moved = f" after an update at learning rate {rate:g}" if step > start else ""
             raise Diverged(
                 f"training diverged: at step {step} the loss is {value} nats per token and the "
-                f"norm of the gradient {norm}; the last learning rate is {rate:g}"
+                f"norm of the gradient {norm}{moved}"
             )
         rate = schedule(step)
         for group in optimizer.param_groups:
