@@ -10,6 +10,8 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from flatminima.__main__ import main
 from flatminima.errors import UserError
@@ -374,9 +376,7 @@ def test_models_of_many_kinds_are_measured_and_described(make, audited):
     assert "gap of exactly 0 %" in record["notes"][0]
 
 
-def test_documents_end_as_the_tokenizer_says_whatever_the_configuration_does(
-    make, audited, tmp_path
-):
+def test_documents_end_and_sequences_begin_as_the_tokenizer_says(make, audited, tmp_path):
     folder = make(steps=(10,))
     for configured, said in ((2, 2), ([], None), ([5, 0], 5), (0, None)):
         edit(folder / "checkpoint-10", eos_token_id=configured)
@@ -385,6 +385,13 @@ def test_documents_end_as_the_tokenizer_says_whatever_the_configuration_does(
         assert (f"eos_token_id of the configuration is {said}" if said else "(id 0)") in printed
         assert ("eos_token_id" in printed) == (said is not None)
         assert (read_tokens(tmp_path / "out/validation.safetensors") == 0).any()
+    path = str(folder / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    first = tokenizer.id_to_token(7)
+    tokenizer.post_processor = TemplateProcessing(single=f"{first} $A", special_tokens=[(first, 7)])
+    tokenizer.save(path)
+    assert f"{first} before each sequence" in audited(folder)[1]
+    assert (read_tokens(tmp_path / "out/validation.safetensors")[:, 0] == 7).all()
 
 
 def test_a_damaged_trainer_state_costs_only_the_rates(make, audited, tmp_path):

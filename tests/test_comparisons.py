@@ -42,6 +42,18 @@ def gaps_of(forks, schedule, phases=("", "bump", "cool")):
     return rows.pivot(index="step", columns="seed", values="gap_pct")
 
 
+def test_summaries_pool_all_probes_and_name_the_phase_of_the_last(forks, fork_table):
+    summaries = fork_table[fork_table.test == "summary"]
+    for name, phases, said in (
+        ("cosine", [""], "last probe at"), ("oli cool", ["cool"], "cool probe"),
+        ("oli all", ["bump", "cool"], "bump probe"),
+    ):  # fmt: skip
+        gaps = gaps_of(forks, name.split()[0], phases).stack()
+        row = select(summaries, comparison=name, measure="gap_pct")
+        assert close((row.value, row.sd_a, row.n_a), (gaps.mean(), gaps.std(), len(gaps)))
+        assert said in select(summaries, comparison=name, measure="final_gap_pct").note
+
+
 def test_cool_probes_are_compared_with_cosine_at_matching_steps(forks, fork_table):
     cool, cosine = gaps_of(forks, "oli", ["cool"]), gaps_of(forks, "cosine")
     matching = cosine.loc[cool.index]
@@ -238,11 +250,12 @@ def test_a_tiny_suite_that_converges_at_its_end_gives_rows_without_values():
 
 def test_every_p_belongs_to_a_family_and_one_row_is_primary():
     primary = {"test": "paired t", "comparison": "sgdr v cosine", "unit": "seed",
-               "measure": "final_gap_pct"}  # fmt: skip
+               "measure": "mean_gap_pct"}  # fmt: skip
     table = synthetic.statistics(primary=primary)
     assert list(table.columns) == COLUMNS and "text" not in set(table.unit)
     assert (table.family != "").equals(table.p_value.notna())
-    assert (table.family == "primary").sum() == 1
+    [named] = table[table.family == "primary"].to_dict("records")
+    assert primary.items() <= named.items() and named["p_adjusted"] == named["p_value"]
     rest = table[table.family == "exploratory"]
     theirs = multipletests(rest.p_value, method="holm")[1]
     assert rest.p_adjusted.to_numpy() == pytest.approx(theirs, rel=1e-12)

@@ -3,16 +3,19 @@
 The zoo holds what comes out to a plain script, to the oracle's groups along the inputs.
 """
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from flatminima.kurtosis import kurtosis_of_checkpoint
 from flatminima.layers import count_weights, linear_layers, not_selected
 from flatminima.model import is_legacy_buffer, load_model
-from flatminima.quantizers import coverage, coverage_line
+from flatminima.quantizers import coverage, coverage_line, quantized_weights
 from tests.architectures import build, logits
 from tests.conftest import affine
+from tests.oracles import quantize_matrix
 
 SPEC = affine(4, "group", False, 16)
 BLOCK = 32 * (32 + 16 + 16 + 32)  # query, key, value and output of two heads that share one key
@@ -46,6 +49,26 @@ def test_every_matrix_of_the_blocks_and_nothing_else(family, models):
     assert weights + sum(found["left"].values()) == found["of"] == count_weights(models[family])
     line = coverage_line(found)
     assert f"{weights:,} of {found['of']:,}" in line and all(name in line for name in found["left"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kurtosis_is_of_the_weights_that_are_quantized(family, models, tmp_path):
+    models[family].save_pretrained(tmp_path)
+    table = kurtosis_of_checkpoint(4, tmp_path / "model.safetensors", "blocks")
+    each = table[table.statistic == "per_tensor"]
+    assert (len(each), each.n_weights.sum()) == WANTED[family][:2]
+    assert (table.n_weights[table.tensor == "all"] == WANTED[family][1]).all()
+
+
+def test_each_expert_is_a_matrix_of_its_own(models):
+    quantized = quantized_weights(models["gpt_oss"], affine(4, "tensor", False))
+    stacks = {name: stack for name, stack in quantized.items() if stack.ndim == 3}
+    assert len(stacks) == 2 * 2
+    for name, stack in stacks.items():
+        weight = models["gpt_oss"].get_parameter(name).detach()
+        for own, made in zip(weight.numpy(), stack.numpy(), strict=True):
+            values, _ = quantize_matrix(own, 4, "tensor", False, None)
+            assert np.array_equal(made, values), name
 
 
 def test_a_head_is_one_matrix_more_unless_it_is_tied(models):

@@ -23,7 +23,7 @@ from tests.hub.server import TinyHub, point_at
 
 @pytest.fixture
 def renamed(monkeypatch):
-    """Calling it gives what was renamed, by name, once all of it was found flushed."""
+    """Calling it gives what was renamed into a folder, once all that is there was flushed."""
     flushed, unsafe, moved = set(), set(), []
     fsync, replace = os.fsync, os.replace
 
@@ -46,9 +46,10 @@ def renamed(monkeypatch):
         moved.append(target)
         replace(source, target)
 
-    def names() -> list[str]:
+    def names(folder: Path) -> list[str]:
         assert unsafe == set()
-        return [path.name for path in moved]
+        assert all(state_of(path) in flushed for path in folder.rglob("*") if path.is_file())
+        return [path.name for path in moved if path.parent == folder]
 
     monkeypatch.setattr(os, "fsync", flush)
     monkeypatch.setattr(os, "replace", move)
@@ -63,13 +64,13 @@ def test_tables_tokens_digests_and_the_state_of_a_training(renamed, tmp_path, ti
     optimizer = torch.optim.AdamW(tiny_model.parameters())
     save_state(tmp_path / "state", tiny_model, optimizer, step=1, fingerprint="f", losses=[1.0])
     written = ["table.csv", "table.parquet", "train.safetensors", "SHA256SUMS", "state"]
-    assert renamed() == written
+    assert renamed(tmp_path) == written
 
 
 def test_a_checkpoint_new_and_replaced(renamed, tmp_path, tiny_model):
     for _ in range(2):
         save_model(tiny_model, tmp_path / "step1", digests=True)
-    assert renamed() == 2 * ["SHA256SUMS", "step1"]
+    assert renamed(tmp_path) == 2 * ["step1"]
 
 
 @pytest.mark.parametrize("form", range(len(FORMS)), ids=FORMS)
@@ -77,4 +78,4 @@ def test_a_revision_from_the_hub(renamed, tmp_path, monkeypatch, form):
     with TinyHub({"tiny/neox": model_branches()}) as hub:
         point_at(monkeypatch, hub, tmp_path / "home")
         download_checkpoint("tiny/neox", f"step{STEPS[form]}", tmp_path / "step")
-    assert {"model.safetensors", "config.json"} <= set(renamed())
+    assert renamed(tmp_path / "step") == ["model.safetensors", "config.json"]

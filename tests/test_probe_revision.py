@@ -106,6 +106,11 @@ def test_the_numbers_are_those_of_the_rules_for_checkpoints_on_disk(
 def test_a_job_of_nothing_but_holes_is_written_and_gathered(validation, hub, probed, tmp_path):
     probe(validation, tmp_path, steps=[LOST])
     assert len(pd.read_csv(outputs(tmp_path)["revisions"])) == 1
+    run_script(
+        "summarise_probes", tmp_path, input={"sequences": outputs(tmp_path)["sequences"]},
+        output={"table": "table.csv"}, params={"resamples": 5},
+    )  # fmt: skip
+    assert pd.read_csv(tmp_path / "table.csv").empty
     for name in ("sequences", "kurtosis", "fingerprints"):
         both = [outputs(tmp_path)[name], outputs(probed)[name]]
         pd.testing.assert_frame_equal(read_rows(both), read_rows(both[1:]))

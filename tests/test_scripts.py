@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from snakemake.iocontainers import Namedlist
 
@@ -67,14 +68,14 @@ def test_a_model_that_has_diverged_is_named_and_the_others_are_probed(data, tmp_
         save_model(build_model(SHAPE, 300, seed=step), Path(folder))
     name, file = "gpt_neox.layers.0.mlp.dense_h_to_4h.weight", f"{folders[7]}/model.safetensors"
     tensors = load_file(file)
-    tensors[name][0, 0] = float("nan")
+    tensors[name][0, :2] = torch.tensor([float("nan"), float("inf")])
     save_file(tensors, file, metadata={"format": "pt"})
     log = run_script(
         "probe_checkpoints", tmp_path, input={"validation": data / "validation.safetensors"},
         output={"sequences": "s.parquet", "provenance": "s.json"},
         params={"folders": folders, "probe": PROBE},
     )  # fmt: skip
-    line = f"{folders[7]}: 1 of 1024 {name} are not finite"
+    line = f"{folders[7]}: 2 of 1024 {name} are not finite"
     assert f"not measured: {line}" in log.read_text()
     assert json.loads((tmp_path / "s.json").read_text())["left_out"] == {"7": line}
     assert set(pd.read_parquet(tmp_path / "s.parquet").step) == {1}

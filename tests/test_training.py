@@ -133,13 +133,15 @@ def test_gradients_in_pieces_are_those_of_the_whole_batch(
     tiny_model, ids, monkeypatch, micro_batch
 ):
     """Of sequences, and of logits where those of a batch are too large to be made at once."""
-    tiny_model(input_ids=ids, labels=ids).loss.backward()
+    whole_loss = tiny_model(input_ids=ids, labels=ids).loss
+    whole_loss.backward()
     whole = torch.cat([p.grad.flatten() for p in tiny_model.parameters()])
     for size in (None, 1, 7, 10**6):
         if size:
             monkeypatch.setattr(model_module.head_in_pieces, "__defaults__", (100,))
             monkeypatch.setattr(gradients, "PIECE", size * tiny_model.config.vocab_size)
-        _, pieces = gradient(tiny_model, ids, Compute(micro_batch=micro_batch))
+        loss, pieces = gradient(tiny_model, ids, Compute(micro_batch=micro_batch))
+        assert loss == pytest.approx(whole_loss.item(), rel=1e-6)
         assert apart(pieces, whole) < 1e-5
 
 

@@ -157,8 +157,8 @@ def test_a_second_job_that_was_stopped_makes_what_one_makes(tmp_path, start, who
     assert not list(tmp_path.glob("step*")), "nothing is in its place before the job is done"
     job()
     made = {name: data for name, data in outputs(tmp_path).items() if name.startswith("step")}
-    assert {name.split("/")[0] for name in made} == {"step16", "step24", "step32", "step40"}
-    assert made.items() <= whole.items()
+    later = ("step16", "step24", "step32", "step40")
+    assert made == {name: data for name, data in whole.items() if name.startswith(later)}
 
 
 @pytest.mark.parametrize("due", [(0, 1, 2, 3, 4, 8), (0, 1, 8)], ids=["finer", "coarser"])
