@@ -18,7 +18,7 @@ from flatminima import style
 from flatminima.scaling_law import suite_excess
 from flatminima.schedules import fork_schedule
 from tests import synthetic
-from workflow_scripts import plot_forks
+from workflow_scripts import plot_forks, plot_layers
 
 PAPER, FROZEN = (synthetic.ROOT / f"resources/{name}" for name in ("paper", "published/mini"))
 LAMBADA = pd.read_csv(PAPER / "pythia_lambada.csv")
@@ -153,6 +153,7 @@ def test_scales_follow_the_range_and_negative_gaps_stay_on_the_axis():
     audit = synthetic.audit(negative_int8=True)
     axes = draw("audit", audit=audit).axes[0]
     assert axes.get_yscale() == "symlog" and axes.get_ylim()[0] < audit["gap_pct"].min() < 0
+    assert "linear within" in axes.get_ylabel()
     for values, scale, said in [
         ([1.0, 2.0, 29.0], "linear", ""),
         ([1.0, 2.0, 100.0], "log", "\nlog scale"),
@@ -305,7 +306,8 @@ def test_rivals_are_ranked_by_low_bit_perplexity():
     ends = [line.get_xdata() for line in ranks.get_lines() if len(line.get_xdata()) == 2]
     assert np.allclose(ends, means["ppl"][["fp32", "low_bit"]])
     names = [label.get_text().split(": ") for label in ranks.get_yticklabels()]
-    assert {"SGDR", "OLI", "cosine"} <= {name for name, _ in names}
+    shown = [style.SCHEDULES.get(key, key.replace("_", " ")) for key in means.index]
+    assert [name for name, _ in names] == shown and {"SGDR", "linear to zero"} <= set(shown)
     assert [gap for _, gap in names] == [f"{gap:.1f} %" for gap in means["gap_pct"]["low_bit"]]
     gaps = [text for text in plane.texts if text.get_text().endswith(" %")]
     assert len(gaps) > 1
@@ -327,4 +329,8 @@ def test_names_come_from_the_quantizers_and_matrices_of_many_blocks_from_their_b
     figure = draw("layers", layers=pd.concat([layers, *more]))
     names = [label.get_text() for label in figure.axes[1].get_yticklabels()]
     assert names == [str(block) for block in range(12)]
+    for name, short in (("transformer.h.0.attn.c_proj.weight", "0 attn.c_proj"),
+                        ("gpt_neox.layers.11.mlp.dense.weight", "11 mlp.dense"),
+                        ("lm_head.weight", "lm_head")):  # fmt: skip
+        assert plot_layers.printed(name) == short
     no_text_overlaps_or_leaves_the_page(figure)

@@ -45,6 +45,7 @@ def test_wins_are_counted_and_have_scipys_exact_p():
     ):  # fmt: skip
         (row,) = exact_tests(np.array(a), np.array(b), WHERE)
         assert row.value == wins and f"of {row.n_a * 3} pairs" in row.note
+        assert row.note.endswith(f"{row.n_a} v 3 units: {smallest_p(row.n_a, 3):.3g}")
         assert close(row.p_value, stats.mannwhitneyu(a, b, method="exact").pvalue)
     for a, b, wins, note in (([1.0, 2], [2.0, 3], 3, "ties"), ([], [2.0], np.nan, "no pairs")):
         (row,) = exact_tests(np.array(a), np.array(b), WHERE)

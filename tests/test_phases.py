@@ -92,6 +92,7 @@ def test_an_onset_is_where_growth_speeds_up_beside_other_breaks_and_nowhere_else
         onset = find_onset(STEPS, np.exp(log_delta), 1_000)
         assert onset.step == (80_000 if breaks else None) and reason in onset.reason
         assert breaks in (None, onset.breaks)
+        assert (onset.slope_after_per_1000_steps is None) == (breaks is None)
     for lag_one, low, high in ((0.0, 0.7, 1.0), (0.8, 0.02, 0.4)):
         noise = 0.05 * ar1(np.random.default_rng(0), len(STEPS), lag_one)
         onset = find_onset(STEPS, np.exp(1e-5 * STEPS + noise), 1_000)
@@ -235,7 +236,8 @@ def test_without_an_onset_there_are_two_segments_and_a_reason():
     found = described(*suite(onset=False))
     assert found["onset"]["step"] is found["lag_steps"] is found["lag_low"] is None
     assert not found["onset"]["detected"] and found["onset"]["reason"]
-    assert [s["name"] for s in found["segments"]] == ["rapid learning", "after rapid learning"]
+    assert [(s["phase"], s["name"]) for s in found["segments"]] == [
+        (1, "rapid learning"), (2, "after rapid learning")]  # fmt: skip
 
 
 def test_an_audit_that_cannot_be_read_is_refused():

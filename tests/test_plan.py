@@ -48,6 +48,8 @@ def test_jobs_work_on_ranges_of_revisions_that_cover_all_of_them_once():
     assert list(plan_mechanism.measure_folders(MINI, "step1000", "curvature")) == [1000]
     with pytest.raises(ConfigError, match="curvature looks at no step of step1000-step1040"):
         plan_mechanism.measure_folders(MINI, "step1000-step1040", "curvature")
+    with pytest.raises(ConfigError, match=r"suite pythia-160m has no mechanism.drift"):
+        plan_mechanism.measure_weights(PYTHIA, "drift")
 
 
 @given(st.sets(st.sampled_from(MINI.steps[1:-1]), max_size=8))

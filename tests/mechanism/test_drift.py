@@ -79,6 +79,7 @@ def test_flips_of_weights_that_move_by_a_known_part_of_their_step():
         assert moved["flipped_expected"] == pytest.approx(part, abs=1e-5)
         tolerance = 0.02 if part == 0.3 else 0.0
         assert moved["flipped_fixed"] == pytest.approx(part, abs=tolerance)
+        assert part or set(moved.values()) == {0.0}
     # Weights that grow in proportion take their own grid, anchored at zero, along.
     grown = code_flips({"w": w}, {"w": 1.5 * w}, INT4)
     assert grown["flipped_own"] < 0.002 < grown["flipped_fixed"]
