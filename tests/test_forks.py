@@ -22,10 +22,9 @@ from flatminima.training import amplitude
 from flatminima.training.loop import Recipe, build_optimizer, train
 from flatminima.training.workspace import save_state
 from tests import synthetic
-from tests.conftest import TINY, TINY_VOCABULARY, affine
+from tests.conftest import PROBE, TINY, TINY_VOCABULARY, affine
 from tests.test_config import DELETE
 from tests.test_plan import MINI, PYTHIA, changed
-from tests.test_workspace import PROBE
 from workflow_scripts import average_checkpoints, calibrate_amplitude, gather_rivals, plot_rivals
 
 INT4 = affine(4, "group", False, group_size=8)

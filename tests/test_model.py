@@ -15,10 +15,8 @@ from flatminima.model import (
     build_model,
     is_legacy_buffer,
     load_model,
-    load_tensors,
     read_weights,
     save_model,
-    save_tensors,
     tensor_digests,
     weights_dtypes,
 )
@@ -141,16 +139,6 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
             raise KeyboardInterrupt
         assert names_below(tmp_path) == ["deep", *(["deep/file.txt"] if before else [])]
     assert target.read_text() == "whole"
-
-
-def test_tensors_survive_a_file(tmp_path):
-    path, tensors = tmp_path / "x.safetensors", {"a": torch.randn(3, 4), "b": torch.tensor(7.0)}
-    save_tensors(path, tensors, {"step": "3"})
-    with pytest.raises(ValueError, match="bad"):
-        save_tensors(path, {"bad": "no tensor"}, {})
-    read, metadata = load_tensors(path)
-    assert_equal(read, tensors)
-    assert metadata == {"step": "3"} and names_below(tmp_path) == ["x.safetensors"]
 
 
 def test_digests_do_not_depend_on_the_layout_and_find_the_one_tensor_that_changed(

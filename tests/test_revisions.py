@@ -192,7 +192,7 @@ def test_a_found_grid_is_planned_where_it_lies(runs):
         plan.weights(suite, "step7")
 
 
-def test_a_replaced_checkpoint_is_noticed_by_its_bytes_and_not_by_its_time(runs, tmp_path):
+def test_a_replaced_checkpoint_is_noticed_by_its_bytes_and_not_by_its_time(runs):
     """What was made of its range, and of no other, is older than any weights afterwards."""
     shards(runs / "checkpoint-1000")
     checkpoints, root = find_checkpoints(MINE).checkpoints, Path("r/own")

@@ -17,6 +17,7 @@ from flatminima.text.corpus import write_documents
 from tests.conftest import PROBE
 from tests.conftest import TINY as SHAPE
 from tests.workflow import ROOT
+from workflow_scripts import gather_audit, gather_tables
 
 
 def run_script(name: str, folder: Path, *, input, output, params=(), wildcards=()) -> Path:
@@ -79,6 +80,16 @@ def test_a_model_that_has_diverged_is_named_and_the_others_are_probed(data, tmp_
     assert f"not measured: {line}" in log.read_text()
     assert json.loads((tmp_path / "s.json").read_text())["left_out"] == {"7": line}
     assert set(pd.read_parquet(tmp_path / "s.parquet").step) == {1}
+
+
+def test_ranges_that_come_in_any_order_are_gathered_in_step_order(tmp_path):
+    for first in (0, 40):
+        pd.DataFrame({"step": [first, first + 20]}).to_csv(tmp_path / f"{first}.csv", index=False)
+    turned, gathered = [tmp_path / "40.csv", tmp_path / "0.csv"], tmp_path / "gathered.csv"
+    gather_tables.main(turned, gathered, in_step_order=True, labels={})
+    assert pd.read_csv(gathered)["step"].to_list() == [0, 20, 40, 60]
+    gather_audit.main(turned, turned, "tiny", None, 60, 512, gathered, tmp_path / "scores.csv")
+    assert pd.read_csv(gathered)["step"].to_list() == [0, 20, 40, 60]
 
 
 def test_a_job_that_fails_leaves_its_traceback_in_its_log_and_no_file(tmp_path):

@@ -100,7 +100,6 @@ SUITE = WHOLE | {"describe_checkpoints": 2, "gather_suite": 1}
 # Nothing is gathered of revisions whose integrity was not looked at.
 AUDIT = SUITE | {"probe_checkpoints": 2, "summarise_probes": 2, "gather_audit": 1}
 PHASES = AUDIT | {"detect_phases": 1}
-FORKS = HALF | {"train_fork": 9, "probe_fork": 9, "summarise_fork": 9, "gather_forks": 1}
 
 
 def forked(count: int) -> dict[str, int]:
