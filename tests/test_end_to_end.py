@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from safetensors.numpy import load_file
 from scipy import stats
 
 from flatminima.files import read_digests
-from tests.workflow import TINY, snakemake, tiny_checkout
+from tests.workflow import ROOT, TINY, snakemake, tiny_checkout
 
 pytestmark = pytest.mark.workflow
 SCHEDULES = ("cosine", "sgdr", "oli")
@@ -86,13 +87,18 @@ def test_batches_probes_and_forks_say_what_made_them(root):
         assert record["tokenizer_sha256"] == sha256(data / "tokenizer.json")
         assert [p["package"] for p in record["text"]["packages"]] == ["seaborn"]
         assert load_file(data / f"{split}.safetensors")["tokens"].shape == (sequences, 32)
+    definitions = yaml.safe_load((ROOT / "config.yaml").read_text())["quantizers"]
     for path in (root / "probes").glob("*.json"):
         made_by = json.loads(path.read_text())
         assert made_by["validation_sha256"] == sha256(data / "validation.safetensors")
         assert made_by["dtype"] == "float32" and made_by["tf32"] is False
         assert made_by["threads"] == 1 and made_by["device"] == "cpu"
         assert made_by["packages"]["torch"] == metadata.version("torch")
-        assert made_by["probe"]["roles"] == {"int4_g16": "low_bit", "int8_channel": "high_bit"}
+        assert made_by["probe"] == {
+            "quantizers": {name: definitions[name] for name in ("int4_g16", "int8_channel")},
+            "roles": {"int4_g16": "low_bit", "int8_channel": "high_bit"},
+            "batch_size": 16, "device": "cpu",
+        }  # fmt: skip
         assert len(made_by["code"]) == 16
     training = json.loads((root / "forks/oli-seed1.json").read_text())["training"]
     assert training["seed"] == 1 and training["definition"]["kind"] == "oli"
