@@ -26,14 +26,15 @@ from huggingface_hub.utils import disable_progress_bars, parse_ratelimit_headers
 from flatminima.errors import DamagedFile, UserError, one_line
 from flatminima.files import (
     CONFIG_FILE,
+    PICKLES,
     WEIGHTS_FILE,
+    WEIGHTS_INDEX,
     atomic_path,
     check_whole,
     file_sha256,
     read_index,
 )
 from flatminima.jobs import log
-from flatminima.revisions import WEIGHTS_FORMS
 
 Result = TypeVar("Result")
 
@@ -245,7 +246,8 @@ def download_checkpoint(repo: str, revision: str, folder: str | Path) -> dict:
     ``bytes``. Raises ``RevisionMissing`` for what the hub does not have, else ``HubError``.
     """
     found, folder = find_revision(repo, revision), Path(folder)
-    start = next((form for form in WEIGHTS_FORMS if form in found.files), None)
+    preferred = (WEIGHTS_FILE, WEIGHTS_INDEX, *PICKLES)
+    start = next((form for form in preferred if form in found.files), None)
     if start is None or CONFIG_FILE not in found.files:
         lacking = CONFIG_FILE if start else "weights (model.safetensors or pytorch_model.bin)"
         raise RevisionMissing(repo, revision, f"it holds no {lacking}")

@@ -42,7 +42,6 @@ from flatminima.files import (
 from flatminima.integrity import WHOLE, Found, distances
 from flatminima.missing import PRESENT
 
-WEIGHTS_FORMS = (WEIGHTS_FILE, WEIGHTS_INDEX, *PICKLES)  # in order of preference
 STEP_GROUP = r"(?P<step>\d+)"
 DEFAULT_PATTERN = f"step{STEP_GROUP}"  # Pythia and PolyPythias
 COLUMNS = ["step", "branch", "commit"]  # of a frozen table
@@ -128,7 +127,8 @@ def read_checkpoint(folder: Path) -> LocalCheckpoint:
     """What a folder holds; raises ``DamagedFile`` where that is no whole checkpoint."""
     if not (folder / CONFIG_FILE).is_file():
         raise DamagedFile("no config.json")
-    weights = next((name for name in WEIGHTS_FORMS if (folder / name).is_file()), None)
+    forms = (WEIGHTS_FILE, WEIGHTS_INDEX, *PICKLES)
+    weights = next((name for name in forms if (folder / name).is_file()), None)
     if weights is None:
         raise DamagedFile("no weights")
     if weights in PICKLES:
