@@ -162,6 +162,7 @@ def test_the_audit_is_tidy_and_agrees_with_the_scores_of_single_sequences(root):
     equal = audit[scores][3:6].reset_index(drop=True)  # of equal weights
     pd.testing.assert_frame_equal(audit[scores][:3], equal, check_exact=True)
 
+    assert (audit["tokens_seen"] == 8 * 32 * audit["step"]).all()
     audit = audit.set_index(["step", "role"])
     sequences = pd.read_parquet(root / "audit_sequences.parquet")
     sums = sequences.groupby(["step", "role"])[["nll_nats", "kl_nats", "top1_changed", "scored"]]
@@ -185,7 +186,7 @@ def test_the_audit_is_tidy_and_agrees_with_the_scores_of_single_sequences(root):
     assert (audit.drop("fp32", level="role")["kl_nats_per_token"] > 0).all()
 
 
-def test_forks_are_gathered_to_the_last_digit_and_no_claim_about_the_paper_is_settled(tiny, root):
+def test_forks_are_gathered_and_tested_and_no_claim_about_the_paper_is_settled(tiny, root):
     runs = [
         (root / f"forks/{schedule}-seed{seed}.csv").read_text().splitlines()
         for schedule in SCHEDULES for seed in (0, 1)
@@ -193,6 +194,9 @@ def test_forks_are_gathered_to_the_last_digit_and_no_claim_about_the_paper_is_se
     rows = [row for run in runs for row in run[1:]]
     assert (root / "forks.csv").read_text().splitlines() == [runs[0][0], *rows]
     assert len(rows) == 3 * 2 * 10 * 3
+    tests = pd.read_csv(root / "statistics.csv").query("family == 'primary'")
+    primary = ["paired t", "sgdr v cosine", "seed", "cooled_gap_pct"]
+    assert tests[["test", "comparison", "unit", "measure"]].to_numpy().tolist() == [primary]
     ledger, printed = (
         pd.read_csv(tiny / f"results/{name}/claims.csv", dtype=str, keep_default_na=False)
         for name in ("tiny", "paper")
