@@ -49,7 +49,7 @@ def renamed(monkeypatch):
     def names(folder: Path) -> list[str]:
         assert unsafe == set()
         assert all(state_of(path) in flushed for path in folder.rglob("*") if path.is_file())
-        return [path.name for path in moved if path.parent == folder]
+        return [path.name for path in moved if path.parent == folder and path.exists()]
 
     monkeypatch.setattr(os, "fsync", flush)
     monkeypatch.setattr(os, "replace", move)
