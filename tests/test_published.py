@@ -11,7 +11,7 @@ import yaml
 
 from flatminima.config.plan import facts
 from flatminima.config.suites import read_suite
-from flatminima.errors import UserError
+from flatminima.errors import DamagedFile, UserError
 from flatminima.files import read_digests
 from tests.workflow import ROOT, copy_checkout, dry_run, planned, snakemake
 from workflow_scripts import publish_measurements, restore_measurements
@@ -68,7 +68,7 @@ def test_what_is_restored_can_be_published_again(restored, tmp_path):
         publish(suite, tmp_path / "results/mini", folder, **made)
 
 
-def test_results_of_other_code_are_not_published(tmp_path, monkeypatch):
+def test_results_of_other_code_are_not_published(monkeypatch):
     suite, folder = read_suite("mini", []), Path("resources/published/mini")
     monkeypatch.setattr(publish_measurements, "git", lambda *arguments: "")
     monkeypatch.setattr(
@@ -159,7 +159,10 @@ def test_a_damaged_file_stops_the_run_in_one_line(tmp_path):
         spoil()
         run = snakemake("--cores", "1", "results/mini-published/kurtosis.csv", folder=folder)
         assert run.returncode != 0 and "Traceback" not in run.stdout and said in run.stdout
-        assert files_of(folder / "results") == {}
+        with pytest.raises((DamagedFile, OSError)):
+            outputs = [tmp_path / "results" / name for name in read_digests(MINI)]
+            restore_measurements.main(str(path.parent), outputs)
+        assert files_of(tmp_path / "results") == {}
 
 
 @pytest.mark.slow

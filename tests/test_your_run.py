@@ -108,8 +108,9 @@ def test_from_train_to_the_finished_curve(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def mine(checkout) -> Path:
-    """Results of a suite of the same run, once the last save of it was cut off."""
+def mine(checkout, tmp_path_factory) -> Path:
+    """Results of a suite of a copy of the run, once the last save of it was cut off."""
+    checkout = shutil.copytree(checkout, tmp_path_factory.mktemp("mine") / "checkout")
     (checkout / "mine.yaml").write_text(MINE)
     run = checkout / "results/example/run"
     cut_off = shutil.copytree(run / "checkpoint-24", run / "checkpoint-28") / "model.safetensors"
@@ -148,8 +149,9 @@ def test_a_trainers_folders_become_figure_1_and_what_is_not_known_is_empty(mine)
 
 
 @pytest.mark.workflow
-def test_a_second_run_has_nothing_to_do_until_a_checkpoint_changes(mine, checkout):
+def test_a_second_run_has_nothing_to_do_until_a_checkpoint_changes(mine):
     """Whatever the time stamp of the file that takes its place."""
+    checkout = mine.parents[1]
     assert planned(*OWN, folder=checkout) == {}
     before = pd.read_csv(mine / "suite.csv", index_col="step")
     file = checkout / "results/example/run/checkpoint-8/model.safetensors"
