@@ -57,7 +57,7 @@ OUTPUTS = {
 # The first rule is what `snakemake` builds when no target is named.
 rule all:
     input:
-        of_suite(plan.final_outputs, suite_of(config["suite"]), outputs=OUTPUTS),
+        of_suite(plan.final_outputs, suite_of(checked_config.suite), outputs=OUTPUTS),
         multiext("results/paper/claims", ".csv", ".md", ".html"),
         multiext("results/paper/figures/fig4_lambada", ".pdf", ".png"),
 
@@ -67,7 +67,7 @@ rule extended:
     input:
         lambda wildcards: one_line(
             plan_mechanism.extended_outputs,
-            suite_of(config["suite"]),
+            suite_of(checked_config.suite),
             FIGURES["Beyond the paper"],
         ),
 

@@ -16,7 +16,7 @@ sys.path.insert(0, Path(workflow.basedir, "workflow_scripts").as_posix())
 
 from flatminima.code_hash import code_hash
 from flatminima.config import plan, plan_forks, plan_mechanism
-from flatminima.config.loading import as_in_a_file, read_yaml, whole_config
+from flatminima.config.loading import as_in_a_file, complete_config, read_yaml
 from flatminima.config.plan_forks import Branch
 from flatminima.config.suites import Suite, find_suite
 from flatminima.errors import ConfigError
@@ -35,13 +35,13 @@ for key, value in (workflow.config_settings.config or {}).items():
     update_config(config, {key: as_in_a_file(value)} if isinstance(value, dict) else {})
 for path in workflow.configfiles:  # again, for keys that stand twice
     one_line(read_yaml, Path(path))
-one_line(whole_config, config)
+checked_config = one_line(complete_config, config)
 
 
 @cache
 def suite_of(name):
     """A suite by its name."""
-    return one_line(find_suite, config, name)
+    return one_line(find_suite, checked_config, name)
 
 
 @cache
@@ -113,7 +113,7 @@ def of_ranges(pattern):
 
 def suites_where(condition):
     """Pattern that matches the names of the suites that meet a condition, and nothing else."""
-    names = [name for name in config["suites"] if condition(suite_of(name))]
+    names = [name for name in checked_config.suites if condition(suite_of(name))]
     return "|".join(map(re.escape, names)) or r"(?!)"
 
 

@@ -35,7 +35,7 @@ rule train_tokenizer:
     benchmark:
         "benchmarks/{suite}/train_tokenizer.tsv"
     wildcard_constraints:
-        suite=suites_where(lambda suite: "vocab_size" in suite.section["tokenizer"]),
+        suite=suites_where(lambda suite: suite.config.tokenizer_source == "trained"),
     conda:
         "../envs/analysis.yaml"
     params:
@@ -57,7 +57,7 @@ rule fetch_tokenizer:
     benchmark:
         "benchmarks/{suite}/fetch_tokenizer.tsv"
     wildcard_constraints:
-        suite=suites_where(lambda suite: "repo" in suite.section["tokenizer"]),
+        suite=suites_where(lambda suite: suite.config.tokenizer_source == "hub"),
     conda:
         "../envs/analysis.yaml"
     params:
@@ -82,9 +82,7 @@ rule copy_tokenizer:
     benchmark:
         "benchmarks/{suite}/copy_tokenizer.tsv"
     wildcard_constraints:
-        suite=suites_where(
-            lambda suite: not {"vocab_size", "repo"} & set(suite.section["tokenizer"])
-        ),
+        suite=suites_where(lambda suite: suite.config.tokenizer_source == "file"),
     conda:
         "../envs/torch.yaml"
     message:
@@ -110,7 +108,7 @@ rule fix_batches:
     benchmark:
         "benchmarks/{suite}/fix_batches.tsv"
     wildcard_constraints:
-        suite=suites_where(lambda suite: "train" in suite.section["batches"]),
+        suite=suites_where(lambda suite: suite.config.batches.train is not None),
     conda:
         "../envs/analysis.yaml"
     params:
@@ -133,6 +131,6 @@ use rule fix_batches as fix_batches_validation with:
     benchmark:
         "benchmarks/{suite}/fix_batches/validation.tsv"
     wildcard_constraints:
-        suite=suites_where(lambda suite: "train" not in suite.section["batches"]),
+        suite=suites_where(lambda suite: suite.config.batches.train is None),
     message:
         "Fixing the validation batches of {wildcards.suite}"

@@ -70,7 +70,7 @@ FIGURES = {
 }
 # What a script gets besides, in place of the facts of its suite or beside them.
 TOLD = {
-    "fig3_forks": {"suite": planned(plan.fork_facts)},
+    "fig3_forks": {"suite": planned(plan_forks.fork_facts)},
     "fig12_activations": {"bits": setting("mechanism.activations.bits")},
 }
 OPTIONAL = {"fig3_forks": {"cooled": planned(plan_forks.cooled_table)}}

@@ -23,7 +23,7 @@ rule train_fork:
     benchmark:
         "benchmarks/{suite}/train_fork/{series}/{condition}-seed{seed}.tsv"
     wildcard_constraints:
-        suite=suites_where(lambda suite: plan_forks.keeps_forks(suite.section)),
+        suite=suites_where(lambda suite: suite.config.keeps_forks),
     priority: 15
     conda:
         "../envs/torch.yaml"
@@ -53,7 +53,7 @@ use rule train_fork as train_fork_temporary with:
         losses="results/{suite}/{series}/losses/{condition}-seed{seed}.csv",
         provenance="results/{suite}/{series}/losses/{condition}-seed{seed}.json",
     wildcard_constraints:
-        suite=suites_where(lambda suite: not plan_forks.keeps_forks(suite.section)),
+        suite=suites_where(lambda suite: not suite.config.keeps_forks),
 
 
 # What training has made is told by the sha256 in `training`, not by the age of a folder.
@@ -166,7 +166,9 @@ rule average_checkpoints:
     resources:
         gpu=planned(plan.gpus),
     params:
-        definition=planned(lambda suite, name: suite.section["fork"]["rivals"][name], "average"),
+        definition=planned(
+            lambda suite, name: plan_forks.average(suite, name).dump(), "average"
+        ),
         folders=planned(
             lambda suite, name: [*map(suite.folder, plan_forks.average_steps(suite, name))],
             "average",

@@ -122,7 +122,7 @@ rule measure_drift:
 rule trace_phase_flips:
     """Codes that flip in single bumps and cool phases of OLI, beside the baseline."""
     input:
-        unpack(planned(plan_forks.fork_point)),
+        unpack(planned(plan_mechanism.phase_flip_inputs)),
         train="results/{suite}/data/train.safetensors",
     output:
         table="results/{suite}/mechanism/phase_flips.csv",

@@ -2,7 +2,7 @@
 
 # A rule per suite: which files there are stands in its list of digests. Without wildcards,
 # it comes before the rules that measure.
-for suite in [suite_of(name) for name in config["suites"]]:
+for suite in [suite_of(name) for name in checked_config.suites]:
     if suite.source != "published":
         continue
 

@@ -75,7 +75,7 @@ rule test_hypotheses:
     params:
         spacing=planned(lambda suite: suite.spacing),
         baseline="cosine",
-        primary=planned(lambda suite: suite.section["fork"].get("primary", {})),
+        primary=planned(plan_forks.primary),
         resamples=setting("probe.resamples"),
         seed=0,
         code=code_hash("workflow_scripts/test_hypotheses.py"),

@@ -5,7 +5,7 @@ A hub suite keeps no checkpoint: probe_revision fetches, measures and deletes ea
 
 # A rule per training job: what a job writes depends on the grid of its suite, which
 # wildcards cannot say.
-for job in [job for name in config["suites"] for job in plan.pretraining_jobs(suite_of(name))]:
+for job in [job for name in checked_config.suites for job in plan.pretraining_jobs(suite_of(name))]:
 
     rule:
         """Training from the step before to this one, with all checkpoints due on the way."""

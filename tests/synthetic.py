@@ -13,7 +13,13 @@ import pandas as pd
 
 from flatminima.comparisons import all_statistics
 from flatminima.config.keys import EvenGrid
-from flatminima.schedules import CosineNeoxV1, fork_schedule
+from flatminima.schedules import (
+    Condition,
+    CosineNeoxV1,
+    ForkSchedule,
+    RunSchedule,
+    read_kind,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 MINI = {
@@ -47,6 +53,13 @@ def schedule(suite: dict) -> CosineNeoxV1:
     )
 
 
+def fork_schedule(
+    definition: dict, *, baseline: RunSchedule, start: int, stop: int, rewarm_steps: int = 0
+) -> ForkSchedule:
+    """Schedule of a fork that leaves the run of ``baseline`` at ``start`` and ends at ``stop``."""
+    return ForkSchedule(read_kind(definition), baseline, start, stop, rewarm_steps)
+
+
 def fork_schedules(suite: dict) -> dict[str, dict]:
     """Definitions of the three forks on the suite's grid."""
     k = suite["spacing"]
@@ -66,7 +79,14 @@ def facts(suite: dict) -> dict:
     fork = {"start": 70 * k, "steps": 30 * k, "probe_every": k, "batch_size": 16,
             "seeds": [0, 1, 2], "schedules": fork_schedules(suite)}  # fmt: skip
     more = {"tokens_per_step": 16 * LENGTH, "powers_of_two": 10, "last": 143 * k}
-    return {**suite, **more, "training": training, "fork": fork}
+    trained = {"start": 70 * k, "steps": 30 * k, "probe_every": k, "optimizer_state": "fresh"}
+    conditions = {
+        name: Condition(
+            definition=definition, fork=trained, training=training, total_steps=143 * k
+        ).dump()
+        for name, definition in fork_schedules(suite).items()
+    }
+    return {**suite, **more, "training": training, "fork": fork, "conditions": conditions}
 
 
 def _curve(suite: dict, steps: list[int], column: str, at_zero: float) -> np.ndarray:

@@ -19,8 +19,9 @@ from flatminima.config.documentation import (
     json_schema,
     keys_page,
 )
-from flatminima.config.loading import as_in_a_file, check_config, read_config, whole_config
-from flatminima.config.suites import Suite
+from flatminima.config.keys import Config
+from flatminima.config.loading import as_in_a_file, check_config, complete_config, read_config
+from flatminima.config.suites import find_suite
 from flatminima.errors import ConfigError
 from tests.workflow import ROOT
 
@@ -50,11 +51,11 @@ def refusal(config) -> str:
 
 
 def test_the_committed_configurations_are_valid():
-    plan_everything(CONFIG)
+    plan_everything(check_config(CONFIG))
     merged = {key: CONFIG[key] | TINY[key] for key in ("suites", "quantizers")}
     for config in (CONFIG, merged | {"suite": "tiny"}):
         check_config(config)
-    assert {"mini", "pythia-12b", "olmo-2-7b", "mini-published"} <= read_config()["suites"].keys()
+    assert {"mini", "pythia-12b", "olmo-2-7b", "mini-published"} <= read_config().suites.keys()
 
 
 MINI = CONFIG["suites"]["mini"]
@@ -149,7 +150,7 @@ def test_a_mistake_is_that_of_the_suite_it_was_made_in():
         own = {name: CONFIG["suites"].get(name, {}) | {key: value}}
         suites = {"a": child} | own | CONFIG["suites"] | own
         with pytest.raises(ConfigError, match=f"^config key suites.{name}.{key}"):
-            whole_config(CONFIG | {"suites": suites})
+            complete_config(CONFIG | {"suites": suites})
 
 
 def places(section, prefix=()):
@@ -187,11 +188,11 @@ ODD = st.one_of(
 )
 
 
-def plan_everything(config) -> None:
+def plan_everything(config: Config) -> None:
     """What the rules ask of every suite: nothing of it may fail once the check has passed."""
-    for name, section in config["suites"].items():
-        suite = Suite(name, section, config["quantizers"])
-        assert plan.pretraining_jobs(suite) or section["source"] == "hub"
+    for name in config.suites:
+        suite = find_suite(config, name)
+        assert plan.pretraining_jobs(suite) or suite.source == "hub"
         ranges = f"step{suite.steps[0]}-step{suite.steps[-1]}"
         plan.checkpoint_files(suite, ranges), plan.weights(suite, ranges), suite.folders(ranges)
         for ask in (plan.probe, plan.text, plan.batches, plan.schedule, plan.facts,
@@ -201,7 +202,9 @@ def plan_everything(config) -> None:
             assert plan_mechanism.measure_ranges(suite, measure)
             assert plan_mechanism.measure_settings(suite, measure)
         if fork := suite.config.fork:
-            plan.ledger_facts(suite), plan.fork_facts(suite)
+            plan_forks.fork_facts(suite)
+            if suite.is_even:
+                plan.ledger_facts(suite)
             for gathered in ("forks", "cycles", "pilot", "amplitudes", "rivals"):
                 if getattr(fork, gathered, True):
                     plan_forks.trajectories(suite, gathered)
@@ -240,11 +243,11 @@ def test_whatever_is_changed_is_planned_or_refused_in_one_line(changes):
             new = value if action == "rename" else odd
             section[place[-1] if action == "set" else key] = new
     try:
-        check_config(config)
+        checked = check_config(config)
     except ConfigError:
         refusal(config)
     else:
-        plan_everything(config)
+        plan_everything(checked)
 
 
 def test_the_committed_schema_and_page_are_those_of_the_keys_and_every_key_is_described():

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-import yaml
 
-from flatminima.config.loading import read_library, resolve_suites
+from flatminima.config.loading import read_config as read_workflow_config
 from flatminima.tools.costs import (
     build,
     describe_shape,
@@ -15,10 +14,8 @@ from flatminima.tools.costs import (
     size,
     suite_costs,
 )
-from tests.workflow import ROOT
 
-CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
-SUITES = resolve_suites(CONFIG["suites"], read_library(ROOT / "resources"))
+SUITES = read_workflow_config().suites
 PYTHIA, MINI = SUITES["pythia-160m"], SUITES["mini"]
 TOKENS = 65_536  # of the validation batches
 
@@ -53,7 +50,8 @@ def test_pythia_160m_is_counted_whole():
     assert costs["downloads"] == 155 * SHAPE.stored_bytes
     state, fork = 12 * SHAPE.parameters, 31 * 4 * SHAPE.parameters
     assert costs["disk"] == 2 * SHAPE.stored_bytes + state + fork
-    kept = PYTHIA | {"fork": PYTHIA["fork"] | {"keep_checkpoints": True}}
+    keeping = PYTHIA.fork.model_copy(update={"keep_checkpoints": True})
+    kept = PYTHIA.model_copy(update={"fork": keeping})
     more = suite_costs(kept, SHAPE, revisions=154, last=143_000)["disk"] - costs["disk"]
     assert more == 8 * fork
 
@@ -66,7 +64,7 @@ def test_a_suite_that_is_trained_here_downloads_nothing_and_runs_alone():
     run = own["run"] / 2e12 / 3600
     assert hours(own, 1e12, 2e12, 2) == pytest.approx(run + (hours(own, 1e12, 2e12) - run) / 2)
     # Its batches are timed as they are: one sequence would measure calls.
-    assert part_to_time(MINI, mini, "cpu") == (2, (MINI["probe"]["batch_size"], 64), (16, 64))
+    assert part_to_time(MINI, mini, "cpu") == (2, (MINI.probe.batch_size, 64), (16, 64))
 
 
 def test_published_sizes_and_what_is_too_large_for_seconds():

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from safetensors.numpy import load_file
 from scipy import stats
 
+from flatminima.config.loading import read_config
 from flatminima.files import read_digests
-from tests.workflow import ROOT, TINY, snakemake, tiny_checkout
+from tests.workflow import TINY, snakemake, tiny_checkout
 
 pytestmark = pytest.mark.workflow
 SCHEDULES = ("cosine", "sgdr", "oli")
@@ -87,7 +87,7 @@ def test_batches_probes_and_forks_say_what_made_them(root):
         assert record["tokenizer_sha256"] == sha256(data / "tokenizer.json")
         assert [p["package"] for p in record["text"]["packages"]] == ["seaborn"]
         assert load_file(data / f"{split}.safetensors")["tokens"].shape == (sequences, 32)
-    definitions = yaml.safe_load((ROOT / "config.yaml").read_text())["quantizers"]
+    quantizers = read_config().quantizers
     for path in (root / "probes").glob("*.json"):
         made_by = json.loads(path.read_text())
         assert made_by["validation_sha256"] == sha256(data / "validation.safetensors")
@@ -95,7 +95,7 @@ def test_batches_probes_and_forks_say_what_made_them(root):
         assert made_by["threads"] == 1 and made_by["device"] == "cpu"
         assert made_by["packages"]["torch"] == metadata.version("torch")
         assert made_by["probe"] == {
-            "quantizers": {name: definitions[name] for name in ("int4_g16", "int8_channel")},
+            "quantizers": {name: quantizers[name].dump() for name in ("int4_g16", "int8_channel")},
             "roles": {"int4_g16": "low_bit", "int8_channel": "high_bit"},
             "batch_size": 16, "device": "cpu",
         }  # fmt: skip

@@ -16,7 +16,7 @@ from matplotlib.text import Text
 
 from flatminima import style
 from flatminima.scaling_law import suite_excess
-from flatminima.schedules import fork_schedule
+from flatminima.schedules import Condition
 from tests import synthetic
 from workflow_scripts import plot_forks, plot_layers
 
@@ -209,8 +209,8 @@ def test_forks_show_bumps_hollow_and_the_rate_of_every_update():
         assert marked == set(oli.loc[oli["update_phase"] == phase, "step"])
     lines = {line.get_color(): line for line in panel.get_lines() if line.get_linestyle() == "-"}
     baseline = synthetic.schedule(suite)
-    for name, definition in suite["fork"]["schedules"].items():
-        rate = fork_schedule(definition, baseline=baseline, start=2800, stop=4000)
+    for name, definition in synthetic.fork_schedules(suite).items():
+        rate = synthetic.fork_schedule(definition, baseline=baseline, start=2800, stop=4000)
         line = lines[style.LOOKS[name].color]
         assert line.get_drawstyle() == "steps-post"
         expected = [100 * rate(step) / baseline.lr_max for step in range(2800, 4000)]
@@ -223,12 +223,31 @@ def test_forks_show_bumps_hollow_and_the_rate_of_every_update():
 
 
 @style.style()
+def test_the_rate_of_rewarmed_forks_is_drawn_as_it_was_trained():
+    suite, forks = synthetic.facts(synthetic.MINI), synthetic.forks()
+    rewarmed = {"optimizer_state": "rewarmed", "rewarm_steps": 200}
+    for condition in suite["conditions"].values():
+        condition["fork"] = condition["fork"] | rewarmed
+    *_, panel = plot_forks.draw(forks, synthetic.audit(), [], suite).axes
+    lines = {line.get_color(): line for line in panel.get_lines() if line.get_linestyle() == "-"}
+    for name in ("cosine", "sgdr", "oli"):
+        condition = Condition(**suite["conditions"][name])
+        trained = [100 * condition.schedule(step) / 0.01 for step in range(2800, 4000)]
+        drawn = lines[style.LOOKS[name].color].get_ydata()[:-1]
+        np.testing.assert_allclose(drawn, trained, rtol=1e-12)
+    # A tenth of the way up, the control has a tenth of the run's rate.
+    run_rate = 100 * synthetic.schedule(suite)(2820) / 0.01
+    cosine = lines[style.LOOKS["cosine"].color].get_ydata()
+    assert cosine[0] == 0.0 and cosine[20] == pytest.approx(run_rate / 10)
+
+
+@style.style()
 def test_a_schedule_that_the_suite_does_not_tell_has_markers_and_a_look_of_its_own():
     looks = style.fork_looks(["cosine", "late_restart", "other"])
     assert len({look.color for look in looks.values()}) == 3
     forks = synthetic.forks().replace({"schedule": {"sgdr": "late_restart"}})
     suite = synthetic.facts(synthetic.MINI)
-    suite["fork"]["probe_every"] = 4
+    suite["conditions"]["oli"]["fork"] |= {"probe_every": 4}
     after = forks.query("step == 4000").assign(step=4200)
     gap, *_, rate = plot_forks.draw(forks, synthetic.audit(), [after], suite).axes
     assert len([line for line in rate.get_lines() if line.get_linestyle() == "-"]) == 2

@@ -8,13 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatminima.schedules import fork_schedule, read_schedule
+from flatminima.schedules import read_schedule
 from flatminima.tools.lr_schedulers import (
     get_cosine_neox_schedule,
     get_cosine_schedule,
     get_oli_schedule,
     get_sgdr_schedule,
 )
+from tests.synthetic import fork_schedule
 
 
 def optimizer_of(*rates):

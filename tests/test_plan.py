@@ -8,14 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatminima.config import plan, plan_forks, plan_mechanism
-from flatminima.config.suites import Suite, read_suite
+from flatminima.config.loading import check_config
+from flatminima.config.suites import Suite, find_suite, read_suite
 from flatminima.errors import ConfigError
+from flatminima.schedules import Condition
 from tests.test_config import CONFIG
 from tests.test_config import changed as with_key
 
 
 def suite_of(name: str, config=CONFIG) -> Suite:
-    return Suite(name, config["suites"][name], config["quantizers"])
+    return find_suite(check_config(config), name)
 
 
 MINI, PYTHIA = suite_of("mini"), suite_of("pythia-160m")
@@ -83,6 +85,30 @@ def test_forks_start_from_a_checkpoint_and_dense_probes_belong_to_oli_alone():
     assert settings["fork"]["probe_last"] == 4 * (3 + 12) and settings["fork"]["probe_every"] == 1
     own = plan_forks.branch(MINI, "forks", "oli").settings()["definition"]
     assert own["first"] == "cool", "the fork itself is as it was"
+
+
+def test_phases_of_oli_are_followed_with_the_settings_of_the_forks_themselves():
+    heavy = changed("mini", "fork.schedules.oli.weight_decay", 0.1)
+    settings = plan_mechanism.phase_flip_settings(heavy)
+    assert settings["oli"]["oli"] == plan_forks.branch(heavy, "forks", "oli").settings()
+    assert settings["oli"]["oli"]["training"]["weight_decay"] == 0.1
+    assert settings["control"]["training"]["weight_decay"] == 0.0
+    restored = changed("mini", "fork.optimizer_state", "restored")
+    state = "results/mini/training/step2800.safetensors"
+    assert plan_mechanism.phase_flip_inputs(restored)["state"] == state
+    assert "state" not in plan_mechanism.phase_flip_inputs(MINI)
+
+
+def test_a_rewarmed_fork_is_drawn_and_calibrated_at_the_rates_that_it_is_trained_with():
+    fork = with_key("suites.mini.fork.rewarm_steps", 200)
+    fork["suites"]["mini"]["fork"]["optimizer_state"] = "rewarmed"
+    rewarmed = suite_of("mini", fork)
+    # Bumps are multiples of the run's rate, whatever the forks begin with.
+    rate = plan_forks.calibration_settings(MINI)["rate"]
+    assert plan_forks.calibration_settings(rewarmed)["rate"] == rate > 0.005
+    for name, drawn in plan_forks.fork_facts(rewarmed)["conditions"].items():
+        assert drawn == plan_forks.branch(rewarmed, "forks", name).settings()
+        assert Condition(**drawn).schedule(2800) == 0.0
 
 
 # Parameters: which job reads which key
@@ -276,5 +302,5 @@ def test_without_a_step_between_levels_the_rest_is_measured():
     suite = suite_of("mini", config)
     left = {"layers", "curvature", "activations", "replication"}
     assert {*plan_mechanism.measured(suite)} == left
-    assert plan_mechanism.measure_settings(suite, "layers")["low_bit"] == {"kind": "nf4"}
+    assert plan_mechanism.measure_settings(suite, "layers")["low_bit"]["kind"] == "nf4"
     assert "results/mini/mechanism/findings.csv" in extended(suite)

@@ -88,8 +88,8 @@ def test_what_was_not_measured_is_not_in_the_frozen_suite():
     assert not {"rivals", "rival_seeds", "pilot", "amplitudes"} & set(bare["fork"])
     every = set(measured_files(suite)) | set(further_files(suite))
     whole = frozen_section(suite, every, folder="x", commit="0" * 40)
-    of_mini = {k: v for k, v in suite.section["mechanism"].items() if k != "second_arm"}
-    assert whole["mechanism"] == of_mini and whole["fork"] == suite.section["fork"]
+    assert whole["mechanism"] == suite.config.mechanism.dump(exclude={"second_arm"})
+    assert whole["fork"] == suite.config.fork.dump()
     assert "cycles.csv" in every and "mechanism/factors.csv" in every and "rivals.csv" in every
 
 

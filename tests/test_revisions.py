@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from flatminima.config import plan
-from flatminima.config.loading import resolve_suites
-from flatminima.config.suites import Suite
+from flatminima.config.loading import check_config, resolve_suites
+from flatminima.config.suites import Suite, find_suite
 from flatminima.errors import ConfigError
 from flatminima.files import weights_digest
 from flatminima.integrity import WHOLE, distances
@@ -33,6 +33,7 @@ from flatminima.revisions import (
     step_of,
     table_of_branches,
 )
+from tests.test_config import CONFIG
 
 # Branches of a hub
 
@@ -106,7 +107,12 @@ def runs(tmp_path, monkeypatch):
 
 
 def own(**changes) -> Suite:
-    return Suite("own", resolve_suites({"own": LOCAL | changes}, {})["own"], {})
+    config = {
+        "suite": "own",
+        "suites": resolve_suites({"own": LOCAL | changes}, {}),
+        "quantizers": CONFIG["quantizers"],
+    }
+    return find_suite(check_config(config), "own")
 
 
 MINE = "runs/mine/checkpoint-{step}"
@@ -244,7 +250,8 @@ def test_a_choice_of_steps_must_be_there(runs):
 def test_what_is_asked_of_a_model_fits_it(runs, name):
     (runs / "checkpoint-500/config.json").write_text(json.dumps({name: 64}))
     grid, fits = {"steps": [500]}, {"validation": {"sequences": 8, "length": 64}}
-    assert plan.batches(own(grid=grid, batches=fits)) == fits
+    cut = plan.batches(own(grid=grid, batches=fits))["validation"]
+    assert cut == fits["validation"] | {"end_of_text": True, "document_start": False}
     with pytest.raises(ConfigError) as error:
         plan.batches(own(grid=grid, batches={"validation": {"sequences": 8, "length": 65}}))
     assert str(error.value) == (

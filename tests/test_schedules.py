@@ -13,10 +13,10 @@ from flatminima.schedules import (
     Ema,
     OscillatoryLockIn,
     ScheduleKind,
-    fork_schedule,
     read_kind,
     read_schedule,
 )
+from tests.synthetic import fork_schedule
 
 MAX, MIN, WARMUP, TOTAL = 6e-4, 6e-5, 1_430, 143_000
 

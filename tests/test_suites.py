@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatminima.config.keys import EvenGrid
-from flatminima.config.loading import merge, read_library, resolve_suites
+from flatminima.config.loading import complete_config, merge, read_library, resolve_suites
 from flatminima.config.plan import facts, schedule, tokens_per_step
 from flatminima.config.suites import Suite, chunk_names, parse_range, range_name
 from flatminima.errors import ConfigError
@@ -21,8 +21,11 @@ def whole(suites) -> dict:
     return resolve_suites(suites, LIBRARY)
 
 
+CHECKED = complete_config(CONFIG)
+
+
 def suite_of(name: str, **kwargs) -> Suite:
-    return Suite(name, whole(CONFIG["suites"])[name], CONFIG["quantizers"], **kwargs)
+    return Suite(name, CHECKED.suites[name], CHECKED.quantizers, **kwargs)
 
 
 MAPPINGS = st.recursive(

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flatminima import style
-from flatminima.schedules import OscillatoryLockIn, fork_schedule, read_schedule
+from flatminima.schedules import Condition, OscillatoryLockIn
 from flatminima.style import GREY, SCHEDULES, Look, role_labels
 
 MOST_NAMED = 6  # steps of a cycle that are listed one by one
@@ -21,7 +21,7 @@ def draw(
     Absolute perplexities stand below the gap because the gap is relative to each fork's own
     FP32 model and shrinks when that model gets worse. Crosses beyond the end are the same
     forks after a common cool-down (``cooled``: cooled.csv, or nothing). ``suite`` is as in
-    ``plan.fork_facts``. The paper's figure 3, section 5.2.
+    ``plan_forks.fork_facts``. The paper's figure 3, section 5.2.
     """
     name, forks = role_labels(forks, suite)["low_bit"], forks.fillna({"update_phase": ""})
     start, looks = forks["fork_step"].iloc[0], style.fork_looks(forks["schedule"].unique())
@@ -88,24 +88,23 @@ def _draw_probes(axes: Axes, probes: pd.DataFrame, column: str, look: Look) -> N
 def _draw_learning_rate(
     axes: Axes, probes: pd.DataFrame, looks: dict[str, Look], suite: dict
 ) -> None:
-    fork, training = suite["fork"], suite["training"]
     steps = np.arange(probes["fork_step"].iloc[0], probes["step"].max() + 1)
-    remarks, stop = ["markers: last update before a probe"], fork["start"] + fork["steps"]
+    remarks = ["markers: last update before a probe"]
     for schedule, look in looks.items():
         # The rate does not depend on the seed.
         one = probes[probes["schedule"] == schedule].drop_duplicates("step")
         _draw_probes(axes, one.assign(rate=100 * one["lr_fraction_last_update"]), "rate", look)
-        if (entry := fork["schedules"].get(schedule)) is None:  # a rate that nobody tells
+        if schedule not in suite["conditions"]:  # measured under an older configuration
             continue
-        baseline = read_schedule(training, suite["last"])
-        rate = fork_schedule(entry, baseline=baseline, start=fork["start"], stop=stop)
+        condition = Condition(**suite["conditions"][schedule])
+        rate = condition.schedule
         # The update that leaves a step has one rate all the way to the next step.
-        lr = [100 * rate(step) / training["lr_max"] for step in steps[:-1]]
+        lr = [100 * rate(step) / condition.training["lr_max"] for step in steps[:-1]]
         bumps = isinstance(rate.kind, OscillatoryLockIn)
         axes.plot(steps, [*lr, lr[-1]], drawstyle="steps-post", color=look.color, lw=0.6,
                   zorder=1.5 if bumps else 2)  # fmt: skip
         if bumps:
-            remarks.append(_alias(rate.kind, fork["probe_every"]))
+            remarks.append(_alias(rate.kind, condition.fork["probe_every"]))
     axes.set(ylim=(0, None), ylabel="learning rate\n(% of max)")
     axes.set_title("; ".join(dict.fromkeys(remarks)), color=GREY)
 

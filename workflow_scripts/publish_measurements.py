@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from copy import deepcopy
 from pathlib import Path
 
 import yaml
@@ -24,7 +23,7 @@ from flatminima.files import read_json, write_digests, write_json
 from flatminima.jobs import dry_run
 
 # Where checkpoints came from; the measurements have their own place.
-_OF_CHECKPOINTS = ("repo", "revision", "pattern", "integrity")
+_OF_CHECKPOINTS = {"repo", "revision", "pattern", "integrity"}
 # Where they exist: manifests of the data, and tables that nothing else is made from.
 _BESIDE = (
     *("data/text.json", "data/train.json", "data/validation.json"),
@@ -71,7 +70,7 @@ def frozen_section(suite: Suite, there: set[str], *, folder: str, commit: str) -
 
     ``there`` names the frozen files, ``commit`` the code that measured them.
     """
-    section = {k: deepcopy(v) for k, v in suite.section.items() if k not in _OF_CHECKPOINTS}
+    section = suite.config.dump(exclude=_OF_CHECKPOINTS)
     for (part, key), names in _beyond(suite).items():
         if not names <= there:
             section[part].pop(key, None)

@@ -11,14 +11,17 @@ from flatminima.text.tokens import read_tokens
 
 
 def main(*, weights: str, train: str, settings: dict, quantizer: dict, threads: int,
-         table: str) -> None:  # fmt: skip
-    """Write a row per schedule, seed and phase."""
+         table: str, state: str | None = None) -> None:  # fmt: skip
+    """Write a row per schedule, seed and phase; ``state`` is the run's, where it is restored."""
     device = take_device(settings["device"], threads)
-    found = trace_phases(
-        lambda: load_model(Path(weights).parent, device), read_tokens(train),
-        read_spec(quantizer), settings,
-    )  # fmt: skip
-    write_table(table, found)
+    rows = trace_phases(
+        lambda: load_model(Path(weights).parent, device),
+        read_tokens(train),
+        read_spec(quantizer),
+        settings,
+        state=None if state is None else Path(state),
+    )
+    write_table(table, rows)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from flatminima.jobs import run
 from flatminima.model import load_model, take_device
 from flatminima.schedules import Condition
 from flatminima.text.tokens import check_ids, read_tokens
-from flatminima.training.gradients import Compute, set_attention
-from flatminima.training.loop import read_recipe, train_job
+from flatminima.training.gradients import set_attention
+from flatminima.training.loop import fork_recipe, train_job
 
 
 def main(inputs: dict, checkpoints: str, losses: str, provenance: str, seed: int, settings: dict,
@@ -22,7 +22,8 @@ def main(inputs: dict, checkpoints: str, losses: str, provenance: str, seed: int
     decides the data order and nothing else.
     """
     device = take_device(device, threads)
-    condition, compute = Condition(**settings), Compute(**settings["compute"])
+    condition = Condition(**settings)
+    recipe = fork_recipe(condition, seed)
     hashes = {name: file_sha256(p) for name, p in inputs.items() if Path(p).is_file()}
     made_by = {**describe_run(device=device, threads=threads), **settings, "seed": seed,
                "inputs": hashes, "code": code}  # fmt: skip
@@ -32,11 +33,9 @@ def main(inputs: dict, checkpoints: str, losses: str, provenance: str, seed: int
         raise ValueError(f"sequences of {tokens.shape[1]} tokens do not divide into {length}")
     tokens = tokens.reshape(-1, length)
     check_ids(tokens, model.config.vocab_size, whose="the vocabulary")
-    set_attention(model, compute.attention)
+    set_attention(model, recipe.compute.attention)
     train_job(
-        model, tokens, condition.schedule,
-        read_recipe(condition.training, batch_size=condition.fork["batch_size"], seed=seed,
-                    compute=compute),
+        model, tokens, condition.schedule, recipe,
         start=condition.start, stop=condition.stop, initial_state=inputs.get("state"), key=key,
         checkpoints={step: f"{checkpoints}/step{step}" for step in condition.saved_steps},
         workspace=workspace, save_every=save_every, made_by=made_by, losses=losses,

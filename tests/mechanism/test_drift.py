@@ -1,6 +1,7 @@
 """Positions on the grid, flips, distances and phases of OLI, where the answer is known."""
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -23,8 +24,11 @@ from flatminima.mechanism.findings import exponents
 from flatminima.mechanism.phase_flips import phase_ends, trace_phases
 from flatminima.model import build_model, save_model
 from flatminima.quantizers import fake_quantize, grid_steps, linear_weights
-from flatminima.schedules import Cosine, fork_schedule
+from flatminima.schedules import Cosine, CosineNeoxV1
+from flatminima.training.loop import Recipe, build_optimizer, train
+from flatminima.training.workspace import save_state
 from tests.conftest import TINY, affine
+from tests.synthetic import fork_schedule
 from tests.test_workspace import SETTINGS
 
 INT4 = affine(4, "group", False, 64)
@@ -153,17 +157,30 @@ def test_phases_end_where_the_rate_changes():
         ("cool", {105: "cool", 106: "bump", 111: "cool", 112: "bump"}),
         ("bump", {101: "bump", 106: "cool", 107: "bump", 112: "cool"}),
     ):
-        fork = fork_schedule(OLI | {"first": first}, baseline=run, start=100, stop=112)
-        assert phase_ends(fork) == ends
+        fork = fork_schedule(OLI | {"first": first}, baseline=run, start=100, stop=200)
+        assert phase_ends(fork, 112) == ends
 
 
-def trace(amplitude: float) -> pd.DataFrame:
-    settings = {"schedules": {"oli": OLI | {"cool_steps": 3, "amplitude": amplitude}},
-                "start": 50, "batch_size": 4, "training": SETTINGS["training"], "total_steps": 120,
-                "cycles": 2, "seeds": [0, 1]}  # fmt: skip
+FORK = {"start": 50, "steps": 40, "probe_every": 10, "batch_size": 4, "optimizer_state": "fresh"}
+
+
+def trace(amplitude: float, state: Path | None = None, fork=FORK, **training) -> pd.DataFrame:
+    """Two cycles of OLI and the control, whose ``fork`` and ``training`` are changed alike."""
+    shared = {
+        "fork": fork,
+        "training": SETTINGS["training"] | training,
+        "total_steps": 120,
+    }
+    oli = OLI | {"cool_steps": 3, "amplitude": amplitude}
+    settings = {
+        "oli": {"oli": {"definition": oli, **shared}},
+        "control": {"definition": {"kind": "cosine"}, **shared},
+        "cycles": 2,
+        "seeds": [0, 1],
+    }
     tokens = np.random.default_rng(0).integers(0, 64, (32, 16)).astype(np.int32)
     spec = affine(4, "group", False, 8)
-    return trace_phases(lambda: build_model(TINY, 64, seed=0), tokens, spec, settings)
+    return trace_phases(lambda: build_model(TINY, 64, seed=0), tokens, spec, settings, state)
 
 
 def test_a_larger_bump_flips_more_codes_and_an_amplitude_of_one_is_the_baseline():
@@ -176,3 +193,32 @@ def test_a_larger_bump_flips_more_codes_and_an_amplitude_of_one_is_the_baseline(
         for table in (bumped, plain)
     )
     assert more > 2 * less > 0
+
+
+def test_phases_train_as_the_forks_do(tmp_path):
+    """Weight decay, a rewarmed rate and restored moments, against a training loop by hand."""
+    rates = dict(lr_max=0.01, lr_min=0.001, warmup_steps=2)
+    run = CosineNeoxV1(**rates, total_steps=120)
+    recipe = Recipe(4, weight_decay=5.0, beta1=0.9, beta2=0.95, eps=1e-8, clip_norm=1.0, seed=0)
+    tokens = np.random.default_rng(0).integers(0, 64, (32, 16)).astype(np.int32)
+    model = build_model(TINY, 64, seed=0)
+    optimizer = build_optimizer(model, recipe)
+    list(train(model, optimizer, tokens, run, recipe, start=40, stop=50))
+    state = tmp_path / "state.safetensors"
+    save_state(state, model, optimizer, step=50, fingerprint="", losses=[])
+    spec = affine(4, "group", False, 8)
+    before = {name: w.detach().clone() for name, w in linear_weights(model).items()}
+    schedule = fork_schedule(
+        OLI | {"cool_steps": 3}, baseline=run, start=50, stop=90, rewarm_steps=20
+    )
+    list(train(model, optimizer, tokens, schedule, recipe, start=50, stop=53))
+    expected = code_flips(before, linear_weights(model), spec)
+
+    rewarmed = FORK | {"optimizer_state": "rewarmed", "rewarm_steps": 20}
+    table = trace(4.0, state, rewarmed, weight_decay=5.0).query("seed == 0 and step == 53")
+    assert expected["flipped_own"] > 0.0
+    for arm in ("oli", "baseline"):  # the first phase is a cool one, which both train alike
+        row = table[table["schedule"] == arm].iloc[0]
+        assert {name: row[name] for name in expected} == pytest.approx(expected)
+    plain = trace(4.0).query("seed == 0 and step == 53")["flipped_own"]
+    assert abs(plain / expected["flipped_own"] - 1.0).min() > 0.01

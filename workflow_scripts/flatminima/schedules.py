@@ -13,10 +13,10 @@ Nothing here imports torch; learning rates are Python floats.
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from operator import or_
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, PositiveInt, TypeAdapter
 
@@ -390,28 +390,24 @@ def read_kind(definition: Mapping) -> ScheduleKind | AverageKind:
     return _RIVALS.validate_python(dict(definition))
 
 
-def fork_schedule(
-    definition: Mapping, *, baseline: RunSchedule, start: int, stop: int, rewarm_steps: int = 0
-) -> ForkSchedule:
-    """Schedule of a fork that leaves the run of ``baseline`` at ``start`` and ends at ``stop``."""
-    return ForkSchedule(read_kind(definition), baseline, start, stop, rewarm_steps)
-
-
-@dataclass(frozen=True)
-class Condition:
+class Condition(Section):
     """What one fork is: when it starts, stops and is saved, at which rate it trains.
 
-    ``definition`` is an entry of ``fork.schedules`` or ``fork.rivals``; ``fork``, ``training`` and
-    ``compute`` are the sections of the suite with what the condition changes in them;
-    ``total_steps`` is the last step of the suite's own run. ``fork`` may hold besides ``length``
-    (tokens per training sequence) and ``probe_at`` or ``probe_last`` (updates).
+    The configuration makes one of each entry, and every job that works on the fork reads the
+    same settings. ``definition`` is an entry of ``fork.schedules`` or ``fork.rivals`` that is
+    trained; ``fork``, ``training`` and ``compute`` are the sections of the suite with what the
+    condition changes in them; ``total_steps`` is the last step of the suite's own run. ``fork``
+    may also have ``length`` (tokens per training sequence) and ``probe_at`` or ``probe_last``
+    (updates).
     """
 
-    definition: Mapping
-    fork: Mapping
-    training: Mapping
+    model_config = ConfigDict(frozen=True)
+
+    definition: AnySchedule
+    fork: dict[str, Any]
+    training: dict[str, Any]
     total_steps: int
-    compute: Mapping = field(default_factory=dict)
+    compute: dict[str, Any] = {}
 
     @property
     def start(self) -> int:
@@ -442,4 +438,4 @@ class Condition:
         rewarmed = self.fork["optimizer_state"] == "rewarmed"
         run = read_schedule(self.training, self.total_steps)
         rewarm_steps = self.fork["rewarm_steps"] if rewarmed else 0
-        return ForkSchedule(read_kind(self.definition), run, self.start, self.stop, rewarm_steps)
+        return ForkSchedule(self.definition, run, self.start, self.stop, rewarm_steps)

@@ -37,6 +37,13 @@ class Section(BaseModel):
         """Keys that do not go with each other; the first mistake is told and ends the check."""
         yield from ()
 
+    def dump(self, **which: Any) -> dict:
+        """The section as a mapping for a job: its defaults are in it, keys left out are not.
+
+        ``which`` is ``include`` or ``exclude``, as in ``model_dump``.
+        """
+        return self.model_dump(exclude_none=True, **which)
+
     @model_validator(mode="before")
     @classmethod
     def _known(cls, given: Any) -> Any:

@@ -652,6 +652,22 @@ class Suite(Section):
         here = self.source in ("pretrain", "published")
         return (here and self.training and self.training.jobs_end_at) or []
 
+    @property
+    def tokenizer_source(self) -> Literal["trained", "hub", "file"]:
+        """Where the tokenizer comes from: the suite's text, a hub model or a local file."""
+        if getattr(self.tokenizer, "vocab_size", None):
+            return "trained"
+        if getattr(self.tokenizer, "repo", None):
+            return "hub"
+        return "file"
+
+    @property
+    def keeps_forks(self) -> bool:
+        """Whether forks keep their weights once they have been measured."""
+        if self.fork is None or self.fork.keep_checkpoints is None:
+            return self.source == "pretrain"
+        return self.fork.keep_checkpoints
+
     def mistaken_quantizers(self, quantizers: Mapping[str, AnyQuantizer]) -> Mistakes:
         """What is not among the quantizers of the configuration, or has more bits as low_bit."""
         roles = (self.probe.low_bit, self.probe.high_bit)

@@ -207,30 +207,30 @@ def _line(config: Any, error: ErrorDetails) -> str:
     return " ".join(f"config key {shown}{colon} {text}".split())
 
 
-def check_config(config: Mapping) -> None:
-    """Raise ``ConfigError`` with one line for the first mistake; suites are whole already.
+def check_config(config: Mapping) -> Config:
+    """The validated model of a configuration whose suites are complete already.
 
-    The first suite with a mistake is the one it was made in: those that extend it follow.
+    Raises ``ConfigError`` with one line for the first mistake. The first suite with a mistake
+    is the one it was made in: those that extend it follow.
     """
     try:
-        Config.model_validate(config)
+        return Config.model_validate(config)
     except ValidationError as error:
         raise ConfigError(_line(config, error.errors(include_url=False)[0])) from None
 
 
-def whole_config(config: dict) -> dict:
-    """The configuration with whole suites, those that come with the workflow among them, checked.
+def complete_config(config: Mapping) -> Config:
+    """The validated configuration, with the suites that come with the workflow among its own.
 
-    ``config`` is changed. Raises ``ConfigError``.
+    Every suite has what it takes over from others. Raises ``ConfigError``.
     """
-    config["suites"] = resolve_suites(config.get("suites"), read_library())
-    check_config(config)
-    return config
+    suites = resolve_suites(config.get("suites"), read_library())
+    return check_config({**config, "suites": suites})
 
 
-def read_config(files: Sequence[str | Path] = ()) -> dict:
-    """``config.yaml`` and ``files`` over it, whole and checked, as Snakemake reads them."""
+def read_config(files: Sequence[str | Path] = ()) -> Config:
+    """``config.yaml`` and ``files`` over it, complete and validated, as Snakemake reads them."""
     config: dict = {}
     for path in (ROOT / "config.yaml", *map(Path, files)):
         config = merge(config, read_yaml(path))
-    return whole_config(config)
+    return complete_config(config)

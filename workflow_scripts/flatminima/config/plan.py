@@ -16,7 +16,7 @@ from flatminima.config.loading import ROOT, read_yaml
 from flatminima.config.suites import Suite
 from flatminima.errors import ConfigError, find
 from flatminima.files import DIGESTS_FILE, read_digests
-from flatminima.quantizer_specs import printed_names, read_spec, read_specs
+from flatminima.quantizer_specs import printed_names
 from flatminima.revisions import LocalCheckpoint
 from flatminima.text.corpus import package_versions
 
@@ -71,14 +71,13 @@ TOKENIZER_FILE = "tokenizer.json"
 
 def text(suite: Suite) -> dict:
     """Where documents come from, and for files how much of them is wanted."""
-    section, config = dict(suite.section["text"]), suite.config
+    config = suite.config
     if config.text.source == "packages":
-        return {"text": section, "installed": package_versions(config.text.packages)}
-    # A subword token of English or code stands for three to five characters; eight leave room.
-    section.pop("characters_per_token", None)
+        installed = package_versions(config.text.packages)
+        return {"text": config.text.dump(), "installed": installed}
     rate = config.text.characters_per_token
     wanted = {split: _wanted(batches, rate) for split, batches in config.batches if batches}
-    return {"text": section, "wanted": wanted}
+    return {"text": config.text.dump(exclude={"characters_per_token"}), "wanted": wanted}
 
 
 def _wanted(batches: Batches, characters_per_token: int) -> dict[str, int]:
@@ -128,24 +127,24 @@ def tokenizer_file(suite: Suite) -> str:
 
 def batches(suite: Suite) -> dict:
     """How each split is cut into sequences, none longer than a local suite's model takes."""
-    found = {split: dict(section) for split, section in suite.section["batches"].items()}
+    cuts = suite.config.batches.dump()
     if suite.source != "local":
-        return found
+        return cuts
     file = Path(suite.folder(suite.steps[-1]), "config.json")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # a damaged one is named where the checkpoint is loaded
-        return found
+        return cuts
     # The names that transformers has for the same thing in different families.
     limits = [config.get(name) for name in ("max_position_embeddings", "n_positions")]
     most = min((limit for limit in limits if isinstance(limit, int)), default=None)
-    for split, section in found.items():
-        if most is not None and section["length"] > most:
+    for split, cut in cuts.items():
+        if most is not None and cut["length"] > most:
             raise ConfigError(
-                f"config key suites.{suite.name}.batches.{split}.length: {section['length']} is "
+                f"config key suites.{suite.name}.batches.{split}.length: {cut['length']} is "
                 f"longer than the model takes ({most}, {file}); valid: 2 to {most}"
             )
-    return found
+    return cuts
 
 
 def vocabulary(suite: Suite) -> dict:
@@ -172,7 +171,7 @@ def probe(suite: Suite) -> dict:
     section = suite.config.probe
     roles = {section.low_bit: "low_bit", section.high_bit: "high_bit"}
     return {
-        "quantizers": {name: dict(suite.quantizers[name]) for name in roles},
+        "quantizers": {name: suite.quantizers[name].dump() for name in roles},
         "roles": roles,
         "batch_size": section.batch_size,
         "device": suite.config.device,
@@ -186,8 +185,8 @@ def integrity(suite: Suite) -> dict:
 
 def schedule(suite: Suite) -> dict | None:
     """What decides the learning rate of the suite's own run; nothing where it is not known."""
-    known = suite.section.get("training")
-    return known and {key: known[key] for key in ("schedule", "lr_max", "lr_min", "warmup_steps")}
+    own = suite.config.training
+    return own and own.dump(include={"schedule", "lr_max", "lr_min", "warmup_steps"})
 
 
 def tokens_per_step(suite: Suite) -> int | None:
@@ -203,9 +202,7 @@ def tokens_per_step(suite: Suite) -> int | None:
 
 def training(suite: Suite, *unread: str) -> dict:
     """How the suite is trained, without how its training is cut into jobs."""
-    suite.key("training")
-    unread += ("jobs_end_at", "save_every")
-    return {k: v for k, v in suite.section["training"].items() if k not in unread}
+    return suite.key("training").dump(exclude={"jobs_end_at", "save_every", *unread})
 
 
 class PretrainingJob(NamedTuple):
@@ -225,7 +222,7 @@ def pretraining_jobs(suite: Suite) -> list[PretrainingJob]:
         return []
     jobs: list[PretrainingJob] = []
     settings = {
-        "architecture": dict(suite.section["architecture"]),
+        "architecture": suite.config.architecture.dump(),
         "vocab_size": suite.config.tokenizer.vocab_size,
         "training": training(suite),
         "total_steps": suite.last,
@@ -248,13 +245,14 @@ def facts(suite: Suite) -> dict:
     """What tables, figures and notebooks need to know of the suite."""
     mechanism = suite.config.mechanism
     other = mechanism and mechanism.replication and mechanism.replication.low_bit
-    printed = {other: read_spec(suite.quantizers[other]).label} if other else {}
+    printed = {other: suite.quantizers[other].label} if other else {}
+    probed = {name: suite.quantizers[name] for name in probe(suite)["roles"]}
     found = {
         "name": suite.name,
         "label": suite.config.label,
         "is_paper_model": suite.config.is_paper_model,
         "spacing": suite.spacing,
-        "quantizers": printed | printed_names(read_specs(probe(suite)["quantizers"])),
+        "quantizers": printed | printed_names(probed),
     }
     return found if suite.is_even else {**found, "last": suite.last}
 
@@ -267,26 +265,21 @@ def index_files(suite: Suite) -> dict[str, str]:
     return {name.partition(".")[0]: f"{suite.root}/{name}" for name in names}
 
 
-def _of_fork(suite: Suite, *keys: str) -> dict:
-    suite.key("fork")
-    return {"fork": {key: suite.section["fork"][key] for key in keys}}
-
-
-def fork_facts(suite: Suite) -> dict:
-    """What a drawing of the forks needs besides: every schedule, at every update."""
-    fork = _of_fork(suite, "start", "steps", "probe_every", "schedules")
-    return {**facts(suite), "training": schedule(suite), **fork, "last": suite.last}
-
-
 def ledger_facts(suite: Suite) -> dict:
-    """What the ledger of claims needs to know of the suite."""
-    read = ("start", "steps", "probe_every", "batch_size", "seeds", "schedules")
+    """What the ledger of claims needs to know of the suite; one line where it cannot be held."""
+    read = {"start", "steps", "probe_every", "batch_size", "seeds", "schedules"}
+    fork = suite.key("fork").dump(include=read)
+    if not suite.is_even:
+        needed = "powers_of_two, spacing and last"
+        raise ConfigError(
+            f"config key suites.{suite.name}.grid: the ledger of claims needs {needed}"
+        )
     return {
         **facts(suite),
-        **suite.section["grid"],
-        **(schedule(suite) or {}),
+        **suite.config.grid.dump(),
+        **schedule(suite),
         "tokens_per_step": tokens_per_step(suite),
-        **_of_fork(suite, *read),
+        "fork": fork,
     }
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flatminima.config.keys import Fork
-from flatminima.config.plan import frozen_names, training, weights
+from flatminima.config.keys import Compute, Fork
+from flatminima.config.plan import facts, frozen_names, schedule, training, weights
 from flatminima.config.suites import Suite
 from flatminima.errors import ConfigError, find
 from flatminima.files import CHECKPOINT_FILES
@@ -22,9 +22,10 @@ from flatminima.schedules import (
     Cooldown,
     OscillatoryLockIn,
     ScheduleKind,
+    read_schedule,
 )
 
-_OF_FORK = ("start", "steps", "probe_every", "batch_size", "optimizer_state", "rewarm_steps")
+_OF_FORK = {"start", "steps", "probe_every", "batch_size", "optimizer_state", "rewarm_steps"}
 CALIBRATION_BATCHES = 16  # of the fork's own, over which gradients are averaged
 
 
@@ -45,30 +46,38 @@ class Branch:
     fork: Mapping = field(default_factory=dict)
     labels: Mapping = field(default_factory=dict, compare=False)
 
-    def settings(self) -> dict:
-        """What its weights depend on besides its seed and its inputs."""
-        section = self.suite.section["fork"]
+    def condition(self) -> Condition:
+        """What its weights depend on besides its seed and its inputs.
+
+        What the schedule's entry changes in ``training`` and ``compute`` stands there and no
+        longer in the entry.
+        """
+        config = self.suite.config
         sections = {
             "training": training(self.suite, "seed", "batch_size"),
-            "compute": dict(self.suite.section.get("compute", {})),
+            "compute": (config.compute or Compute()).dump(),
         }
-        definition = {"kind": self.kind.kind} | self.kind.model_dump(exclude_unset=True)
-        for changed, keys in ScheduleKind.modifiers.items():
-            sections[changed] |= {key: definition.pop(key) for key in keys if key in definition}
-        return {
-            "definition": definition,
-            "fork": {key: section[key] for key in _OF_FORK if key in section} | dict(self.fork),
-            "total_steps": self.suite.last,
+        for section, keys in ScheduleKind.modifiers.items():
+            sections[section] |= self.kind.dump(include=set(keys))
+        modifiers = [key for keys in ScheduleKind.modifiers.values() for key in keys]
+        return Condition(
+            definition=self.kind.model_copy(update=dict.fromkeys(modifiers)),
+            fork=config.fork.dump(include=_OF_FORK) | dict(self.fork),
+            total_steps=self.suite.last,
             **sections,
-        }
+        )
+
+    def settings(self) -> dict:
+        """The condition as a mapping, for the jobs that train, summarise and draw it."""
+        return self.condition().dump()
 
     def inputs(self) -> dict[str, str]:
         """The checkpoint that it leaves from, and the run's state if it is restored."""
-        return fork_point(self.suite, self.settings()["fork"]["optimizer_state"])
+        return fork_point(self.suite, self.condition().fork["optimizer_state"])
 
     def steps(self) -> list[int]:
         """Steps whose weights are measured."""
-        return Condition(**self.settings()).saved_steps
+        return self.condition().saved_steps
 
     def folders(self, seed: str) -> dict[int, str]:
         """Checkpoints by their step."""
@@ -204,6 +213,18 @@ def runs(suite: Suite, series: str) -> list[str]:
     return [f"{found.name}-seed{seed}" for found in branches(suite, series) for seed in seeds]
 
 
+def fork_facts(suite: Suite) -> dict:
+    """What figure 3 needs to know of the suite: each condition of the forks as it is trained."""
+    conditions = {found.name: found.settings() for found in branches(suite, "forks")}
+    return {**facts(suite), "conditions": conditions}
+
+
+def primary(suite: Suite) -> dict:
+    """The comparison that is named beforehand; empty where the suite names none."""
+    named = suite.key("fork").primary
+    return named.dump() if named else {}
+
+
 def trajectories(suite: Suite, gathered: str) -> list[str]:
     """Tables of all conditions of one gathered table: a series, pilot, amplitudes or rivals."""
     if gathered in _SERIES:
@@ -227,11 +248,6 @@ def fork_point(suite: Suite, optimizer_state: str = "fresh") -> dict[str, str]:
     return inputs
 
 
-def keeps_forks(section: Mapping) -> bool:
-    """Whether a suite's forks keep their weights once they have been measured."""
-    return section.get("fork", {}).get("keep_checkpoints", section["source"] == "pretrain")
-
-
 # Rivals that are averages of the run's checkpoints.
 
 
@@ -241,9 +257,14 @@ def averages(suite: Suite) -> dict[str, AverageKind]:
     return {name: kind for name, kind in rivals.items() if isinstance(kind, AverageKind)}
 
 
+def average(suite: Suite, name: str) -> AverageKind:
+    """One of them; one line where there is none of that name."""
+    return find(name, averages(suite), f"suite {suite.name}: average")
+
+
 def average_steps(suite: Suite, name: str) -> list[int]:
     """Revisions that it is made from, in order."""
-    kind = find(name, averages(suite), f"suite {suite.name}: average")
+    kind = average(suite, name)
     fork = suite.config.fork
     span = (suite.steps, fork.start, fork.stop)
     for _, mistake in kind.mistakes(*span):  # not known before where steps are found
@@ -262,18 +283,19 @@ def calibration_inputs(suite: Suite) -> dict[str, str]:
 
 def calibration_settings(suite: Suite) -> dict:
     """What the amplitude of the first OLI schedule is derived from."""
-    fork, own = suite.key("fork"), suite.section["training"]
+    fork = suite.key("fork")
     if not fork.oli:
         raise ConfigError(f"suite {suite.name}: fork.schedules has no schedule of kind oli")
-    condition = Condition({"kind": "cosine"}, suite.section["fork"], own, suite.last)
+    run = read_schedule(schedule(suite), suite.last)
     return {
-        "quantizer": dict(suite.quantizers[suite.config.probe.low_bit]),
+        "quantizer": suite.quantizers[suite.config.probe.low_bit].dump(),
         "start": fork.start,
         "batch_size": fork.batch_size,
         "batches": CALIBRATION_BATCHES,
-        "rate": condition.schedule(fork.start),
+        # The run's own rate, which bumps are multiples of. That of a rewarmed fork is 0 here.
+        "rate": run(fork.start),
         "bump": next(iter(fork.oli.values())).bump_steps,
-        "training": {key: own[key] for key in ("beta1", "beta2", "eps")},
+        "training": suite.config.training.dump(include={"beta1", "beta2", "eps"}),
     }
 
 

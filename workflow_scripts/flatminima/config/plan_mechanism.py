@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from flatminima.config.plan import probe, training, weights
-from flatminima.config.plan_forks import fork_measurements
+from flatminima.config.plan import training, weights
+from flatminima.config.plan_forks import branch, fork_measurements
 from flatminima.config.suites import Suite, chunk_names, range_name
 from flatminima.errors import ConfigError, find
 from flatminima.sections import Section
@@ -33,8 +33,8 @@ def measured(suite: Suite) -> list[str]:
     levels where a quantizer has no such step.
     """
     config = suite.config
-    specs = probe(suite)["quantizers"].values()
-    even = all(spec.get("kind", "affine") == "affine" for spec in specs)
+    probed = (config.probe.low_bit, config.probe.high_bit)
+    even = all(suite.quantizers[name].kind == "affine" for name in probed)
     possible = dict.fromkeys(("factorial", "sensitivity", "drift"), even) | {
         "phase_flips": even and config.fork and config.fork.oli,
         "replication": suite.source in ("pretrain", "published"),
@@ -83,7 +83,7 @@ def measure_weights(suite: Suite, measure: str) -> dict[int, str]:
 def measure_settings(suite: Suite, measure: str) -> dict:
     """What a measurement does besides where: its own keys, those of all, its quantizers."""
     entry, config = measurement(suite, measure), suite.config
-    settings = entry.model_dump(exclude_unset=True, exclude={"every", "steps", "steps_per_job"})
+    settings = entry.dump(exclude={"every", "steps", "steps_per_job"})
     if measure == "factorial":
         settings["low"] = probed_cells(suite)["low_bit"]
     elif measure == "sensitivity":
@@ -101,7 +101,7 @@ def measure_settings(suite: Suite, measure: str) -> dict:
 
 def probed_quantizer(suite: Suite, role: str = "low_bit") -> dict:
     """Definition of the suite's low-bit or high-bit quantizer."""
-    return dict(suite.quantizers[getattr(suite.config.probe, role)])
+    return suite.quantizers[getattr(suite.config.probe, role)].dump()
 
 
 def probed_cells(suite: Suite) -> dict[str, dict]:
@@ -115,17 +115,20 @@ def probed_cells(suite: Suite) -> dict[str, dict]:
     return found
 
 
+def phase_flip_inputs(suite: Suite) -> dict[str, str]:
+    """The checkpoint that the forks leave from, and the run's state if they restore it."""
+    return branch(suite, "forks", "cosine").inputs()
+
+
 def phase_flip_settings(suite: Suite) -> dict:
-    """Fork point, schedules and training that the phases of OLI are followed with."""
+    """The forks whose phases are followed, as they are trained, and the control."""
+    entry = measurement(suite, "phase_flips")
     fork = suite.key("fork")
     return {
-        "schedules": {name: dict(suite.section["fork"]["schedules"][name]) for name in fork.oli},
-        "start": fork.start,
-        "batch_size": fork.batch_size,
-        "training": training(suite, "seed", "batch_size"),
-        "total_steps": suite.last,
+        "oli": {name: branch(suite, "forks", name).settings() for name in fork.oli},
+        "control": branch(suite, "forks", "cosine").settings(),
         "seeds": fork.seeds,
-        "cycles": measurement(suite, "phase_flips").cycles,
+        "cycles": entry.cycles,
         "device": suite.config.device,
     }
 
@@ -183,7 +186,7 @@ class Replica:
         own, about = training(self.suite), self.about
         own["warmup_steps"] = round(own["warmup_steps"] * self.steps[-1] / self.suite.last)
         return {
-            "architecture": {**self.suite.section["architecture"], "hidden_size": self.width},
+            "architecture": self.suite.config.architecture.dump() | {"hidden_size": self.width},
             "vocab_size": self.suite.config.tokenizer.vocab_size,
             "training": own | {key: about[key] for key in ("seed", "weight_decay")},
             "steps": self.steps,
@@ -207,7 +210,7 @@ def replica_probe(suite: Suite) -> dict:
     """Quantizer and batches that the runs of the replication are probed with."""
     entry = measurement(suite, "replication")
     return {
-        "quantizers": {entry.low_bit: dict(suite.quantizers[entry.low_bit])},
+        "quantizers": {entry.low_bit: suite.quantizers[entry.low_bit].dump()},
         "roles": {entry.low_bit: "low_bit"},
         "batch_size": suite.config.probe.batch_size,
         "device": "cpu",

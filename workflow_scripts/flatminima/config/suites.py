@@ -12,12 +12,11 @@ from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
-from flatminima.config.keys import AnySuite, nearest
+from flatminima.config.keys import AnySuite, Config, nearest
 from flatminima.config.loading import ROOT, read_config
 from flatminima.errors import ConfigError, find
 from flatminima.files import CHECKPOINT_FILES
+from flatminima.quantizer_specs import AnyQuantizer
 from flatminima.revisions import (
     DEFAULT_PATTERN,
     LocalCheckpoint,
@@ -27,7 +26,6 @@ from flatminima.revisions import (
     read_table,
 )
 
-_SUITE: TypeAdapter[AnySuite] = TypeAdapter(AnySuite)
 # No leading zeros: one name for one revision.
 _RANGE = re.compile(r"step(0|[1-9][0-9]*)(?:-step(0|[1-9][0-9]*))?")
 
@@ -64,22 +62,17 @@ def chunk_names(steps: Sequence[int], size: int) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class Suite:
-    """One suite of the checked configuration, and the revisions that it has.
+    """One suite of the validated configuration, and the revisions that it has.
 
-    ``section`` is the suite as the configuration has it, which jobs are given parts of, and
-    ``config`` the same read; ``quantizers`` are those of the configuration by name;
-    ``tables`` is the folder of frozen lists of hub branches.
+    ``config`` is its section, of which jobs get parts as mappings (``Section.dump``);
+    ``quantizers`` are those of the configuration by name; ``tables`` is the folder of frozen
+    lists of hub branches.
     """
 
     name: str
-    section: Mapping
-    quantizers: Mapping[str, Mapping]
+    config: AnySuite
+    quantizers: Mapping[str, AnyQuantizer]
     tables: str = (ROOT / "resources/revisions").as_posix()
-
-    @cached_property
-    def config(self) -> AnySuite:
-        """The section with its checks, defaults and meanings."""
-        return _SUITE.validate_python(self.section)
 
     @property
     def root(self) -> str:
@@ -199,12 +192,12 @@ class Suite:
         return self._frozen
 
 
-def find_suite(config: Mapping, name: str) -> Suite:
-    """A suite of a checked configuration; one line if there is none of that name."""
-    return Suite(name, find(name, config["suites"], "config key suite:"), config["quantizers"])
+def find_suite(config: Config, name: str) -> Suite:
+    """A suite of a validated configuration; one line if there is none of that name."""
+    return Suite(name, find(name, config.suites, "suite"), config.quantizers)
 
 
 def read_suite(name: str | None, files: Sequence[str | Path]) -> Suite:
     """A suite, or the one that the configuration names, for commands outside Snakemake."""
     config = read_config(files)
-    return find_suite(config, name or config["suite"])
+    return find_suite(config, name or config.suite)

@@ -23,6 +23,7 @@ from flatminima.jobs import log, progress
 from flatminima.text import corpus
 
 REMOTE = "hf://"
+MAIN = "main"  # the branch of a hub dataset where no other is named
 LONG = 1 << 20  # characters; of a longer document no more is read than is asked for
 
 
@@ -55,8 +56,9 @@ def describe_source(source: Mapping) -> str:
     """A source of the configuration in a few words."""
     if "path" in source:
         return source["path"]
-    revision = f" at {source['revision']}" if "revision" in source else ""
-    return f"{source['repo']}{revision}: {source['file']}"
+    revision = source.get("revision", MAIN)
+    place = source["repo"] if revision == MAIN else f"{source['repo']} at {revision}"
+    return f"{place}: {source['file']}"
 
 
 def find_file(source: Mapping) -> TextFile:
@@ -69,7 +71,7 @@ def find_file(source: Mapping) -> TextFile:
         corpus.file_format(name)
         return TextFile(name, name, field)
     repo, file = source["repo"], source["file"]
-    found = find_revision(repo, source.get("revision", "main"), "dataset", holding=file)
+    found = find_revision(repo, source.get("revision", MAIN), "dataset", holding=file)
     if file not in found.files:
         texts = [other for other in found.files if other.endswith(tuple(corpus.FORMATS))]
         raise TextError(f"there is no {file} in it; {suggest(file, texts)}")

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils.benchmark import Timer
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from flatminima.config.keys import PYTHIA_VOCABULARY
-from flatminima.config.plan_forks import keeps_forks
+from flatminima.config.keys import PYTHIA_VOCABULARY, FoundArchitecture
+from flatminima.config.keys import Suite as SuiteConfig
 from flatminima.config.suites import read_suite
 from flatminima.errors import UserError
 from flatminima.jobs import dry_run
@@ -63,22 +63,22 @@ class Shape:
         return float(sequences * length * each)
 
 
-def read_config(section: Mapping) -> object:
+def read_config(suite: SuiteConfig) -> object:
     """The configuration of transformers that a suite's ``architecture`` describes."""
-    if "architecture" not in section:
-        raise UserError(f"{section['label']}: without the key architecture no costs are known")
-    architecture = section["architecture"]
-    width, heads = architecture["hidden_size"], architecture["num_heads"]
-    vocabulary = architecture.get("vocab_size", PYTHIA_VOCABULARY)
+    if suite.architecture is None:
+        raise UserError(f"{suite.label}: without the key architecture no costs are known")
+    # A suite that is trained here has no family; it is a GPT-NeoX of its tokenizer's size.
+    shape = FoundArchitecture(**suite.architecture.dump())
+    trained_vocabulary = getattr(suite.tokenizer, "vocab_size", None)
     return AutoConfig.for_model(
-        architecture.get("family", "gpt_neox"),
-        hidden_size=width,
-        num_hidden_layers=architecture["num_layers"],
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        intermediate_size=architecture.get("intermediate_size", 4 * width),
-        max_position_embeddings=architecture["max_length"],
-        vocab_size=section["tokenizer"].get("vocab_size", vocabulary),
+        shape.family,
+        hidden_size=shape.hidden_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_heads,
+        intermediate_size=shape.intermediate_size or 4 * shape.hidden_size,
+        max_position_embeddings=shape.max_length,
+        vocab_size=trained_vocabulary or shape.vocab_size or PYTHIA_VOCABULARY,
         bos_token_id=0,
         eos_token_id=0,
         pad_token_id=0,
@@ -109,25 +109,26 @@ def describe_shape(config: object, dtype: str = "float16") -> Shape:
     )
 
 
-def suite_costs(section: Mapping, shape: Shape, *, revisions: int, last: int) -> dict[str, float]:
-    """Costs of a suite's section of the configuration with ``revisions`` checkpoints.
+def suite_costs(suite: SuiteConfig, shape: Shape, *, revisions: int, last: int) -> dict[str, float]:
+    """Costs of a suite with ``revisions`` checkpoints.
 
     ``downloads`` and ``disk`` in bytes; the latter is the most that lies there at one time,
     checkpoints and one state of training. Operations of the ``audit``, of ``probes`` and
     ``updates`` of ``forks`` (their number), and of the ``run`` itself.
     """
-    fork, batches = section.get("fork"), section["batches"]
-    pretrained, on_hub = section["source"] == "pretrain", section["source"] == "hub"
-    probe = 3 * shape.flop(batches["validation"]["sequences"], batches["validation"]["length"])
+    fork, batches = suite.fork, suite.batches
+    pretrained = suite.source == "pretrain"
+    on_hub = suite.source == "hub"
+    probe = 3 * shape.flop(batches.validation.sequences, batches.validation.length)
 
-    def training(run: Mapping, steps: int) -> float:
-        return 3 * steps * shape.flop(run["batch_size"], batches["train"]["length"])
+    def training(batch_size: int, steps: int) -> float:
+        return 3 * steps * shape.flop(batch_size, batches.train.length)
 
-    forks = len(fork["schedules"]) * len(fork["seeds"]) if fork else 0
-    cooled = fork.get("cooldown_steps", 0) if fork else 0  # after each fork, probed at its end
-    probes = fork["steps"] // fork["probe_every"] + bool(cooled) if fork else 0
+    forks = len(fork.schedules) * len(fork.seeds) if fork else 0
+    cooled = (fork and fork.cooldown_steps) or 0  # after each fork, probed at its end
+    probes = fork.steps // fork.probe_every + bool(cooled) if fork else 0
     # Checkpoints of the run, and of all forks or of the one that is being measured.
-    written = revisions * pretrained + probes * (forks if keeps_forks(section) else bool(fork))
+    written = revisions * pretrained + probes * (forks if suite.keeps_forks else bool(fork))
     disk = CHECKPOINT_BYTES * written + ADAM_BYTES * (bool(fork) or pretrained)
     return {
         "forks": forks,
@@ -136,8 +137,8 @@ def suite_costs(section: Mapping, shape: Shape, *, revisions: int, last: int) ->
         "disk": disk * shape.parameters + on_hub * (1 + bool(fork)) * shape.stored_bytes,
         "audit": revisions * probe,
         "probes": forks * probes * probe,
-        "updates": forks * training(fork, fork["steps"] + cooled) if fork else 0.0,
-        "run": training(section["training"], last) if pretrained else 0.0,
+        "updates": forks * training(fork.batch_size, fork.steps + cooled) if fork else 0.0,
+        "run": training(suite.training.batch_size, last) if pretrained else 0.0,
     }
 
 
@@ -151,17 +152,16 @@ def hours(costs: Mapping, forward_rate: float, training_rate: float, jobs: int =
 
 
 def part_to_time(
-    section: Mapping, shape: Shape, device: str
+    suite: SuiteConfig, shape: Shape, device: str
 ) -> tuple[int, tuple[int, int], tuple[int, int]]:
     """How many layers, and sequences and tokens of a probe and of an update, are timed.
 
     A batch that is much smaller than the suite's would measure the calls and not the work.
     """
     layers = min(shape.layers, MOST_WEIGHTS[device] * shape.layers // shape.multiplied)
-    batches = section["batches"]
-    probe = (section["probe"]["batch_size"], batches["validation"]["length"])
-    run = section.get("fork") or (section["training"] if section["source"] == "pretrain" else None)
-    update = (run["batch_size"], batches["train"]["length"]) if run else probe
+    probe = (suite.probe.batch_size, suite.batches.validation.length)
+    run = suite.fork or (suite.training if suite.source == "pretrain" else None)
+    update = (run.batch_size, suite.batches.train.length) if run else probe
 
     def timed(sequences: int, length: int) -> tuple[int, int]:
         if device != "cpu":
@@ -199,20 +199,20 @@ def measure(
 
 
 def time_rows(
-    section: Mapping, config: object, costs: Mapping, revisions: int, seconds: float
+    suite: SuiteConfig, config: object, costs: Mapping, revisions: int, seconds: float
 ) -> Iterator[Row]:
     """Hours on this machine, from what part of the suite's model takes here.
 
     On a CPU with the ``threads`` that a job of the suite has, as far as there are so many.
     """
-    device, whole = choose_device(section["device"]), describe_shape(config)
-    layers, *batches = part_to_time(section, whole, device)
+    device, whole = choose_device(suite.device), describe_shape(config)
+    layers, *batches = part_to_time(suite, whole, device)
     config.num_hidden_layers = layers
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:layers]
     shape, model = describe_shape(config), build(config, device)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = min(section["threads"], cores)
+    threads = min(suite.threads, cores)
     name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
     yield "timed on", f"{device}, {name}", f"{threads} of {cores} threads, float32, TF32 off"
     taken, rates = measure(model, *batches, threads, seconds), []
@@ -272,19 +272,20 @@ def plan_suite(name: str | None, configfiles: Sequence[str], seconds: float) -> 
     for a mistake in the configuration.
     """
     suite = read_suite(name, configfiles)
-    section, revisions = suite.section, len(suite.steps)
+    revisions = len(suite.steps)
     if suite.source == "published":
-        print(f"{suite.name}: nothing to compute, it is measured ({section['measurements']})")
+        folder = suite.config.measurements
+        print(f"{suite.name}: nothing to compute, it is measured ({folder})")
         return 0
     if suite.source == "local":  # no code that comes with it is run
         config = AutoConfig.from_pretrained(suite.folder(suite.last), trust_remote_code=False)
     else:
-        config = read_config(section)
-    shape = describe_shape(config, section.get("architecture", {}).get("dtype", "float16"))
-    costs = suite_costs(section, shape, revisions=revisions, last=suite.last)
+        config = read_config(suite.config)
+    shape = describe_shape(config, getattr(suite.config.architecture, "dtype", "float16"))
+    costs = suite_costs(suite.config, shape, revisions=revisions, last=suite.last)
     rows = [*count_rows(costs, shape, revisions)]
     if seconds > 0:
-        rows += time_rows(section, config, costs, revisions, seconds)
+        rows += time_rows(suite.config, config, costs, revisions, seconds)
     code, jobs, said = dry_run("--config", f"suite={suite.name}", configfiles=configfiles)
     what = "everything is done" if jobs == {} else "Snakemake cannot plan them, see below"
     if jobs:
@@ -293,7 +294,7 @@ def plan_suite(name: str | None, configfiles: Sequence[str], seconds: float) -> 
     left = "not known" if jobs is None else f"{sum(jobs.values()):,}"
     rows.append(("jobs left", left, what))
     headings = ("what", "how much", "how it is known")
-    print(section["label"], tabulate(rows, headings, disable_numparse=True), sep="\n")
+    print(suite.config.label, tabulate(rows, headings, disable_numparse=True), sep="\n")
     for line in (*suite.skipped, *said):
         print(line, file=sys.stderr if code else sys.stdout)
     return code

@@ -5,44 +5,79 @@ loop that calls ``scheduler.step()`` after ``optimizer.step()``. Its rate at eve
 that of the pure function, to the last bit but one: PyTorch multiplies a group's initial
 rate by a factor. The highest rate is each group's own ``lr``; by name all take ``min_lr_rate``
 (the lowest as a share of it, a tenth by default) or ``min_lr`` (the lowest itself). SGDR and OLI
-leave a ``baseline`` (``cosine`` or ``cosine_neox_v1``, the default) at ``start``, by default
-where the warm-up ends.
+also take ``baseline``, the run that they leave (``cosine`` or ``cosine_neox_v1``, the default),
+and ``start``, the step at which they leave it, by default where the warm-up ends.
 
 The state of a scheduler is its step counter, so ``load_state_dict`` on one that was made alike
 resumes exactly. To leave a run at step s with a new optimizer, set ``initial_lr`` of its groups
 and pass ``last_epoch=s - 1``. A number that makes no sense is a ``ValueError`` of one line.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 from pydantic import ValidationError
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from flatminima.schedules import OliPhase, fork_schedule, read_schedule
+from flatminima.schedules import (
+    ForkSchedule,
+    OliPhase,
+    OscillatoryLockIn,
+    RunSchedule,
+    ScheduleKind,
+    Sgdr,
+    read_schedule,
+)
+
+Baseline = Literal["cosine", "cosine_neox_v1"]
 
 
 def get_cosine_schedule(
-    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, **options: float
+    optimizer: Optimizer,
+    num_warmup_steps: int,
+    num_training_steps: int,
+    *,
+    min_lr_rate: float = 0.1,
+    min_lr: float | None = None,
+    last_epoch: int = -1,
 ) -> LambdaLR:
     """Linear warm-up, then a cosine that ends at the lowest rate (``schedules.Cosine``)."""
-    run = {"baseline": "cosine", **options}
-    return _scheduler(optimizer, num_warmup_steps, num_training_steps, None, **run)
+    run = _Run("cosine", num_warmup_steps, num_training_steps, min_lr_rate, min_lr)
+    return _scheduler(optimizer, run, None, None, last_epoch)
 
 
 def get_cosine_neox_schedule(
-    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, **options: float
+    optimizer: Optimizer,
+    num_warmup_steps: int,
+    num_training_steps: int,
+    *,
+    min_lr_rate: float = 0.1,
+    min_lr: float | None = None,
+    last_epoch: int = -1,
 ) -> LambdaLR:
     """Pythia's own schedule, the lowest rate as a floor (``schedules.CosineNeoxV1``)."""
-    return _scheduler(optimizer, num_warmup_steps, num_training_steps, None, **options)
+    run = _Run("cosine_neox_v1", num_warmup_steps, num_training_steps, min_lr_rate, min_lr)
+    return _scheduler(optimizer, run, None, None, last_epoch)
 
 
 def get_sgdr_schedule(
-    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, period: int, **options
+    optimizer: Optimizer,
+    num_warmup_steps: int,
+    num_training_steps: int,
+    period: int,
+    *,
+    start: int | None = None,
+    baseline: Baseline = "cosine_neox_v1",
+    min_lr_rate: float = 0.1,
+    min_lr: float | None = None,
+    last_epoch: int = -1,
 ) -> LambdaLR:
     """Warm restarts every ``period`` steps (``schedules.Sgdr``)."""
-    kind = {"kind": "sgdr", "period": period}
-    return _scheduler(optimizer, num_warmup_steps, num_training_steps, kind, **options)
+    run = _Run(baseline, num_warmup_steps, num_training_steps, min_lr_rate, min_lr)
+    return _scheduler(optimizer, run, partial(Sgdr, period=period), start, last_epoch)
 
 
 def get_oli_schedule(
@@ -54,30 +89,56 @@ def get_oli_schedule(
     *,
     amplitude: float = 5.0,
     first: OliPhase = "cool",
-    **options,
+    start: int | None = None,
+    baseline: Baseline = "cosine_neox_v1",
+    min_lr_rate: float = 0.1,
+    min_lr: float | None = None,
+    last_epoch: int = -1,
 ) -> LambdaLR:
     """Oscillatory Lock-In: bumps above the baseline (``schedules.OscillatoryLockIn``).
 
     Condition C of section 5.1, which begins the cycles late, where FP32 loss has converged.
     """
-    cycle = {"bump_steps": bump_steps, "cool_steps": cool_steps, "first": first}
-    kind = {"kind": "oli", "amplitude": amplitude, **cycle}
-    return _scheduler(optimizer, num_warmup_steps, num_training_steps, kind, **options)
+    run = _Run(baseline, num_warmup_steps, num_training_steps, min_lr_rate, min_lr)
+    kind = partial(
+        OscillatoryLockIn,
+        bump_steps=bump_steps,
+        cool_steps=cool_steps,
+        amplitude=float(amplitude),
+        first=first,
+    )
+    return _scheduler(optimizer, run, kind, start, last_epoch)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The schedule of the whole run, but for its highest rate, which is a group's own."""
+
+    baseline: Baseline
+    warmup_steps: int
+    total_steps: int
+    min_lr_rate: float
+    min_lr: float | None
+
+    def schedule(self, lr_max: float) -> RunSchedule:
+        """The schedule of a group whose highest rate is ``lr_max``."""
+        lr_min = self.min_lr_rate * lr_max if self.min_lr is None else self.min_lr
+        if not 0.0 <= lr_min <= lr_max:
+            raise ValueError(f"lowest learning rate {lr_min}: from 0 to a group's lr, {lr_max}")
+        numbers = {"lr_max": lr_max, "lr_min": lr_min, "warmup_steps": self.warmup_steps}
+        return read_schedule({"schedule": self.baseline, **numbers}, self.total_steps)
 
 
 def _scheduler(
     optimizer: Optimizer,
-    warmup: int,
-    total: int,
-    kind: Mapping | None,
-    *,
-    start: int | None = None,
-    baseline: str = "cosine_neox_v1",
-    min_lr_rate: float = 0.1,
-    min_lr: float | None = None,
-    last_epoch: int = -1,
+    run: _Run,
+    make_kind: Callable[[], ScheduleKind] | None,
+    start: int | None,
+    last_epoch: int,
 ) -> LambdaLR:
-    """``baseline`` up to ``start``, ``kind`` from there on, with each group's own highest rate."""
+    """``run`` up to ``start`` and the kind from there on, or ``run`` throughout without a kind."""
+    warmup = run.warmup_steps
+    total = run.total_steps
     start = warmup if start is None else start
     if not 0 <= warmup <= start < total:
         raise ValueError(
@@ -85,18 +146,16 @@ def _scheduler(
             "below the one before it, and the last must be above"
         )
 
-    def factor(highest: float) -> Callable[[int], float]:
-        lowest = min_lr_rate * highest if min_lr is None else min_lr
-        if not 0.0 <= lowest <= highest:
-            raise ValueError(f"lowest learning rate {lowest}: from 0 to a group's lr, {highest}")
-        numbers = {"lr_max": highest, "lr_min": lowest, "warmup_steps": warmup}
-        run = read_schedule({"schedule": baseline, **numbers}, total)
-        fork = kind and fork_schedule(kind, baseline=run, start=start, stop=total)
-        return lambda step: (fork if fork and step >= start else run)(step) / highest
+    def factor(lr_max: float) -> Callable[[int], float]:
+        before = run.schedule(lr_max)
+        if make_kind is None:
+            return lambda step: before(step) / lr_max
+        fork = ForkSchedule(make_kind(), before, start, total)
+        return lambda step: (fork if step >= start else before)(step) / lr_max
 
     try:
         groups = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
-        return LambdaLR(optimizer, [factor(highest) for highest in groups], last_epoch)
+        return LambdaLR(optimizer, [factor(lr_max) for lr_max in groups], last_epoch)
     except ValidationError as error:
         wrong = error.errors()[0]
         raise ValueError(f"{wrong['loc'][-1]} {wrong['input']!r}: {wrong['msg']}") from None

@@ -24,7 +24,7 @@ from flatminima.errors import Diverged
 from flatminima.files import file_sha256, write_json, write_table
 from flatminima.jobs import progress
 from flatminima.model import WEIGHTS_FILE, save_model
-from flatminima.schedules import Schedule
+from flatminima.schedules import Condition, Schedule
 from flatminima.training.gradients import PLAIN, Compute, batch_gradients, sharpness_aware_gradients
 from flatminima.training.workspace import Workspace, fingerprint, load_state, save_state
 
@@ -63,6 +63,16 @@ def read_recipe(training: Mapping, **changes: object) -> Recipe:
     """The recipe in a ``training`` section, with what forks change or add."""
     values = {**training, **changes}
     return Recipe(**{f.name: values[f.name] for f in fields(Recipe) if f.name in values})
+
+
+def fork_recipe(condition: Condition, seed: int) -> Recipe:
+    """The recipe that a fork trains with; ``seed`` decides its data order."""
+    return read_recipe(
+        condition.training,
+        batch_size=condition.fork["batch_size"],
+        seed=seed,
+        compute=Compute(**condition.compute),
+    )
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> AdamW:
