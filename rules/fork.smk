@@ -166,9 +166,7 @@ rule average_checkpoints:
     resources:
         gpu=planned(plan.gpus),
     params:
-        definition=planned(
-            lambda suite, name: plan_forks.average(suite, name).dump(), "average"
-        ),
+        definition=planned(lambda suite, name: plan_forks.average(suite, name).dump(), "average"),
         folders=planned(
             lambda suite, name: [*map(suite.folder, plan_forks.average_steps(suite, name))],
             "average",
