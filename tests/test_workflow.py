@@ -154,7 +154,7 @@ def test_one_claim_one_revision_and_the_printed_tables(clean):
 
 
 MISTAKEN_TARGETS = {
-    "results/foo/audit.csv": "config key suite: 'foo' is not known; valid: mini, pythia-160m",
+    "results/foo/audit.csv": "suite 'foo' is not known; valid: mini, pythia-160m",
     "results/mini/probes/step1001.csv":
         "suite mini: step 1001 is not a revision of this suite; nearest: 1000 and 1040",
     "results/mini/forks/olli-seed0.csv": "suite mini: forks 'olli' is not known; did you mean oli?",
