@@ -37,6 +37,8 @@ use rule tabulate_audit as tabulate_forks with:
         "logs/{suite}/tabulate_forks.log",
     benchmark:
         "benchmarks/{suite}/tabulate_forks.tsv"
+    params:
+        suite=planned(plan_forks.fork_facts),
     message:
         "Table 2 of {wildcards.suite}"
 

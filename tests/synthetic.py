@@ -6,6 +6,7 @@ can lack an onset, ``grid`` can be as short as twelve revisions, and INT8 can go
 """
 
 import json
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pandas as pd
 
 from flatminima.comparisons import all_statistics
 from flatminima.config.keys import EvenGrid
+from flatminima.equivalents import PAPER_LAST, equivalent_step, grid_steps
 from flatminima.schedules import (
     Condition,
     CosineNeoxV1,
@@ -27,27 +29,45 @@ MINI = {
     "label": "mini (embedded suite, not Pythia)",
     "is_paper_model": False,
     "spacing": 40,
+    "last": 5720,
     "quantizers": {"int4_g64": "INT4", "int8_channel": "INT8"},
 }
 PYTHIA = MINI | {
     "name": "pythia-160m", "label": "Pythia-160m", "is_paper_model": True, "spacing": 1000,
+    "last": 143_000,
 }  # fmt: skip
+# As config.yaml has it: its grid is not the paper's on another scale.
+FRESH = {
+    "name": "fresh",
+    "label": "fresh (embedded suite, not Pythia)",
+    "is_paper_model": False,
+    "spacing": 200,
+    "last": 5400,
+    "quantizers": {"int4_g16": "INT4", "int8_channel": "INT8"},
+}
 
 PAPER_TABLE1 = pd.read_csv(ROOT / "resources/paper/table1.csv")
 PAPER_TABLE2 = pd.read_csv(ROOT / "resources/paper/table2.csv")
-ROLES = [("fp32", "fp32"), ("int4_g64", "low_bit"), ("int8_channel", "high_bit")]
+ROLES = ("fp32", "low_bit", "high_bit")
 SEQUENCES, LENGTH = 256, 64
 
 
 def grid(suite: dict, *, short: bool = False) -> list[int]:
     """The suite's 154 revisions, or twelve of the same extent."""
     powers, spacing = (0, 13 * suite["spacing"]) if short else (10, suite["spacing"])
-    return EvenGrid(powers_of_two=powers, spacing=spacing, last=143 * suite["spacing"]).revisions
+    return EvenGrid(powers_of_two=powers, spacing=spacing, last=suite["last"]).revisions
+
+
+def step_at(suite: dict, paper_step: int) -> int:
+    """The suite's evenly spaced step nearest to a step of the paper by the share of the run."""
+    return equivalent_step(
+        paper_step, grid_steps(suite["spacing"], suite["last"]), last=suite["last"]
+    )
 
 
 def schedule(suite: dict) -> CosineNeoxV1:
     """Pythia's own schedule on the suite's grid."""
-    last = 143 * suite["spacing"]
+    last = suite["last"]
     return CosineNeoxV1(
         lr_max=0.01, lr_min=0.001, warmup_steps=max(1, last // 100), total_steps=last
     )
@@ -78,11 +98,11 @@ def facts(suite: dict) -> dict:
                 "warmup_steps": lr.warmup_steps}  # fmt: skip
     fork = {"start": 70 * k, "steps": 30 * k, "probe_every": k, "batch_size": 16,
             "seeds": [0, 1, 2], "schedules": fork_schedules(suite)}  # fmt: skip
-    more = {"tokens_per_step": 16 * LENGTH, "powers_of_two": 10, "last": 143 * k}
+    more = {"tokens_per_step": 16 * LENGTH, "powers_of_two": 10}
     trained = {"start": 70 * k, "steps": 30 * k, "probe_every": k, "optimizer_state": "fresh"}
     conditions = {
         name: Condition(
-            definition=definition, fork=trained, training=training, total_steps=143 * k
+            definition=definition, fork=trained, training=training, total_steps=suite["last"]
         ).dump()
         for name, definition in fork_schedules(suite).items()
     }
@@ -91,15 +111,16 @@ def facts(suite: dict) -> dict:
 
 def _curve(suite: dict, steps: list[int], column: str, at_zero: float) -> np.ndarray:
     """Table 1's column over ``steps``, log-interpolated from ``at_zero`` at step 0."""
-    known = np.r_[1.0, PAPER_TABLE1["step"] * suite["spacing"] / 1000.0]
+    known = np.r_[1.0, PAPER_TABLE1["step"] * suite["last"] / PAPER_LAST]
     values = np.log(np.r_[at_zero, PAPER_TABLE1[column]])
     return np.exp(np.interp(np.log(np.maximum(steps, 1)), np.log(known), values))
 
 
-def _rows(keys: pd.DataFrame, ppl: np.ndarray, gaps: dict) -> pd.DataFrame:
-    """Rows of all roles for one model a row of ``keys``; ``gaps`` are in percent, by role."""
+def _rows(suite: dict, keys: pd.DataFrame, ppl: np.ndarray, gaps: dict) -> pd.DataFrame:
+    """Rows of all roles, one model per row of ``keys``; ``gaps`` are in percent, by role."""
+    quantizers = suite["quantizers"]
     parts = []
-    for name, role in ROLES:
+    for role, name in zip(ROLES, ("fp32", *quantizers), strict=True):
         gap = np.broadcast_to(gaps.get(role, 0.0), len(keys))
         nll = np.log(ppl) + np.log1p(gap / 100.0)
         half = 0.0 if role == "fp32" else 0.02 + 0.08 * abs(gap)
@@ -126,43 +147,50 @@ def audit(suite: dict = MINI, *, short: bool = False, negative_int8: bool = Fals
     rates = keys["step"].map(lr)
     keys = keys.assign(tokens_seen=keys["step"] * 16 * LENGTH, lr=rates,
                        lr_fraction=rates / lr.lr_max)  # fmt: skip
-    return _rows(keys, ppl, {"low_bit": low, "high_bit": high})
+    return _rows(suite, keys, ppl, {"low_bit": low, "high_bit": high})
 
 
 def phases(suite: dict = MINI, *, onset: bool = True) -> dict:
     """phases.json; without ``onset`` there are two segments and no lag."""
-    k = suite["spacing"]
+    first, last = suite["spacing"], suite["last"]
+    learned, best, diverged = (step_at(suite, step) for step in (7_000, 77_000, 80_000))
     table = audit(suite).pivot(index="step", columns="role", values=["ppl", "gap_pct"])
-    edges = [(1, "rapid learning", k, 7 * k), (2, "plateau", 7 * k, 80 * k),
-             (3, "divergence", 80 * k, 143 * k)]  # fmt: skip
+    edges = [(1, "rapid learning", first, learned), (2, "plateau", learned, diverged),
+             (3, "divergence", diverged, last)]  # fmt: skip
     if not onset:
-        edges = [edges[0], (2, "after rapid learning", 7 * k, 143 * k)]
+        edges = [edges[0], (2, "after rapid learning", learned, last)]
     segments = []
-    for phase, name, first, last in edges:
-        part = table.loc[first:last]
+    for phase, name, first_step, last_step in edges:
+        part = table.loc[first_step:last_step]
         gap, ppl = part["gap_pct", "low_bit"].to_list(), part["ppl", "fp32"].to_list()
         segments.append({
-            "phase": phase, "name": name, "first_step": first, "last_step": last,
+            "phase": phase, "name": name, "first_step": first_step, "last_step": last_step,
             "gap_first_pct": gap[0], "gap_last_pct": gap[-1], "gap_min_pct": min(gap),
             "gap_max_pct": max(gap), "ppl_first": ppl[0], "ppl_last": ppl[-1], "n": len(gap),
         })  # fmt: skip
-    best, final = table["ppl", "fp32"].loc[[77 * k, 143 * k]]
-    found = {"step": 80 * k, "step_low": 78 * k, "step_high": 84 * k}
+    best_ppl, final_ppl = table["ppl", "fp32"].loc[[best, last]]
+
+    def interval(step: int, paper_low: int, paper_high: int) -> dict:
+        low, high = (step_at(suite, end) for end in (paper_low, paper_high))
+        return {"step": step, "step_low": low, "step_high": high}
+
+    found = interval(diverged, 78_000, 84_000)
     return {
         "suite": suite["name"], "rule": "Invented for tests.",
         "convergence": {
-            "step": 77 * k, "step_low": 70 * k, "step_high": 98 * k, "ppl": best,
-            "final_ppl": final, "rise_pct": 100 * (final / best - 1),
+            **interval(best, 70_000, 98_000), "ppl": best_ppl,
+            "final_ppl": final_ppl, "rise_pct": 100 * (final_ppl / best_ppl - 1),
         },
-        "rapid_learning_end": {"step": 7 * k, "step_low": 6 * k, "step_high": 9 * k},
+        "rapid_learning_end": interval(learned, 6_000, 9_000),
         "onset": (found if onset else dict.fromkeys(found)) | {
             "detected": onset, "delta_bic": 120.0 if onset else -3.0,
             "slope_before_per_1000_steps": 0.01,
             "slope_after_per_1000_steps": 0.5 if onset else None,
             "reason": "" if onset else "the broken line is no better than the straight one",
         },
-        "lag_steps": 3 * k if onset else None, "lag_low": -18 * k if onset else None,
-        "lag_high": 10 * k if onset else None, "segments": segments,
+        "lag_steps": diverged - best if onset else None,
+        "lag_low": -18 * first if onset else None,
+        "lag_high": 10 * first if onset else None, "segments": segments,
     }  # fmt: skip
 
 
@@ -176,7 +204,7 @@ def suite_table(suite: dict = MINI, *, missing: tuple = ()) -> pd.DataFrame:
 def kurtosis(suite: dict = MINI, *, short: bool = False) -> pd.DataFrame:
     """kurtosis.csv: eight tensors, their mean and the pooled value."""
     steps = grid(suite, short=short)
-    known = np.array([0, 30, 70, 87, 100, 120, 143]) * suite["spacing"]
+    known = np.array([0, 30, 70, 87, 100, 120, 143]) * suite["last"] / 143
     mean = np.interp(steps, known, [0.0, 8.0, 22.0, 27.9, 15.0, 8.0, 3.3])
     layers = ("attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h",
               "mlp.dense_4h_to_h")  # fmt: skip
@@ -222,7 +250,7 @@ def forks(suite: dict = MINI) -> pd.DataFrame:
             })  # fmt: skip
             low = gap * np.exp(rng.normal(0, 0.08, 30)) + 0.4 * seed
             gaps = {"low_bit": low, "high_bit": 0.01 * gap}
-            tables.append(_rows(keys, ppl * np.exp(rng.normal(0, 0.01, 30)), gaps))
+            tables.append(_rows(suite, keys, ppl * np.exp(rng.normal(0, 0.01, 30)), gaps))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -234,6 +262,36 @@ def statistics(
         forks(suite), audit(suite), kurtosis(suite), phases(suite, onset=onset),
         spacing=suite["spacing"], baseline="cosine", primary=primary or {},
     )  # fmt: skip
+
+
+def replication(suite: dict = FRESH) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """replication_runs.csv and replication.csv: two widths, two seeds and two weight decays.
+
+    Each run has curves of its own: perplexities differ by 1 % from one to the next.
+    """
+    rows = audit(suite)
+    rows = rows[rows["step"] % suite["spacing"] == 0]
+    rows = rows[(rows["step"] > 0) & (rows["role"] != "high_bit")].drop(columns="suite")
+    runs, comparison = [], []
+    for number, (width, seed, decay) in enumerate(product((16, 32), (0, 1), (0.0, 0.1))):
+        about = {"suite": suite["name"], "width": width, "seed": seed, "weight_decay": decay}
+        added = rows["delta_nll_nats_per_token"] * (1 + 0.05 * number)
+        nll = rows["nll_nats_per_token"] + 0.01 * number
+        seen = rows["step"] * 32 * LENGTH / (12 * width**2)
+        runs.append(rows.assign(
+            **about, weights=12 * width**2, tokens_per_weight=seen,
+            nll_nats_per_token=nll, delta_nll_nats_per_token=added,
+        ))  # fmt: skip
+        slopes = {"slope_before": 0.1, "slope_after": 0.2 + 0.01 * number, "slope_change": 0.1}
+        ends = {
+            f"{name}_{end}": slope + shift
+            for name, slope in slopes.items()
+            for end, shift in (("low", -0.02), ("high", 0.02))
+        }
+        onset = step_at(suite, 80_000) if number % 2 else np.nan
+        best = step_at(suite, 77_000) + number * suite["spacing"]
+        comparison.append({**about, "fp32_step": best, "onset_step": onset, **slopes, **ends})
+    return pd.concat(runs, ignore_index=True), pd.DataFrame(comparison)
 
 
 def write(folder: Path, suite: dict = MINI, *, onset: bool = True) -> Path:

@@ -471,7 +471,13 @@ def test_the_answers_are_those_of_the_curve():
     fp32 = table[table.role == "fp32"].set_index("step").ppl
     quantized = table[table.role == "low_bit"].set_index("step").ppl
     assert f"Yes, at step {phases['convergence']['step']:,}" in converged
-    assert "power law" in trend
+    assert trend.startswith("Has the gap left its trend? No, ") and "power law" in trend
+    table, each = invented(explodes)
+    _, _, phases = judge(table, each, 5)
+    assert answers(table, phases)[2].startswith("Has the gap left its trend? Yes, ")
+    table, each = invented(lambda s: 5.0, steps=(100, 200))
+    _, _, phases = judge(table, each, 5)
+    assert answers(table, phases)[2].startswith("Has the gap left its trend? Cannot be told")
     assert f"at INT4 step {quantized.idxmin():,} (perplexity {quantized.min():.2f})" in ship
     assert f"at FP32 step {fp32.idxmin():,} " in ship
 

@@ -508,8 +508,20 @@ def test_a_missing_file_or_step_is_named():
     lost = pd.DataFrame({"step": [143000], "status": "missing", "weights_sha256": None})
     holed = audit(PYTHIA).query("step != 143000")
     found = judge_row(ROWS["C25"], paper(), measure(audit=holed, suite_table=lost))
-    said = "step 143,000 in audit.csv, whose revision could not be had"
-    assert said in found.answers["measured"].because
+    assert (
+        "step 143,000 in audit.csv, whose revision is missing" in found.answers["measured"].because
+    )
+    there = lost.assign(status="present")
+    found = judge_row(ROWS["C25"], paper(), measure(audit=holed, suite_table=there))
+    assert "step 143,000 in audit.csv, which diverged" in found.answers["measured"].because
+
+
+def test_a_mean_over_runs_counts_the_finite_values_alone():
+    finite = evidence.interval_of_mean(pd.Series([1.0, 2.0]))
+    for more in (np.nan, np.inf):
+        assert evidence.interval_of_mean(pd.Series([1.0, more, 2.0])) == finite
+    with pytest.raises(evidence.NotMeasured):
+        evidence.interval_of_mean(pd.Series([np.nan, np.nan]))
 
 
 def test_forks_are_found_by_kind_not_by_name():

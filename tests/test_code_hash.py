@@ -93,14 +93,29 @@ def hash_of(folder: Path, text: str, name: str = "module.py") -> str:
 
 CODE = '''"""What it does."""
 
+import logging
+
+import numpy as np
+from pydantic import Field
+
+from flatminima.jobs import log, progress as bar
+
+logger = logging.getLogger(__name__)
+elsewhere = make_logger("elsewhere")
+
 def double(x):
     """Twice."""
     if x < 0:
         raise ValueError(f"{x} is negative")
     log("doubling")
+    logger.info("doubling %s", x)
+    elsewhere.info("counted")
+    for _ in bar([x], "bars"):
+        x += np.log(2.0) + math.log(3.0)
     return 2 * x
 
 RATE = Field(1.0, description="a rate")
+FIELD = maps.Field(1.0, description="a map")
 '''
 SAME = {
     "comment": ("RATE", "# A comment.\nRATE"),
@@ -108,6 +123,8 @@ SAME = {
     "layout": ("2 * x", "2  *  x  # here"),
     "message": ("is negative", "is below zero"),
     "log": ('log("doubling")', 'log("and now twice")'),
+    "message of a logger": ('"doubling %s"', '"twice %s"'),
+    "label of a bar": ('"bars"', '"numbers"'),
     "description": ("a rate", "the rate"),
 }
 OTHER = {
@@ -115,6 +132,11 @@ OTHER = {
     "condition": ("x < 0", "x <= 0"),
     "error": ("ValueError", "TypeError"),
     "default": ("Field(1.0", "Field(2.0"),
+    "logarithm of numpy": ("np.log(2.0)", "np.log(10.0)"),
+    "logarithm of another module": ("math.log(3.0)", "math.log(10.0)"),
+    "method of something else": ('info("counted")', 'info("summed")'),
+    "what a logger is told": ('s", x)', 's", x + 1)'),
+    "field of something else": ("a map", "the map"),
     "text that is used": ("return 2 * x", 'return "Twice."'),
 }
 

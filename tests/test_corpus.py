@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flatminima.errors import UserError
 from flatminima.text.corpus import (
     WINDOW,
     deduplicate,
@@ -168,10 +169,20 @@ def test_overlap_is_recorded_and_shared_documents_refused(tmp_path):
         "documents_shared_with_training": 0,
         "word_windows_shared_with_training": {
             "words": 13, "windows": 8, "windows_looked_for": 8, "in_training_pct": 50.0,
+            "refused_above_pct": 50.0,
         },
     }  # fmt: skip
     write_documents(tmp_path / "train.jsonl", ["other", "\n".join(words[:20]), words[0].upper()])
     with pytest.raises(ValueError, match="train.jsonl: 1 validation documents occur in train"):
+        overlap(tmp_path / "train.jsonl", tmp_path / "val.jsonl")
+
+
+def test_a_suite_that_trains_on_more_than_half_of_its_validation_text_is_refused(tmp_path):
+    words = [f"w{n}" for n in range(40)]
+    write_documents(tmp_path / "val.jsonl", [" ".join(words[:20])])
+    write_documents(tmp_path / "train.jsonl", [" ".join(words[3:])])
+    # Five of its eight windows begin at the fourth word or later.
+    with pytest.raises(UserError, match="62.5 %.*50 %"):
         overlap(tmp_path / "train.jsonl", tmp_path / "val.jsonl")
 
 

@@ -159,6 +159,16 @@ def test_the_table_has_every_rule_once_on_evenly_spaced_steps(suite):
     assert warning_table(both, sequences, phases(), spacing=10).equals(table)
 
 
+def test_rules_of_a_learning_rate_that_is_not_known_have_no_answer(suite):
+    audit, sequences = suite
+    known = warning_table(audit, sequences, phases(), spacing=10)
+    unknown = warning_table(audit.assign(lr_fraction=np.nan), sequences, phases(), spacing=10)
+    of_rate = unknown["rule"] == "learning rate"
+    assert unknown.loc[of_rate, ["alarms", "false_alarms", "best_step"]].isna().all(axis=None)
+    assert unknown.loc[of_rate, "note"].str.contains("not known").all()
+    assert unknown[~of_rate].equals(known[~of_rate])
+
+
 def test_the_monitor_sees_what_a_loop_would_have_told_it(suite):
     audit, sequences = suite
     losses = audit[audit.role == "fp32"].set_index("step")["nll_nats_per_token"]

@@ -15,9 +15,12 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from flatminima import style
+from flatminima.config.plan import facts
+from flatminima.config.suites import read_suite
 from flatminima.scaling_law import suite_excess
 from flatminima.schedules import Condition
 from tests import synthetic
+from tests.workflow import copy_checkout, dry_run
 from workflow_scripts import plot_forks, plot_layers
 
 PAPER, FROZEN = (synthetic.ROOT / f"resources/{name}" for name in ("paper", "published/mini"))
@@ -49,6 +52,9 @@ def draw(name, suite=synthetic.MINI, *, onset=True, short=False, negative_int8=F
         measured["scaling_law"] = law
     if "forks" in wanted:
         measured = {"forks": synthetic.forks(suite)} | measured
+    if suite is synthetic.FRESH:
+        runs, comparison = synthetic.replication(suite)
+        measured = {"replication_runs": runs, "replication": comparison} | measured
     for key in wanted - measured.keys():
         measured[key] = pd.read_csv(FROZEN / f"mechanism/{key}.csv")
     with style.style():
@@ -126,6 +132,54 @@ def test_title_carries_the_label_and_no_texts_overlap(name):
         assert not re.search(r"\b([\w-]+ [\w-]+) \1\b", figure.get_suptitle())
         assert figure.get_figwidth() == style.PAGE_IN
         no_text_overlaps_or_leaves_the_page(figure)
+
+
+@pytest.fixture(scope="module")
+def figures_of_fresh(tmp_path_factory):
+    """Names of what a dry run of ``all`` and ``extended`` would draw of the suite fresh."""
+    folder = copy_checkout(tmp_path_factory.mktemp("fresh") / "checkout")
+    arguments = ["--quiet", "all", "--config", "suite=fresh"]
+    found = dry_run("all", "extended", *arguments, folder=folder, described=True)
+    assert found.returncode == 0, found.stdout[-3000:]
+    jobs = json.loads(found.stdout[found.stdout.index('{"rules"') :].splitlines()[0])["jobs"]
+    rules = {job["rule"] for job in jobs if job["wildcards"].get("suite") == "fresh"}
+    return sorted(name.removeprefix("plot_") for name in rules if name.startswith("plot_"))
+
+
+@pytest.mark.filterwarnings("error:constrained_layout")
+def test_every_figure_of_the_shipped_suite_fresh_is_drawn(figures_of_fresh):
+    assert {"audit", "kurtosis", "scaling_law", "replication", "tokens"} <= {*figures_of_fresh}
+    assert facts(read_suite("fresh", [])) == synthetic.FRESH
+    for name in figures_of_fresh:
+        figure = draw(name, synthetic.FRESH)
+        assert figure.get_suptitle().startswith(synthetic.FRESH["label"])
+        no_text_overlaps_or_leaves_the_page(figure)
+
+
+def test_every_run_of_the_replication_has_a_line_of_its_own():
+    """A width and a seed under two weight decays are two runs; they once were one line."""
+    runs, comparison = synthetic.replication()
+    fp32, losses, growth = draw("replication", synthetic.FRESH).axes
+    curves = [line for line in losses.get_lines() if len(line.get_xdata()) > 2]
+    assert len(curves) == len(comparison) == 8
+    keys = ["width", "seed", "weight_decay"]
+    for row, curve in zip(comparison.itertuples(), curves, strict=True):
+        own = (runs[keys] == [row.width, row.seed, row.weight_decay]).all(axis=1)
+        steps = runs.loc[own & (runs["role"] == "low_bit"), "step"]
+        assert np.array_equal(curve.get_xdata(), steps - row.fp32_step)
+    assert len({(line.get_color(), line.get_linestyle()) for line in curves}) == 4
+    assert {"weight decay 0", "weight decay 0.1"} <= {*words(fp32).splitlines()}
+    assert "weight decay 0.1" in words(growth)
+
+
+def test_any_number_of_weight_decays_has_line_styles_of_its_own():
+    runs, _ = synthetic.replication()
+    decays = [0.0, 0.01, 0.1, 0.3, 1.0]
+    runs = pd.concat([runs[runs["weight_decay"] == 0.0].assign(weight_decay=d) for d in decays])
+    added, _ = draw("tokens", synthetic.FRESH, replication_runs=runs).axes
+    curves = [line for line in added.get_lines() if len(line.get_xdata()) > 10]
+    assert len({repr(line._dash_pattern) for line in curves}) == len(decays)
+    assert sum(said.startswith("weight decay") for said in words(added).splitlines()) == 5
 
 
 def test_audit_curves_are_the_table():

@@ -8,7 +8,7 @@ import pandas as pd
 from flatminima import audit_figure, tables
 from flatminima.comparisons import all_statistics
 from flatminima.early_warning import warning_table
-from flatminima.missing import holes, missing_steps, missing_words
+from flatminima.missing import diverged_steps, holes, left_out_words, missing_steps, missing_words
 from flatminima.phases import describe_phases
 from tests import synthetic
 from tests.test_phases import suite as run_of
@@ -26,12 +26,17 @@ PHASES = synthetic.phases() | {"missing": [LOST]}
 
 
 def test_words():
-    assert missing_words([]) == missing_words({}) == missing_words(synthetic.phases()) == ""
-    assert missing_words([LOST]) == missing_words(PHASES) == WORDS
+    assert missing_words([]) == left_out_words({}) == left_out_words(synthetic.phases()) == ""
+    assert missing_words([LOST]) == left_out_words(PHASES) == WORDS
+    both = left_out_words({"missing": [LOST], "diverged": [5680, 5720]})
+    assert both == f"{WORDS}; diverged: steps 5,680, 5,720"
     assert missing_words([8, 4]) == "missing: steps 4, 8"
     assert missing_words(range(0, 9000, 1000)).endswith("4,000, 5,000 and 3 more")
     table = synthetic.suite_table(missing=(LOST,))
     assert missing_steps(table) == [LOST] and len(table) == 154
+    audit = synthetic.audit()
+    audit = audit[~audit["step"].isin([LOST, 5720])]
+    assert diverged_steps(table, audit) == [5720]
     assert holes([0, 1, 2, 40, 80, 160], 40) == [120]
     assert holes([40, 80], 40) == holes([], 40) == holes([0, 1], 40) == []
 
@@ -50,9 +55,14 @@ def test_table_1_has_na_in_the_row_and_a_note_and_a_suite_without_holes_neither(
     assert own == ["NA", "3080", *["NA"] * 8]
     assert "NA" not in paper and paper[1] == "77000"
     # The note is one; LaTeX has the two ends of the interval in the cell of the gap.
-    assert [text.count("NA") for text in found.values()] == [9, 10, 8]
+    assert [text.count("NA") for text in found.values()] == [9, 9, 7]
     for text in (found[".md"], found[".tex"]):
-        assert f"NA: the revision could not be had ({WORDS})" in text
+        assert WORDS in text
+    diverged = synthetic.phases() | {"diverged": [LOST]}
+    found = printed(without(synthetic.audit()), diverged)
+    # A heading in the caption, and the cells that have no number.
+    assert [text.count("diverged") for text in found.values()] == [0, 10, 8]
+    assert [text.count("NA") for text in found.values()] == [9, 0, 0]
     assert "NA [" not in found[".tex"] and "[NA" not in found[".tex"]
 
 

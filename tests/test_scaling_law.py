@@ -1,15 +1,19 @@
 """The power law of the low-bit loss: closed form, the paper's rows, and what is said of it."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
 from flatminima.errors import UserError
 from flatminima.scaling_law import (
+    Answer,
+    excess_answer,
     excess_sentence,
     fit_line,
     fit_power_law,
     printed_excess,
+    suite_excess,
 )
 from tests.statistics_helpers import ar1
 from tests.synthetic import PAPER_TABLE1
@@ -27,6 +31,29 @@ def test_a_law_is_found_and_what_leaves_it_is_its_excess():
         fit_power_law(TOKENS, -delta, 2e6, 15e6)
 
 
+def test_the_law_is_fitted_up_to_the_onset_where_that_comes_before_convergence():
+    """A collapse from 3,120 on that FP32 convergence at 3,920 does not see."""
+    steps = np.arange(40, 5721, 40)
+    delta = 1e-3 * steps**0.4 * np.where(steps > 3120, np.exp((steps - 3120) / 1000), 1.0)
+    audit = pd.DataFrame({
+        "role": "low_bit", "step": steps, "tokens_seen": 1024 * steps,
+        "delta_nll_nats_per_token": delta,
+    })  # fmt: skip
+    phases = {
+        "rapid_learning_end": {"step": 280},
+        "convergence": {"step": 3920},
+        "onset": {"step": 3120},
+    }
+    found = suite_excess(audit, phases, spacing=40)
+    assert found["tokens_stop"] == 1024 * 3120
+    assert found["exponent"] == pytest.approx(0.4)
+    assert found["excess"] == pytest.approx(np.exp(2.6))
+    assert excess_answer(found) is Answer.LEFT
+    for onset in (None, 4000):
+        found = suite_excess(audit, phases | {"onset": {"step": onset}}, spacing=40)
+        assert found["tokens_stop"] == 1024 * 3920
+
+
 def test_the_papers_rows_leave_theirs():
     found = printed_excess(PAPER_TABLE1)
     assert found["excess"] == pytest.approx(13.3, abs=0.05)
@@ -38,7 +65,12 @@ def test_the_sentence_says_no_more_than_the_interval():
         (13.0, 11.0, 15.0, "left its power law of the tokens seen: 13 times"),
         (0.5, 0.4, 0.6, "fell below"),
         (1.1, 0.7, 1.5, "did not leave"),
-        (1.4, 1e-6, 5e5, "cannot be told from so few checkpoints"),
+        (1.4, 1e-6, 5e5, "cannot be told"),
+        # Nearly two decades around 1; the law was once said to hold here.
+        (9.4, 0.87, 82, "cannot be told"),
+        (0.1, 0.012, 1.1, "cannot be told"),
+        (1.1, 0.12, 9.9, "did not leave"),
+        (90.0, 1.1, 8000, "left its power law"),
     ):
         found = {"excess": excess, "excess_low": low, "excess_high": high, "unit": "tokens"}
         assert said in excess_sentence(found)

@@ -15,7 +15,7 @@ import zstandard
 from huggingface_hub import constants, hf_hub_download
 
 from flatminima.errors import UserError
-from flatminima.text.corpus import read_documents, write_documents
+from flatminima.text.corpus import KEY_CHARACTERS, overlap, read_documents, write_documents
 from flatminima.text.sources import TextError, collect, find_file, read_texts
 from tests.hub.server import TinyHub, point_at
 from tests.workflow import ROOT
@@ -158,6 +158,21 @@ def test_enough_documents_are_taken_and_none_twice(files, paths):
     manifest = collect(files, *paths)
     assert paths[0].read_bytes() == b"" and manifest["train"] == {"documents": 0}
     assert manifest["validation_documents"] == 4 and manifest["train_documents"] == 0
+
+
+def test_a_document_of_any_length_is_in_one_split_alone(files, paths, tmp_path):
+    """Longer than both splits ask for, they once cut it at two lengths and knew it no more."""
+    long_document = " ".join(f"word{n}" for n in range(300_000))
+    assert len(long_document) > 2 * KEY_CHARACTERS
+    for name in ("val", "00"):
+        write_documents(tmp_path / f"{name}.jsonl", [long_document, "another document"])
+    for amount in (40, 1_500_000):
+        files["wanted"]["train"]["amount"] = amount
+        manifest = collect(files, *paths)
+        assert manifest["validation"]["documents"] == 1
+        assert manifest["train"]["left_out_as_validation"] == 1
+        assert list(read_documents(paths[0])) == ["another document"]
+        assert overlap(*paths)["word_windows_shared_with_training"]["in_training_pct"] == 0.0
 
 
 def test_the_first_source_that_can_be_had_is_taken_and_the_others_are_said(files, paths, tmp_path):

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from flatminima import tables
+from flatminima.claims.evidence import Measured, Printed
 from tests import synthetic
 
 NOT_COMPARABLE = "paper (Pythia-160m; not comparable)"
@@ -19,6 +20,7 @@ def written(tmp_path):
     """Makes a table and returns its csv, md and tex."""
 
     def write(name, suite=synthetic.MINI, **parts):
+        suite = synthetic.facts(suite) if name == "forks" else suite
         for part in ("audit", "phases") if name == "audit" else ("forks", "statistics"):
             parts[part] = parts[part] if part in parts else getattr(synthetic, part)(suite)
         make = tables.audit_table if name == "audit" else tables.forks_table
@@ -61,6 +63,41 @@ def test_table1_holds_the_audit_at_the_scaled_steps(written):
     frame = numbers(written("audit", phases=synthetic.phases(onset=False)))
     assert list(frame["phase"]) == [1, 1, 2, 2, 2, 2, 2, 2, 2, 2]
     assert list(frame[f"{NOT_COMPARABLE}: phase"]) == list(synthetic.PAPER_TABLE1["phase"])
+
+
+def test_table1_of_fresh_is_at_the_shares_of_the_run_that_the_ledger_takes(written):
+    """Its spacing over the paper's is not its length over the paper's: seven rows were empty."""
+    suite = synthetic.FRESH
+    frame = numbers(written("audit", suite))
+    # Of 27 spaces of 200 steps; the paper's 1,000 and 7,000 are both nearest to the first.
+    assert list(frame["step"]) == [200, 400, 1200, 2600, 3000, 3200, 3800, 4600, 5400]
+    papers = [7_000, 10_000, 30_000, 70_000, 77_000, 83_000, 100_000, 120_000, 143_000]
+    assert list(frame[f"{NOT_COMPARABLE}: step"]) == papers
+    assert frame["FP32 PPL"].notna().all() and frame["phase"].notna().all()
+    ledger = Measured({"last": 143_000}, Printed({}, None, None, None), suite, {})
+    assert [ledger._step(step) for step in papers] == list(frame["step"])
+
+
+def test_table2_finds_the_suites_schedules_by_their_kind(written, tmp_path):
+    renamed = {"sgdr": "restarts", "oli": "waves"}
+    statistics = synthetic.statistics()
+    for old, new in renamed.items():
+        named = statistics["comparison"].str.replace(rf"^{old}\b", new, regex=True)
+        statistics["comparison"] = named
+    suite = synthetic.facts(synthetic.MINI)
+    conditions = suite["conditions"]
+    decayed = {"definition": {"kind": "cosine", "weight_decay": 0.1}}
+    suite["conditions"] = {
+        "decayed": conditions["cosine"] | decayed,  # not the paper's, and first
+        **{renamed.get(name, name): entry for name, entry in conditions.items()},
+    }
+    forks = synthetic.forks().replace({"schedule": renamed})
+    tables.write(
+        tables.forks_table(forks, statistics, PAPER["forks"], suite=suite),
+        [tmp_path / "renamed.csv"],
+    )
+    found = pd.read_csv(tmp_path / "renamed.csv")
+    pd.testing.assert_frame_equal(found, numbers(written("forks")))
 
 
 def test_the_papers_columns_are_its_printed_numbers(written):

@@ -4,7 +4,8 @@ import pandas as pd
 
 from flatminima.files import write_json
 from flatminima.jobs import log, run
-from flatminima.phases import describe_phases
+from flatminima.missing import diverged_steps, missing_steps
+from flatminima.phases import describe_phases, onset_words
 
 
 def main(
@@ -12,12 +13,17 @@ def main(
     spacing: int, resamples: int, seed: int,
 ) -> None:  # fmt: skip
     """Write ``phases.json`` from the audit and the scores of single validation sequences."""
-    missing = sorted(set(suite_table["step"]) - set(audit["step"]))
-    found = describe_phases(audit, sequences, spacing=spacing, resamples=resamples, seed=seed,
-                            missing=missing)  # fmt: skip
+    found = describe_phases(
+        audit,
+        sequences,
+        spacing=spacing,
+        resamples=resamples,
+        seed=seed,
+        missing=missing_steps(suite_table),
+        diverged=diverged_steps(suite_table, audit),
+    )
     write_json(phases, found)
-    best, onset = found["convergence"]["step"], found["onset"]
-    log(f"FP32 convergence at step {best}, onset at {onset['step']} {onset['reason']}")
+    log(f"FP32 convergence at step {found['convergence']['step']:,}; {onset_words(found['onset'])}")
 
 
 if __name__ == "__main__":

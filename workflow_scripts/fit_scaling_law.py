@@ -1,4 +1,4 @@
-"""Fit the power law of the low-bit loss up to FP32 convergence, and hold the end against it."""
+"""Fit the power law of the low-bit loss up to the onset, and hold the end against it."""
 
 import pandas as pd
 

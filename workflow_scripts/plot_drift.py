@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 from pandas.api.typing import SeriesGroupBy
 
 from flatminima import style
-from flatminima.mechanism.findings import Value, mean_of
-from flatminima.style import DASHED, DOTTED, GREEN, GREY, LOOKS, RED
+from flatminima.mechanism.findings import Value, main_oscillation, mean_of
+from flatminima.style import DASHED, DOTTED, GREEN, GREY, LOOKS, RED, SCHEDULES
 
 MIDPOINTS = 3.0  # the index where every weight sits half-way between grid points
 _ENDS = ["value", "low", "high"]
@@ -58,7 +58,12 @@ def _draw_flips(axes: Axes, drift: pd.DataFrame) -> None:
 
 
 def _draw_phases(axes: Axes, flips: pd.DataFrame) -> None:
-    looks = {"OLI": (-0.12, LOOKS["oli"].color, "o"), "baseline": (0.12, GREY, "s")}
+    main = main_oscillation(flips)  # phases of another OLI schedule have other lengths
+    flips = flips[flips["phases_of"] == main]
+    looks = {
+        SCHEDULES.get(main, main): (-0.12, LOOKS["oli"].color, "o"),
+        "baseline": (0.12, GREY, "s"),
+    }
     for arm, (shift, color, mark) in looks.items():
         own = flips[(flips["schedule"] == "baseline") == (arm == "baseline")]
         table = _means((100 * own["flipped_own"]).groupby(own["phase"]))

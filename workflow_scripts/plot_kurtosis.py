@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from flatminima import style
 from flatminima.comparisons import kurtosis_rows, late_checkpoints
 from flatminima.hypothesis_tests import join_notes
-from flatminima.missing import missing_words
+from flatminima.missing import left_out_words
 from flatminima.style import GREY
 
 SUMMARIES = {"mean_over_tensors": ("mean over tensors", "-"),
@@ -26,7 +26,7 @@ def draw(kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, suite: dict)
     interval is that of statistics.csv. The paper's figure 2, section 4.5.
     """
     title = f"{suite['label']}: excess kurtosis of the weights"
-    figure = style.page(join_notes(title, missing_words(phases)), 3.4)
+    figure = style.page(join_notes(title, left_out_words(phases)), 3.4)
     course, *relations = figure.subplots(1, 3)
     relations[1].sharey(relations[0])
     relations[1].tick_params(labelleft=False)

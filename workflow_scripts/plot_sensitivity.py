@@ -50,7 +50,13 @@ def draw(sensitivity: pd.DataFrame, audit: pd.DataFrame, phases: dict, suite: di
 
 
 def _draw_growth(axes: Axes, rows: pd.DataFrame, phases: dict) -> None:
-    rows = rows[rows["step"] >= phases["rapid_learning_end"]["step"]]
+    axes.set(ylabel="relative to the best FP32 step")
+    learned = phases["rapid_learning_end"]["step"]
+    rows = rows[rows["step"] >= learned]
+    if rows.empty:
+        axes.annotate(f"no checkpoint measured\nfrom step {learned:,} on", (0.5, 0.5),
+                      xycoords="axes fraction", ha="center", color=GREY)  # fmt: skip
+        return
     base = rows[rows["step"] == near(rows["step"], phases["convergence"]["step"])].iloc[0]
     noise, size = (rows[c] / base[c] for c in ("noise_norm2", "weight_norm2"))
     scaled = rows[_SECOND].div(noise, axis=0) / base[_SECOND[0]]
@@ -59,7 +65,7 @@ def _draw_growth(axes: Axes, rows: pd.DataFrame, phases: dict) -> None:
     axes.plot(rows["step"], noise / size, color=GREY, lw=0.9, ls=DASHED,
               label="relative noise |Δ|²/|w|²")  # fmt: skip
     axes.axhline(1, color=GREY, lw=0.4, zorder=0)
-    axes.set(ylabel="relative to the best FP32 step", ylim=(0, None))
+    axes.set(ylim=(0, None))
 
 
 if __name__ == "__main__":

@@ -5,10 +5,9 @@ from matplotlib.figure import Figure
 
 from flatminima import style
 from flatminima.scaling_law import printed_losses
-from flatminima.style import BLUE, DASHED, DOTTED, GREY, LOSS, PAPER_MODEL
+from flatminima.style import BLUE, LOSS, PAPER_MODEL
 
 SMOOTH = 5  # probes in a running mean, for the eye
-DASHES = ("-", DASHED, DOTTED)
 
 
 def draw(replication_runs: pd.DataFrame, table1: pd.DataFrame, suite: dict) -> Figure:
@@ -17,7 +16,8 @@ def draw(replication_runs: pd.DataFrame, table1: pd.DataFrame, suite: dict) -> F
     ``table1`` is the paper's, whose gaps are drawn as losses.
     """
     widths, decays = (sorted(replication_runs[key].unique()) for key in ("width", "weight_decay"))
-    colors, dashes = style.shades(widths), dict(zip(decays, DASHES, strict=False))
+    colors = style.shades(widths)
+    dashes = style.dash_patterns(decays)
     name = style.role_labels(replication_runs, suite)["low_bit"]
     figure, (added, fp32) = style.row_of_panels(
         f"{suite['label']}: tokens seen, width and loss",
@@ -35,15 +35,14 @@ def draw(replication_runs: pd.DataFrame, table1: pd.DataFrame, suite: dict) -> F
         fp32.plot(full - full.min(), **look)
     for width, color in colors.items():
         added.plot([], [], color=color, label=f"width {width}")
-    for decay in decays if len(decays) > 1 else ():
-        added.plot([], [], color=GREY, ls=dashes[decay], label=f"weight decay {decay:g}")
+    style.explain_dashes(added, dashes, "weight decay")
     added.plot(printed_losses(table1), "s", ms=3.5, mew=0, color=BLUE,
                label=f"paper's Table 1 ({PAPER_MODEL})")  # fmt: skip
     fp32.set(ylim=(0, min(1.0, fp32.get_ylim()[1])), ylabel="nats/token")
     added.set_ylabel("nats/token (log)")
     style.log_axis(added.yaxis, added.xaxis, fp32.xaxis)
     for axes in (added, fp32):
-        axes.set_xlabel("tokens seen per weight of the blocks (log scale)")
+        axes.set_xlabel("tokens seen per weight of the blocks (log)")
     style.legends(figure.axes, [2])
     return figure
 

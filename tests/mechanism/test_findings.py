@@ -90,17 +90,25 @@ def test_findings_of_what_was_measured_and_of_nothing_else():
     assert findings({"audit": audit}, PHASES, spacing=10).empty
 
 
-def test_noise_and_sensitivity_are_told_apart():
+AUDIT = pd.DataFrame({"step": [100], "role": "low_bit", "delta_nll_nats_per_token": 0.1})
+
+
+def sensitivity(points) -> pd.DataFrame:
+    """sensitivity.csv at (step, squared norm of the noise, cost), every term being the cost."""
     rows = []
     terms = ("measured", "first_order", "second_order", "predicted")
-    for step, noise, cost in ((50, 1.0, 0.04), (100, 2.0, 0.1), (150, 2.0, 0.2), (200, 4.0, 0.8)):
+    for step, noise, cost in points:
         bounds = {"nats": cost, "low": 0.9 * cost, "high": 1.1 * cost}
         row = {f"{term}_{end}": value for term in terms for end, value in bounds.items()}
         row |= {"step": step, "tensor": "all", "noise_norm2": noise, "weight_norm2": 10.0}
         names = ("low_bit", "high_bit", "noise0", "dither0")
         rows += [{**row, "perturbation": name, "n_weights": 9, "n_batches": 4} for name in names]
-    audit = pd.DataFrame({"step": [100], "role": "low_bit", "delta_nll_nats_per_token": 0.1})
-    tables = {"audit": audit, "sensitivity": pd.DataFrame(rows)}
+    return pd.DataFrame(rows)
+
+
+def test_noise_and_sensitivity_are_told_apart():
+    points = (50, 1.0, 0.04), (100, 2.0, 0.1), (150, 2.0, 0.2), (200, 4.0, 0.8)
+    tables = {"audit": AUDIT, "sensitivity": sensitivity(points)}
     expected = {
         "cost_growth": 8, "noise_growth": 2, "sensitivity_growth": 4,
         # From where rapid learning ends: 20 times the cost, 4 times the noise.
@@ -110,3 +118,43 @@ def test_noise_and_sensitivity_are_told_apart():
     }  # fmt: skip
     found = findings(tables, PHASES, spacing=10).set_index("finding")["value"]
     assert found[list(expected)].to_dict() == pytest.approx(expected)
+
+
+def test_sensitivity_before_the_end_of_rapid_learning_alone_has_no_growth_from_there_on():
+    table = sensitivity([(5, 1.0, 0.04), (10, 2.0, 0.1)])
+    found = findings({"audit": AUDIT, "sensitivity": table}, PHASES, spacing=10)
+    # The step nearest to the best one is the last, so that nothing has grown.
+    assert found.set_index("finding")["value"].to_dict() == {
+        "cost_growth": 1, "noise_growth": 1, "relative_noise_growth": 1, "sensitivity_growth": 1,
+    }  # fmt: skip
+
+
+def phase_flips(*oscillations: tuple[str, float]) -> pd.DataFrame:
+    """phase_flips.csv: schedules by name with the share that a bump flips; its baseline half."""
+    return pd.DataFrame([
+        {"phases_of": name, "schedule": schedule, "seed": seed, "phase": phase, "updates": 3,
+         "flipped_own": share * (1.0 if schedule == name else 0.5)}
+        for name, share in oscillations
+        for schedule in (name, "baseline")
+        for seed in (0, 1)
+        for phase in ("cool", "bump")
+    ])  # fmt: skip
+
+
+def test_two_oscillating_schedules_have_findings_of_their_own():
+    for names, main, other in ((("slow", "oli"), "oli", "slow"), (("a", "b"), "a", "b")):
+        table = phase_flips(*zip(names, (0.2, 0.4), strict=True))
+        found = findings({"audit": AUDIT, "phase_flips": table}, PHASES, spacing=10)
+        assert found["finding"].is_unique and len(found) == 8
+        value = found.set_index("finding")["value"]
+        share = dict(zip(names, (0.2, 0.4), strict=True))
+        assert value["oli_bump_flips"] == pytest.approx(share[main])
+        assert value["baseline_cool_flips"] == pytest.approx(share[main] / 2)
+        assert value[f"{other}_bump_flips"] == pytest.approx(share[other])
+        assert value[f"{other}_baseline_bump_flips"] == pytest.approx(share[other] / 2)
+
+
+def test_units_without_a_finite_value_do_not_count():
+    found = mean_of([1.0, 2.0, np.nan, np.inf], "x")
+    assert found == mean_of([1.0, 2.0], "x") and found.n == 2
+    assert np.isnan(mean_of([np.nan], "x").value) and mean_of([np.nan], "x").n == 0

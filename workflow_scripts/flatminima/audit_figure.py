@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from flatminima import style
 from flatminima.hypothesis_tests import join_notes
-from flatminima.missing import missing_words
+from flatminima.missing import left_out_words
 from flatminima.style import GREY, LOOKS
 
 QUANTIZED = ("low_bit", "high_bit")
@@ -33,7 +33,7 @@ def draw(
     names, missing = style.role_labels(audit, suite), phases.get("missing", [])
     count, last = audit["step"].nunique(), audit.iloc[-1]
     title = f"{suite['label']}: {names['low_bit']} and {names['high_bit']} against FP32 at {count} "
-    figure = style.page(title + join_notes("checkpoints", missing_words(phases)), 5.4)
+    figure = style.page(title + join_notes("checkpoints", left_out_words(phases)), 5.4)
     panels = gap, ppl, rate = figure.subplots(3, sharex=True, height_ratios=(2.5, 1.8, 0.6))
     gap.set_title(style.shade_phases(panels, phases))
     # Curves break where a revision is missing, and a cross says so.

@@ -11,7 +11,7 @@ message or the layout reruns nothing.
 import ast
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -20,11 +20,48 @@ SCRIPTS = "workflow_scripts"
 PACKAGE = "flatminima"
 # Modules of the package outside the hash; a test edits each and sees that nothing reruns.
 INFRASTRUCTURE = frozenset({"jobs", "files", "errors", "sections", "code_hash"})
-_SAYS = {"log", "progress"}  # functions of ``jobs`` whose arguments are for a reader
+# Names whose texts are for a reader, by the module that they must be imported from: a
+# function of the same name from elsewhere, such as ``np.log``, decides numbers.
+_MESSAGES = {"flatminima.jobs": {"log", "progress"}}
+_DESCRIBED = {"pydantic": {"Field"}}
+
+
+def _imported_names(tree: ast.Module, wanted: Mapping[str, set[str]]) -> set[str]:
+    """What the module calls the ``wanted`` names, which are listed by the module they are from."""
+    return {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.level == 0
+        for alias in node.names
+        if alias.name in wanted.get(node.module, ())
+    }
+
+
+def _loggers(tree: ast.Module) -> set[str]:
+    """Names that the module assigns, outside functions, from ``logging.getLogger``."""
+    return {
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func) == "logging.getLogger"
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
 
 
 class _WithoutWords(ast.NodeTransformer):
-    """Leaves out of a tree what only a reader sees."""
+    """Leaves out of the tree of a module what only a reader sees."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._messages = _imported_names(tree, _MESSAGES)
+        self._described = _imported_names(tree, _DESCRIBED)
+        self._loggers = _loggers(tree)
+
+    def _is_message(self, function: ast.expr) -> bool:
+        if isinstance(function, ast.Attribute):
+            return isinstance(function.value, ast.Name) and function.value.id in self._loggers
+        return isinstance(function, ast.Name) and function.id in self._messages
 
     def _without_docstring(self, node: ast.AST) -> ast.AST:
         if ast.get_docstring(node, clean=False) is not None:
@@ -40,10 +77,9 @@ class _WithoutWords(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        name = getattr(node.func, "id", getattr(node.func, "attr", None))
-        if name in _SAYS:
+        if self._is_message(node.func):
             node.args = [a for a in node.args if not isinstance(a, ast.Constant | ast.JoinedStr)]
-        if name == "Field":
+        if isinstance(node.func, ast.Name) and node.func.id in self._described:
             node.keywords = [k for k in node.keywords if k.arg != "description"]
         return self.generic_visit(node)
 
@@ -87,7 +123,7 @@ def read_code(path: Path) -> tuple[str, frozenset[Path]]:
     """The code of a file in one form for all layouts, and the files of the package it imports."""
     tree = ast.parse(read_source(path), filename=str(path))
     imported = frozenset(file for name in _imports(tree) for file in _module_files(name))
-    return ast.dump(_WithoutWords().visit(tree)), imported
+    return ast.dump(_WithoutWords(tree).visit(tree)), imported
 
 
 def code_files(*paths: Path) -> list[Path]:

@@ -23,6 +23,7 @@ PAPER_RULE = "FP32 perplexity slope >= 0"
 SLOPE_WINDOWS = (2, 5, 10, 20)  # the paper names none; some smoothing is needed for use
 NOISE_MULTIPLES = (1.0, 1.96, 3.0)
 PATIENCES = (3, 5, 10)
+RATE_RULE = "learning rate"
 LR_FRACTIONS = (0.5, 0.25, 0.1)
 MONITOR_RULE = "convergence monitor"
 MONITOR_WINDOWS = (5, 10, 20)  # its other settings are its defaults
@@ -78,7 +79,12 @@ def no_better_for(nll: pd.Series, patience: int) -> pd.Series:
 
 
 def learning_rate_below(fraction: pd.Series, threshold: float) -> pd.Series:
-    """The learning rate has come down to ``threshold`` of its maximum, after warm-up."""
+    """The learning rate has come down to ``threshold`` of its maximum, after warm-up.
+
+    Silent where the rate is not known.
+    """
+    if fraction.isna().all():
+        return pd.Series(False, fraction.index)
     return (fraction <= threshold * (1.0 + 1e-9)) & (fraction.index > fraction.idxmax())
 
 
@@ -144,7 +150,7 @@ def _rules(
     for n in MONITOR_WINDOWS:
         yield MONITOR_RULE, f"over {n} evaluations", monitor_rings(scores, n)
     for x in LR_FRACTIONS:
-        yield "learning rate", f"at or below {x:g} of the maximum", learning_rate_below(rate, x)
+        yield RATE_RULE, f"at or below {x:g} of the maximum", learning_rate_below(rate, x)
     for n in BAND_EVALUATIONS:
         band = f"{BAND_WIDTH:g} sd above its first {n} evaluations"
         yield "low-bit gap", band, gap_above_band(gap, start, n)
@@ -161,12 +167,17 @@ def warning_table(
     steps = even_steps(audit["step"], spacing)
     even = audit[audit["step"].isin(steps)].sort_values("step").set_index("step")
     fp32, low = (even[even["role"] == role] for role in (FP32, LOW_BIT))
+    rate_known = fp32["lr_fraction"].notna().any()
     chosen = sequences[(sequences["role"] == FP32) & sequences["step"].isin(steps)]
     scores, start = paired_scores(chosen, ["step"]), phases["rapid_learning_end"]["step"]
-    table = pd.DataFrame(
-        {"suite": phases["suite"], "rule": rule, "parameter": parameter} | judge(rings, phases)
-        for rule, parameter, rings in _rules(fp32, low["gap_pct"], scores, start)
-    )
+    rows = []
+    for rule, parameter, rings in _rules(fp32, low["gap_pct"], scores, start):
+        judgement = judge(rings, phases)
+        if rule == RATE_RULE and not rate_known:
+            judgement = dict.fromkeys(judgement) | {"note": "the run's learning rate is not known"}
+        about = {"suite": phases["suite"], "rule": rule, "parameter": parameter}
+        rows.append(about | judgement)
+    table = pd.DataFrame(rows)
     lost, words = missing_words(holes(steps, spacing)), ["suite", "rule", "parameter", "note"]
     table["note"] = [join_notes(note, lost) for note in table["note"]]
     return table.astype(dict.fromkeys(table.columns.difference(words), "Int64"))

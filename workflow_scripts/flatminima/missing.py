@@ -1,4 +1,8 @@
-"""Revisions that could not be had: which they are, and how that is said beside numbers."""
+"""Steps without numbers, and how that is said beside the numbers of the others.
+
+The revision of a *missing* step is not on the hub. A *diverged* checkpoint is there, and its
+weights or its perplexity are not finite.
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -6,12 +10,19 @@ import numpy as np
 import pandas as pd
 
 PRESENT, MISSING = "present", "missing"  # the column status of suite.csv
+DIVERGED = "diverged"
 _MOST_NAMED = 6
 
 
 def missing_steps(suite_table: pd.DataFrame) -> list[int]:
-    """Steps of ``suite.csv`` whose revision could not be had."""
+    """Steps of ``suite.csv`` whose revision is missing."""
     return [int(step) for step in suite_table.loc[suite_table["status"] == MISSING, "step"]]
+
+
+def diverged_steps(suite_table: pd.DataFrame, audit: pd.DataFrame) -> list[int]:
+    """Steps whose checkpoint is there and that the probe left out of ``audit.csv``."""
+    there = suite_table.loc[suite_table["status"] == PRESENT, "step"]
+    return sorted(int(step) for step in set(there) - set(audit["step"]))
 
 
 def even_steps(steps: Iterable[int], spacing: int) -> np.ndarray:
@@ -33,15 +44,23 @@ def holes(steps: Iterable[int], spacing: int) -> list[int]:
     ]
 
 
-def missing_words(missing: Collection[int] | Mapping) -> str:
-    """``missing: step 70,000``, or nothing; ``missing`` is a list of steps, or phases.json."""
-    if isinstance(missing, Mapping):
-        missing = missing.get("missing", [])
-    if not missing:
+def missing_words(missing: Collection[int]) -> str:
+    """``missing: step 70,000``, or nothing."""
+    return _named_steps(MISSING, missing)
+
+
+def left_out_words(phases: Mapping) -> str:
+    """The missing and the diverged steps of phases.json: ``missing: step 7; diverged: step 9``."""
+    words = [_named_steps(kind, phases.get(kind, ())) for kind in (MISSING, DIVERGED)]
+    return "; ".join(filter(None, words))
+
+
+def _named_steps(kind: str, steps: Collection[int]) -> str:
+    if not steps:
         return ""
-    steps = sorted(missing)
+    steps = sorted(steps)
     named = ", ".join(f"{step:,}" for step in steps[:_MOST_NAMED])
     more = len(steps) - _MOST_NAMED
-    return f"missing: step{'s' * (len(steps) > 1)} {named}" + (
+    return f"{kind}: step{'s' * (len(steps) > 1)} {named}" + (
         f" and {more} more" if more > 0 else ""
     )

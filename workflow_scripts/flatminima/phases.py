@@ -4,7 +4,7 @@
 points, so each fit is exact; tests hold it against scipy's splines and the package ruptures.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -14,7 +14,7 @@ import pandas as pd
 from statsmodels.nonparametric.smoothers_lowess import lowess
 
 from flatminima.intervals import CONFIDENCE, percentile_interval, resampled_curves
-from flatminima.missing import even_steps
+from flatminima.missing import DIVERGED, MISSING, even_steps
 from flatminima.quantizer_specs import FP32
 
 SPARE = 2  # checkpoints beyond the number of parameters that a fit needs
@@ -253,13 +253,13 @@ def _segments(phases: Phases, steps: np.ndarray, ppl: np.ndarray, gap: np.ndarra
 
 def describe_phases(
     audit: pd.DataFrame, sequences: pd.DataFrame, *, spacing: int, resamples: int, seed: int,
-    missing: Sequence[int] = (),
+    missing: Sequence[int] = (), diverged: Sequence[int] = (),
 ) -> dict:  # fmt: skip
     """Contents of ``phases.json``: boundaries with their intervals, lag and segments.
 
     ``audit`` is the audit of one suite, ``sequences`` its scores (``intervals.paired_scores``),
-    ``spacing`` the distance of the evenly spaced steps. Steps whose revision is ``missing`` are
-    passed over and, where there are any, listed. All values are plain Python numbers; what does
+    ``spacing`` the distance of the evenly spaced steps. Steps whose revision is ``missing``
+    and those that ``diverged`` are passed over and, where there are any, listed. All values are plain Python numbers; what does
     not exist is ``None``. Raises ``ValueError`` where a role or a step is missing.
     """
     steps = even_steps(audit["step"], spacing)
@@ -285,11 +285,12 @@ def describe_phases(
     found_share, step = float(draws["onset"].notna().mean()), onset.pop("step")
     if step is None:
         draws["onset"] = np.nan
+    left_out = {MISSING: missing, DIVERGED: diverged}
     rise_low, rise_high = percentile_interval(draws["rise"].to_numpy())
     return {
         "suite": str(audit["suite"].iloc[0]),
         "rule": RULE if spacing > 1 else RULE_OF_ALL,
-        **({"missing": list(missing)} if len(missing) else {}),
+        **{kind: list(steps) for kind, steps in left_out.items() if len(steps)},
         "resamples": resamples,
         "convergence": {
             "step": best, **_interval("step", draws["best"]),
@@ -309,3 +310,10 @@ def describe_phases(
             phases, steps, fp32["ppl"].to_numpy(), low_bit["gap_pct"].to_numpy()
         ),
     }  # fmt: skip
+
+
+def onset_words(onset: Mapping) -> str:
+    """The onset of phases.json in words: its step, or why there is none."""
+    if onset["step"] is None:
+        return f"no onset: {onset['reason']}"
+    return f"onset at step {onset['step']:,}"

@@ -216,6 +216,7 @@ def coverage(model: nn.Module, spec: AnyQuantizer, read: Collection[str] | None 
     weights = sum(shape.numel() for shape in shapes)
     bits = sum(shape.numel() * spec.storage_bits(*shape[1:]) for shape in shapes)
     left = not_selected(model, used)
+    not_read = {kind_of(name) for name in selected if name not in used}
     return {
         "weights": weights,
         "of": count_weights(model),
@@ -228,7 +229,7 @@ def coverage(model: nn.Module, spec: AnyQuantizer, read: Collection[str] | None 
             if spec.row_group is not None and layer.in_features < spec.row_group
         },
         "left": left,
-        "unread": {k: left[k] for k in dict.fromkeys(map(kind_of, set(selected) - set(used)))},
+        "unread": {kind: left[kind] for kind in sorted(not_read)},
     }
 
 
@@ -246,5 +247,5 @@ def coverage_line(found: Mapping) -> str:
     if narrowed:
         line += f"; groups narrowed to the rows of {narrowed}"
     if found["unread"]:
-        line += f"; not read when the model ran: {', '.join(sorted(found['unread']))}"
+        line += f"; not read when the model ran: {', '.join(found['unread'])}"
     return line

@@ -3,10 +3,12 @@
 The loss that post-training quantization adds grows as a power of the tokens seen, for any
 model (Kumar et al., arXiv:2411.04330; Ouyang et al., arXiv:2411.17691). Growth alone is
 therefore no collapse: a collapse is a departure from that law. The law is fitted to a run's
-own checkpoints up to FP32 convergence and extrapolated to its end.
+own checkpoints up to its onset or to FP32 convergence, whichever is first, and extrapolated to
+its end: checkpoints after the onset are part of the collapse that the law is to show.
 """
 
 from collections.abc import Mapping
+from enum import StrEnum
 
 import numpy as np
 import pandas as pd
@@ -19,7 +21,7 @@ from flatminima.missing import even_steps
 FEWEST = 3  # checkpoints that the law is fitted to
 FEWEST_CORRELATED = 6  # below, residuals count as independent
 RHO = np.linspace(-0.9, 0.98, 95)
-WIDEST = 100.0  # an interval from a tenth to ten times the prediction says nothing
+MOST_TOLERATED = 10.0  # times; an interval around 1 that reaches further either way says nothing
 PAPER_WEIGHTS = 84_934_656  # of Pythia-160m's linear layers in its blocks
 PAPER_TOKENS_PER_STEP = 2_097_152
 
@@ -88,7 +90,7 @@ def fit_power_law(tokens: np.ndarray, delta: np.ndarray, start: float, stop: flo
     if used.sum() < FEWEST or tokens[used].max() <= tokens[used].min():
         raise UserError(
             f"a power law takes {FEWEST} checkpoints with a positive loss between the end of "
-            f"rapid learning and FP32 convergence, not {int(used.sum())}"
+            f"rapid learning and FP32 convergence or the onset, not {int(used.sum())}"
         )
     end, measured = float(tokens[-1]), float(delta[-1])
     exponent, level = fit_line(np.log(tokens[used]), np.log(delta[used]), np.log(end))
@@ -104,8 +106,13 @@ def fit_power_law(tokens: np.ndarray, delta: np.ndarray, start: float, stop: flo
     }  # fmt: skip
 
 
+def law_stop(convergence: int, onset: int | None) -> int:
+    """Last step that the law is fitted to: the onset or FP32 convergence, whichever is first."""
+    return convergence if onset is None else min(convergence, onset)
+
+
 def suite_excess(audit: pd.DataFrame, phases: Mapping, *, spacing: int) -> dict:
-    """``fit_power_law`` of a suite, from the end of rapid learning to FP32 convergence.
+    """``fit_power_law`` of a suite, from the end of rapid learning to ``law_stop``.
 
     Where the tokens of a run are not known its steps stand for them: the exponent and the
     excess are the same.
@@ -115,7 +122,8 @@ def suite_excess(audit: pd.DataFrame, phases: Mapping, *, spacing: int) -> dict:
     known = even["tokens_seen"].notna().all()
     tokens = (even["tokens_seen"] if known else even.index.to_series()).to_numpy(float)
     per_step = tokens[-1] / even.index[-1]
-    start, stop = (phases[name]["step"] for name in ("rapid_learning_end", "convergence"))
+    start = phases["rapid_learning_end"]["step"]
+    stop = law_stop(phases["convergence"]["step"], phases["onset"]["step"])
     delta = even["delta_nll_nats_per_token"].to_numpy(float)
     found = fit_power_law(tokens, delta, start * per_step, stop * per_step)
     return {"unit": "tokens" if known else "steps", **found}
@@ -139,13 +147,36 @@ def printed_excess(table: pd.DataFrame) -> dict:
     return {"unit": "tokens", **fit_power_law(tokens, delta, 7_000 * PAPER_TOKENS_PER_STEP, stop)}
 
 
+class Answer(StrEnum):
+    """Whether the low-bit loss left its power law upwards."""
+
+    LEFT = "left"
+    DID_NOT_LEAVE = "did not leave"
+    CANNOT_BE_TOLD = "cannot be told"
+
+
+def excess_answer(found: Mapping) -> Answer:
+    """The answer that the 95 % interval of the excess gives.
+
+    It left its law where the whole interval is above 1. It did not where the interval is below
+    1, or is around 1 within ``MOST_TOLERATED`` times either way.
+    """
+    low, high = found["excess_low"], found["excess_high"]
+    if low > 1.0:
+        return Answer.LEFT
+    if high < 1.0 or (low > 1.0 / MOST_TOLERATED and high < MOST_TOLERATED):
+        return Answer.DID_NOT_LEAVE
+    return Answer.CANNOT_BE_TOLD
+
+
 def excess_sentence(found: Mapping) -> str:
     """The result in one line for a reader."""
-    low, high = found["excess_low"], found["excess_high"]
-    printed = [f"{v:.2g}" if v < 10 else f"{v:,.0f}" for v in (found["excess"], low, high)]
+    numbers = (found[name] for name in ("excess", "excess_low", "excess_high"))
+    printed = [f"{number:.2g}" if number < 10 else f"{number:,.0f}" for number in numbers]
     about = "{} times what was predicted ({} to {})".format(*printed)
     law = f"power law of the {found['unit']} seen"
-    if high > WIDEST * low and low < 1.0 < high:
-        return f"cannot be told from so few checkpoints: by its {law} the low-bit loss is {about}"
-    left = "left" if low > 1.0 else "fell below" if high < 1.0 else "did not leave"
-    return f"the low-bit loss {left} its {law}: {about}"
+    answer = excess_answer(found)
+    if answer is Answer.CANNOT_BE_TOLD:
+        return f"{answer} from these checkpoints: by its {law} the low-bit loss is {about}"
+    verb = "fell below" if found["excess_high"] < 1.0 else answer
+    return f"the low-bit loss {verb} its {law}: {about}"

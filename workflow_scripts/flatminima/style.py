@@ -151,6 +151,22 @@ def shades(names: Sequence) -> dict:
     return dict(zip(names, map(tuple, colors), strict=True))
 
 
+def dash_patterns(names: Sequence) -> dict:
+    """Line styles of a series of any length, no two alike."""
+    patterns = ["-", DASHED, DOTTED]
+    for dots in range(1, len(names) - 2):
+        patterns.append((0, (5, 1.5) + (1, 1.5) * dots))
+    return dict(zip(names, patterns, strict=False))
+
+
+def explain_dashes(axes: Axes, dashes: Mapping, name: str) -> None:
+    """Name the line styles of ``dash_patterns`` in a legend where there is more than one."""
+    if len(dashes) < 2:
+        return
+    for value, pattern in dashes.items():
+        axes.plot([], [], color=GREY, ls=pattern, label=f"{name} {value:g}")
+
+
 def with_interval(row: object, digits: int) -> str:
     """What is printed of a ``hypothesis_tests.Row``: its value and its interval, if any."""
     if pd.isna(row.value):

@@ -13,13 +13,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from flatminima.equivalents import PAPER_LAST, equivalent_step, grid_steps, schedule_of_kind
 from flatminima.files import atomic_path
-from flatminima.missing import missing_words
+from flatminima.missing import DIVERGED, left_out_words
 from flatminima.style import PAPER_MODEL, SCHEDULES, role_labels
 
 BASELINE = "cosine"  # the condition that the others are compared with
-PAPER_SPACING = 1000  # steps between the paper's evenly spaced checkpoints
-PAPER_LAST = 143_000  # the last of them
 MISSING_CELL = "NA"
 Columns = Mapping[str, tuple[str, Iterable]]  # heading: how values are printed, and the values
 
@@ -44,25 +43,27 @@ class Table:
 def audit_table(audit: pd.DataFrame, phases: dict, paper: pd.DataFrame, *, suite: dict) -> Table:
     """Table 1: the audit at the suite's equivalents of the paper's ten steps.
 
-    ``paper`` is its Table 1. The equivalent of a step is step x spacing / 1000; where the suite
-    has no such checkpoint its cells are empty, and where its revision could not be had they are
-    NA. A suite without an even grid (key ``last``) has a row for each checkpoint that is nearest
-    to one of the paper's fractions of training.
+    ``paper`` is its Table 1. The equivalent of a step is the evenly spaced step that is nearest
+    by the share of the run (``equivalents.equivalent_step``), or without an even grid the
+    nearest measured one; of several of the paper's steps with one equivalent the nearest has a
+    row. Cells are empty where the suite has no such checkpoint. They are NA where its revision
+    is missing, and ``diverged`` where its numbers are not finite (NA in CSV).
     """
     names = role_labels(audit, suite)
     low, high = names["low_bit"], names["high_bit"]
-    steps = paper["step"] * suite["spacing"] // PAPER_SPACING
-    said = f"the paper's step times {suite['spacing']}/{PAPER_SPACING}"
-    if "last" in suite:
-        steps, paper = _nearest_shares(audit["step"].unique(), suite["last"], paper)
-        said = "those nearest to the paper's shares of training"
-    lost = set(phases.get("missing", ()))
+    last, spacing = suite["last"], suite["spacing"]
+    without_grid = spacing == 1
+    measured_steps = sorted(step for step in audit["step"].unique() if step > 0)
+    choice = measured_steps if without_grid else grid_steps(spacing, last)
+    steps, paper = _equivalent_rows(paper, choice, last)
+    left_out = {step: MISSING_CELL for step in phases.get("missing", ())}
+    left_out |= {step: DIVERGED for step in phases.get("diverged", ())}
     by_role = {role: part.set_index("step").reindex(steps) for role, part in audit.groupby("role")}
     fp32, low_bit, high_bit = (by_role[role] for role in ("fp32", "low_bit", "high_bit"))
     # A boundary belongs to the phase that ends there, as in the paper; none after the end.
     ends = [(part["last_step"], part["phase"]) for part in phases["segments"]]
     phase = [
-        next((number for end, number in ends if step <= end and step not in lost), None)
+        next((number for end, number in ends if step <= end and step not in left_out), None)
         for step in steps
     ]
     measured = {
@@ -87,25 +88,25 @@ def audit_table(audit: pd.DataFrame, phases: dict, paper: pd.DataFrame, *, suite
     }
     text = (
         f"FP32 perplexity (PPL) and the relative perplexity gap of {low} and {high} at "
-        f"{'ten' if len(steps) == 10 else len(steps)} steps ({said}). Intervals: 95 %, paired "
-        "bootstrap over stretches of the validation text. Phases are the suite's own."
+        f"{'ten' if len(steps) == 10 else len(steps)} steps (those nearest to the paper's steps "
+        "by the share of the run). Intervals: 95 %, paired bootstrap over stretches of the "
+        "validation text. Phases are the suite's own."
     )
-    if lost:
-        text += f" NA: the revision could not be had ({missing_words(phases)})."
-    missing = [row for row, step in enumerate(steps) if step in lost]
-    return _table(measured, printed, suite, text, label="audit", key="step", missing=missing)
+    if left_out:
+        text += f" Not measured: {left_out_words(phases)}."
+    marks = {row: left_out[step] for row, step in enumerate(steps) if step in left_out}
+    return _table(measured, printed, suite, text, label="audit", key="step", marks=marks)
 
 
-def _nearest_shares(
-    steps: np.ndarray, last: int, paper: pd.DataFrame
+def _equivalent_rows(
+    paper: pd.DataFrame, choice: Sequence[int], last: int
 ) -> tuple[pd.Series, pd.DataFrame]:
-    """The suite's step nearest to each of the paper's fractions of training, once each.
+    """The suite's equivalent of each of the paper's steps, once each, out of ``choice``.
 
-    Returns them with the rows of ``paper`` that they stand beside: of several the nearest.
+    Returns them with the rows of ``paper`` that belong to them: of several the nearest.
     """
-    steps = np.sort(steps[steps > 0])
     wanted = paper["step"] * last / PAPER_LAST
-    nearest = wanted.map(lambda step: int(steps[np.argmin(np.abs(steps - step))]))
+    nearest = paper["step"].map(lambda step: equivalent_step(step, choice, last))
     kept = (nearest - wanted).abs().groupby(nearest).idxmin().sort_index()
     return nearest[kept].reset_index(drop=True), paper.loc[kept].reset_index(drop=True)
 
@@ -115,20 +116,23 @@ def forks_table(
 ) -> Table:
     """Table 2: the forks' conditions, with the seed as the unit.
 
-    ``forks`` are for the name of the low-bit quantizer, ``paper`` is its Table 2. Conditions that
-    the suite did not run have empty cells.
+    ``forks`` are for the name of the low-bit quantizer, ``paper`` is its Table 2. The suite's
+    schedule of a condition is found by its kind (``equivalents.schedule_of_kind``): ``suite`` is
+    as in ``plan_forks.fork_facts``. Conditions that the suite did not run have empty cells.
     """
     low = role_labels(forks, suite)["low_bit"]
     rows = statistics[statistics["unit"] == "seed"].set_index(["test", "comparison", "measure"])
     # A schedule without phases has all its probes in one condition of its own name.
-    names = list(paper["schedule"] + " " + paper["probes"])
+    defined = {name: one["definition"] for name, one in suite["conditions"].items()}
+    schedules = [schedule_of_kind(defined, kind) for kind in paper["schedule"]]
     tested = rows.index.get_level_values("comparison")
+    names = [f"{name} {probes}" for name, probes in zip(schedules, paper["probes"], strict=True)]
     names = [name if name in tested else name.removesuffix(" all") for name in names]
 
     def over_seeds(measure: str, column: str, test: str = "summary", against: str = "") -> list:
         # The cool-down has no phases: one value a schedule.
-        of = paper["schedule"] if measure.startswith("cooled") else names
-        return list(rows[column].reindex([(test, name + against, measure) for name in of]))
+        of = schedules if measure.startswith("cooled") else names
+        return list(rows[column].reindex([(test, f"{name}{against}", measure) for name in of]))
 
     def gap(how: str) -> Columns:
         measure = f"{how}_gap_pct"
@@ -176,9 +180,13 @@ def _wins(wins: Iterable[float], pairs: Iterable[float]) -> list[str | None]:
 
 def _table(
     measured: Columns, printed: Columns, suite: dict, text: str, *, label: str, key: str,
-    missing: Sequence[int] = (),
+    marks: Mapping[int, str] | None = None,
 ) -> Table:  # fmt: skip
-    """The suite's columns beside the paper's; empty cells of the rows ``missing`` are ``NA``."""
+    """The suite's columns beside the paper's.
+
+    ``marks`` says by row what the suite's empty cells are printed as; as numbers they are NA.
+    """
+    mark_of_row = pd.Series(marks or {}, dtype=object)
     comparable = suite["is_paper_model"]
     paper = f"paper ({PAPER_MODEL}{'' if comparable else '; not comparable'})"
     numbers, cells = {}, {}
@@ -187,9 +195,10 @@ def _table(
             # An array of pandas keeps integers beside gaps.
             found = pd.Series(pd.array(list(values)))
             shown = found.map(pattern.format, na_action="ignore").astype(object)
-            lost = found.index.isin(missing) & found.isna() & (group != paper)
-            numbers[group, heading] = found.astype(object).mask(lost, MISSING_CELL)
-            cells[group, heading] = shown.mask(lost, MISSING_CELL).fillna("")
+            marked = found.index.isin(mark_of_row.index) & found.isna() & (group != paper)
+            numbers[group, heading] = found.astype(object).mask(marked, MISSING_CELL)
+            mark = mark_of_row.reindex(found.index)
+            cells[group, heading] = shown.mask(marked, mark).fillna("")
     warning = (
         f" are the paper's printed numbers for another model ({PAPER_MODEL}), text and scale; "
         "they stand here for orientation and are not comparable with the suite's."
@@ -236,7 +245,9 @@ def _latex(table: Table) -> str:
     for group, low in [column for column in text.columns if "95 % low" in column[1]]:
         value, high = low.replace(" 95 % low", ""), low.replace("low", "high")
         interval = " [" + text.pop((group, low)) + ", " + text.pop((group, high)) + "]"
-        text[group, value] += interval.where(~text[group, value].isin(["", MISSING_CELL]), "")
+        text[group, value] += interval.where(
+            ~text[group, value].isin(["", MISSING_CELL, DIVERGED]), ""
+        )
     # Headings of three short lines keep the columns narrow enough for a page.
     pattern = re.compile(r"(\S+) ?(.*?) ?(\(.+\))?")
     heads = [(group, *pattern.fullmatch(heading).groups("")) for group, heading in text]

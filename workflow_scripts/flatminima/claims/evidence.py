@@ -19,9 +19,10 @@ import numpy as np
 import pandas as pd
 from scipy import signal, stats
 
+from flatminima.equivalents import equivalent_step, grid_steps, schedule_of_kind
 from flatminima.hypothesis_tests import correlate, smallest_p
 from flatminima.intervals import CONFIDENCE, t_interval
-from flatminima.missing import even_steps, missing_steps
+from flatminima.missing import diverged_steps, even_steps, missing_steps
 from flatminima.phases import Phases, find_phases
 from flatminima.scaling_law import printed_excess
 from flatminima.schedules import RunSchedule, read_schedule
@@ -207,8 +208,14 @@ def student(mean: float, sd: float, n: int) -> Interval:
 
 
 def interval_of_mean(values: pd.Series) -> Interval:
-    """The same of one value a run."""
-    return student(float(values.mean()), float(values.std()), len(values))
+    """The same of one value per run; a value that is not finite counts as no run.
+
+    Raises ``NotMeasured`` where no value is finite.
+    """
+    finite = values[np.isfinite(values.astype(float))]
+    if finite.empty:
+        raise NotMeasured("a run with a finite value")
+    return student(float(finite.mean()), float(finite.std()), len(finite))
 
 
 # ---- the common accessors --------------------------------------------------------------------
@@ -470,8 +477,7 @@ class Measured(Evidence):
         spacing, last = self.settings["spacing"], self.settings["last"]
         if place in ("best", "end"):
             return last if place == "end" else int(self.best().value)
-        nearest = round(place / self.pythia["last"] * last / spacing)
-        return spacing * max(1, nearest) if place else 0
+        return equivalent_step(place, grid_steps(spacing, last), last) if place else 0
 
     def excess(self) -> Interval:
         found = self.file("scaling_law")
@@ -485,10 +491,16 @@ class Measured(Evidence):
     def _own(self, role: str, column: str, step: int) -> Interval:
         rows = self._rows(role)
         if step not in rows.index:
-            gone = missing_steps(self.file("suite_table"))
-            why = ", whose revision could not be had" if step in gone else ""
-            raise NotMeasured(f"step {step:,} in audit.csv{why}")
+            raise NotMeasured(f"step {step:,} in audit.csv{self._reason_without_numbers(step)}")
         return self._cell(rows.loc[step], column)
+
+    def _reason_without_numbers(self, step: int) -> str:
+        suite_table = self.file("suite_table")
+        if step in missing_steps(suite_table):
+            return ", whose revision is missing"
+        if step in diverged_steps(suite_table, self.file("audit")):
+            return ", which diverged"
+        return ""
 
     def curve(self, role: str, column: str) -> dict[int, Interval]:
         rows = self._rows(role)
@@ -525,10 +537,10 @@ class Measured(Evidence):
 
     def _name(self, kind: str) -> str:
         """What the suite calls its forks of a kind."""
-        for name, entry in self.settings["fork"]["schedules"].items():
-            if entry["kind"] == kind:
-                return name
-        raise NotMeasured(f"forks of the kind {kind}")
+        name = schedule_of_kind(self.settings["fork"]["schedules"], kind)
+        if name is None:
+            raise NotMeasured(f"forks of the kind {kind}")
+        return name
 
     def probes(self, kind: str, probes: str = "all", role: str = "low_bit") -> pd.DataFrame:
         """Rows of forks.csv of one kind, of all or of only cool or bump probes."""
@@ -684,7 +696,7 @@ class Measured(Evidence):
         table = self.file("suite_table")
         lost, models = len(missing_steps(table)), table["weights_sha256"].nunique()
         text = f"{len(table) - lost} revisions, {models} distinct models"
-        return text + (f", {lost} could not be had" if lost else "")
+        return text + (f", {lost} missing" if lost else "")
 
 
 FUNCTIONS = {

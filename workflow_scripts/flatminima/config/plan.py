@@ -247,14 +247,14 @@ def facts(suite: Suite) -> dict:
     other = mechanism and mechanism.replication and mechanism.replication.low_bit
     printed = {other: suite.quantizers[other].label} if other else {}
     probed = {name: suite.quantizers[name] for name in probe(suite)["roles"]}
-    found = {
+    return {
         "name": suite.name,
         "label": suite.config.label,
         "is_paper_model": suite.config.is_paper_model,
         "spacing": suite.spacing,
+        "last": suite.last,
         "quantizers": printed | printed_names(probed),
     }
-    return found if suite.is_even else {**found, "last": suite.last}
 
 
 def index_files(suite: Suite) -> dict[str, str]:

@@ -58,8 +58,14 @@ def exact(value: float, n: int, unit: str) -> Value:
 
 
 def mean_of(values: np.ndarray, unit: str) -> Value:
-    """Mean with Student's t interval; units that are independent."""
+    """Mean with Student's t interval; units that are independent.
+
+    A unit without a finite value does not count; NaN where there is no other.
+    """
     values = np.asarray(values, dtype=float)
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return exact(np.nan, 0, unit)
     mean, count = values.mean(), len(values)
     if count < 2:
         return exact(mean, count, unit)
@@ -150,9 +156,10 @@ def additivity(layers: pd.DataFrame) -> pd.DataFrame:
 def layer_findings(layers: pd.DataFrame, run: Run) -> Found:
     """Do matrices add up, and which one costs most at the end?"""
     late = additivity(layers).query("step >= @run.best")
-    total = late["sum_in"].sum() / late["all"].sum()
-    about = "losses of single matrices, summed, over the loss of all; since the best step"
-    yield "layers_sum_over_all", mean_of_series(late["ratio"], "checkpoints", total), about
+    if len(late):
+        total = late["sum_in"].sum() / late["all"].sum()
+        about = "losses of single matrices, summed, over the loss of all; since the best step"
+        yield "layers_sum_over_all", mean_of_series(late["ratio"], "checkpoints", total), about
     last = layers[(layers["step"] == layers["step"].max()) & (layers["probe"] == "in")]
     worst = last.loc[last[_DELTA].idxmax()]
     ends = np.log1p(worst[["gap_low_pct", "gap_high_pct"]].to_numpy(float) / 100)
@@ -163,15 +170,20 @@ def layer_findings(layers: pd.DataFrame, run: Run) -> Found:
 def sensitivity_findings(table: pd.DataFrame, run: Run) -> Found:
     """Which factor grew, since the best step and since ``start``; is their product the cost?
 
-    Ratios are taken over all checkpoints from ``start`` on.
+    Ratios are taken over all checkpoints from ``start`` on; where none was measured from there
+    on, only the growth since ``best`` is found.
     """
     whole = table[table["tensor"] == "all"]
     low, high = (
         whole[whole["perturbation"] == role].set_index("step").sort_index()
         for role in ("low_bit", "high_bit")
     )
-    kept, last = low[low.index >= run.start], low.iloc[-1]
-    for first, prefix in ((low.loc[near(low.index, run.best)], ""), (kept.iloc[0], "run_")):
+    kept = low[low.index >= run.start]
+    last = low.iloc[-1]
+    firsts = {"": low.loc[near(low.index, run.best)]}
+    if len(kept):
+        firsts["run_"] = kept.iloc[0]
+    for prefix, first in firsts.items():
         about = f"from step {first.name} to step {last.name}"
         cost, second = (
             _growth_of(first, last, f"{name}_nats {name}_low {name}_high n_batches", "batches")
@@ -182,6 +194,8 @@ def sensitivity_findings(table: pd.DataFrame, run: Run) -> Found:
         yield f"{prefix}noise_growth", exact(noise, 1, "checkpoint"), about
         yield f"{prefix}relative_noise_growth", exact(noise / size, 1, "checkpoint"), about
         yield f"{prefix}sensitivity_growth", second.times(1 / noise), about
+    if kept.empty:
+        return
     unit = f"checkpoints from step {run.start} on"
     ratio = kept["predicted_nats"].sum() / kept["measured_nats"].sum()
     spread = mean_of_series(kept["predicted_nats"] / kept["measured_nats"], unit, ratio)
@@ -261,11 +275,25 @@ def displacement_findings(table: pd.DataFrame, run: Run) -> Found:
     yield "walk_exponent", mean_of_series(found, "end points since the best step"), about
 
 
+def main_oscillation(flips: pd.DataFrame) -> str:
+    """The OLI schedule of phase_flips.csv that is called OLI: the one named so, or the first."""
+    names = list(dict.fromkeys(flips["phases_of"]))
+    return "oli" if "oli" in names else names[0]
+
+
 def phase_findings(flips: pd.DataFrame, run: Run) -> Found:
-    """Codes flipped by one bump, by one cool phase, and by the baseline over the same spans."""
-    for (schedule, phase), rows in flips.groupby(["schedule", "phase"]):
+    """Codes flipped by one bump, by one cool phase, and by the baseline over the same spans.
+
+    Findings of ``main_oscillation`` are called oli and baseline. Those of any other OLI schedule
+    have its name, as the spans of its phases are its own.
+    """
+    main = main_oscillation(flips)
+    for (oscillation, schedule, phase), rows in flips.groupby(["phases_of", "schedule", "phase"]):
         arm = "baseline" if schedule == "baseline" else "oli"
         about = f"{schedule}, {rows['updates'].iloc[0]} updates"
+        if oscillation != main:
+            arm = f"{oscillation}_baseline" if arm == "baseline" else oscillation
+            about += f", phases of {oscillation}"
         yield f"{arm}_{phase}_flips", mean_of(rows["flipped_own"], "phases"), about
 
 

@@ -31,8 +31,10 @@ FORMATS = {
     for ending, form in ((".jsonl", "json"), (".json", "json"), (".txt", "text"))
     for packed in ("", *COMPRESSIONS)
 } | {".parquet": "parquet"}
+KEY_CHARACTERS = 1 << 20  # of a document, that its key is taken of
 WINDOW = 13  # words; what is commonly taken for text that was seen before
 MOST_WINDOWS = 100_000
+MOST_SHARED_PCT = 50.0  # of validation's windows; with more a suite is refused
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, with its bits well mixed
 # Half characters that a string literal may hold and that no file and no tokenizer can.
 SURROGATES = re.compile("[\ud800-\udfff]")
@@ -187,8 +189,13 @@ def collect_packages(text: Mapping, train: str | Path, validation: str | Path) -
 
 
 def document_key(text: str) -> bytes:
-    """A digest of the words: equal for documents that are the same but for white space."""
-    return hashlib.blake2b(" ".join(text.split()).encode(), digest_size=16).digest()
+    """A digest of the words: equal for documents that are the same but for white space.
+
+    Of a longer document it is that of the first ``KEY_CHARACTERS``, however much of it a split
+    keeps.
+    """
+    beginning = " ".join(text[:KEY_CHARACTERS].split())
+    return hashlib.blake2b(beginning.encode(), digest_size=16).digest()
 
 
 def _window_hashes(text: str) -> list[int]:
@@ -229,10 +236,20 @@ def shared_windows(
 def overlap(train: str | Path, validation: str | Path) -> dict:
     """What validation's text shares with all the text that was collected for training.
 
-    Raises ``UserError`` where that is whole documents.
+    Raises ``UserError`` where that is whole documents, or more than ``MOST_SHARED_PCT`` of
+    validation's windows: on such text low perplexity is memory.
     """
-    known = set(map(document_key, read_documents(validation)))
-    if shared := known.intersection(map(document_key, read_documents(train))):
+    held_out = set(map(document_key, read_documents(validation)))
+    if shared := held_out.intersection(map(document_key, read_documents(train))):
         raise UserError(f"{train}: {len(shared)} validation documents occur in training")
     windows = shared_windows(read_documents(train), read_documents(validation))
-    return {"documents_shared_with_training": 0, "word_windows_shared_with_training": windows}
+    shared_pct = windows["in_training_pct"]
+    if shared_pct is not None and shared_pct > MOST_SHARED_PCT:
+        raise UserError(
+            f"{validation}: {shared_pct:g} % of its runs of {WINDOW} words occur in {train}; at "
+            f"most {MOST_SHARED_PCT:g} % may; take the two splits from different text"
+        )
+    return {
+        "documents_shared_with_training": 0,
+        "word_windows_shared_with_training": windows | {"refused_above_pct": MOST_SHARED_PCT},
+    }

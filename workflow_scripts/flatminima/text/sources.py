@@ -24,7 +24,6 @@ from flatminima.text import corpus
 
 REMOTE = "hf://"
 MAIN = "main"  # the branch of a hub dataset where no other is named
-LONG = 1 << 20  # characters; of a longer document no more is read than is asked for
 
 
 class TextError(UserError):
@@ -226,15 +225,17 @@ def _collect_split(
     else:
         reasons = "; ".join(f"{entry['source']} ({entry['reason']})" for entry in passed_over)
         raise TextError(f"{split} text: none of its sources can be had: {reasons}")
-    most, left_out = max(LONG, *wanted.values()) + 1, 0
+    # Of a longer document no more is kept than is asked for, and than its key is taken of.
+    longest = max(corpus.KEY_CHARACTERS, *wanted.values()) + 1
+    left_out = 0
 
     def others() -> Iterator[str]:
         nonlocal left_out
         for text in read_texts(file):
-            if corpus.document_key(text[:most]) in held_out:
+            if corpus.document_key(text) in held_out:
                 left_out += 1
             else:
-                yield text[:most]
+                yield text[:longest]
 
     corpus.write_documents(path, progress(up_to(others(), wanted), f"documents from {file.name}"))
     return {

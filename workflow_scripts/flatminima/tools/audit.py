@@ -35,7 +35,7 @@ from flatminima.phases import SPARE, describe_phases
 from flatminima.quantizer_specs import FP32, HIGH_BIT, LOW_BIT, printed_names
 from flatminima.quantizers import coverage_line
 from flatminima.revisions import read_checkpoint
-from flatminima.scaling_law import excess_sentence, suite_excess
+from flatminima.scaling_law import Answer, excess_answer, excess_sentence, suite_excess
 from flatminima.scoring import Prober, gather_audit
 from flatminima.text.tokens import fixed_batches, write_tokens
 from flatminima.tools import sources
@@ -385,13 +385,7 @@ def answers(audited: pd.DataFrame, phases: dict) -> list[str]:
         converged = "Not yet: its perplexity is lowest at the last checkpoint"
     elif rise is not None:
         converged += f"; its perplexity is up {rise:.1f} % since"
-    try:
-        spacing = even_spacing(low.index.to_numpy())
-        trend = excess_sentence(suite_excess(audited, phases, spacing=spacing))
-    except UserError as error:
-        trend = f"cannot be told: {error}"
-    except (KeyError, IndexError):  # an audit that is too short for phases
-        trend = "cannot be told from so few checkpoints"
+    trend = trend_answer(audited, phases)
     lowest = {role: part.loc[part["ppl"].idxmin()] for role, part in by_role.items()}
     ship = "; ".join(
         f"at {name} step {lowest[role].name:,} (perplexity {lowest[role]['ppl']:.2f})"
@@ -400,6 +394,20 @@ def answers(audited: pd.DataFrame, phases: dict) -> list[str]:
     return [
         f"Is INT4 affordable? {cost}",
         f"Has FP32 converged? {converged}",
-        f"Has the gap left its trend? {trend[0].upper()}{trend[1:]}",
+        f"Has the gap left its trend? {trend}",
         f"What to ship, by the lowest perplexity of each width: {ship}",
     ]
+
+
+def trend_answer(audited: pd.DataFrame, phases: dict) -> str:
+    """Whether the low-bit loss left its own power law: yes, no, or that it cannot be told."""
+    if "rapid_learning_end" not in phases:  # those of ``_without_phases``
+        return "Cannot be told from so few checkpoints"
+    try:
+        excess = suite_excess(audited, phases, spacing=even_spacing(audited["step"].unique()))
+    except UserError as error:
+        return f"Cannot be told: {error}"
+    sentence = excess_sentence(excess)
+    yes_or_no = {Answer.LEFT: "Yes, ", Answer.DID_NOT_LEAVE: "No, "}.get(excess_answer(excess), "")
+    sentence = yes_or_no + sentence
+    return sentence[0].upper() + sentence[1:]
