@@ -54,7 +54,7 @@ def test_every_matrix_of_the_blocks_and_nothing_else(family, models):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_kurtosis_is_of_the_weights_that_are_quantized(family, models, tmp_path):
     models[family].save_pretrained(tmp_path)
-    table = kurtosis_of_checkpoint(4, tmp_path / "model.safetensors", "blocks")
+    [table] = kurtosis_of_checkpoint(4, tmp_path / "model.safetensors", "blocks")
     each = table[table.statistic == "per_tensor"]
     assert (len(each), each.n_weights.sum()) == WANTED[family][:2]
     assert (table.n_weights[table.tensor == "all"] == WANTED[family][1]).all()

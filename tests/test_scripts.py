@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from snakemake.iocontainers import Namedlist
 
+from flatminima.files import read_content
 from flatminima.model import build_model, save_model
 from flatminima.text.corpus import write_documents
 from tests.conftest import PROBE
@@ -63,23 +64,72 @@ def data(tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_model_that_has_diverged_is_named_and_the_others_are_probed(data, tmp_path):
+DIVERGED_TENSOR = "gpt_neox.layers.0.mlp.dense_h_to_4h.weight"
+
+
+@pytest.fixture
+def folders(tmp_path) -> dict[int, str]:
+    """Checkpoints by step; that of step 7 has diverged."""
     folders = {step: str(tmp_path / f"step{step}") for step in (7, 1)}
     for step, folder in folders.items():
         save_model(build_model(SHAPE, 300, seed=step), Path(folder))
-    name, file = "gpt_neox.layers.0.mlp.dense_h_to_4h.weight", f"{folders[7]}/model.safetensors"
+    file = f"{folders[7]}/model.safetensors"
     tensors = load_file(file)
-    tensors[name][0, :2] = torch.tensor([float("nan"), float("inf")])
+    tensors[DIVERGED_TENSOR][0, :2] = torch.tensor([float("nan"), float("inf")])
     save_file(tensors, file, metadata={"format": "pt"})
+    return folders
+
+
+def test_a_model_that_has_diverged_is_named_and_the_others_are_probed(data, folders, tmp_path):
     log = run_script(
         "probe_checkpoints", tmp_path, input={"validation": data / "validation.safetensors"},
         output={"sequences": "s.parquet", "provenance": "s.json"},
         params={"folders": folders, "probe": PROBE},
     )  # fmt: skip
-    line = f"{folders[7]}: 2 of 1024 {name} are not finite"
+    line = f"{folders[7]}: 2 of 1024 {DIVERGED_TENSOR} are not finite"
     assert f"not measured: {line}" in log.read_text()
     assert json.loads((tmp_path / "s.json").read_text())["left_out"] == {"7": line}
     assert set(pd.read_parquet(tmp_path / "s.parquet").step) == {1}
+
+
+MECHANISM = {"batch_size": 4, "resamples": 5, "device": "cpu", "sequences": 4}
+INT4 = {"bits": 4, "granularity": "group", "symmetric": False, "group_size": 16, "layers": "blocks"}
+INT8 = {"bits": 8, "granularity": "channel", "symmetric": True, "layers": "blocks"}
+SETTINGS = {
+    "layers": {"low_bit": INT4},
+    "activations": {"low_bit": INT4, "bits": 4},
+    "curvature": {"layers": "blocks", "draws": 2},
+    "sensitivity": {"low_bit": INT4, "high_bit": INT8, "draws": 1},
+    "factorial": {
+        "bits": [4], "group_sizes": [16], "formats": [],
+        "low": {"bits": 4, "symmetric": False, "granularity": "g16"},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("steps", [(7, 1), (7,)], ids=["beside another", "alone in its job"])
+@pytest.mark.parametrize("measure", ["kurtosis", "drift", *SETTINGS])
+def test_no_measurement_ends_at_a_model_that_has_diverged(measure, steps, data, folders, tmp_path):
+    folders = {step: folders[step] for step in steps}
+    files = {step: f"{folder}/model.safetensors" for step, folder in folders.items()}
+    table = f"{measure}.csv"
+    outputs = {"table": table}
+    inputs = {"validation": data / "validation.safetensors"}
+    params = {"folders": folders, "settings": MECHANISM | SETTINGS.get(measure, {})}
+    if measure == "kurtosis":
+        inputs = {"weights": list(files.values())}
+        params = {"steps": list(steps), "layers": "blocks"}
+    if measure == "drift":
+        inputs = {}
+        outputs = {"drift": table, "displacement": "displacement.csv"}
+        params = {"weights": files, "quantizer": INT4, "layers": "blocks", "spacing": 1}
+    if measure == "factorial":
+        outputs["sequences"] = "factorial.parquet"
+    log = run_script(
+        f"measure_{measure}", tmp_path, input=inputs, output=outputs, params=params
+    ).read_text()
+    assert "step 7 is left out" in log and DIVERGED_TENSOR in log
+    assert set(read_content(tmp_path / table)["step"]) == set(steps) - {7}
 
 
 def test_ranges_that_come_in_any_order_are_gathered_in_step_order(tmp_path):

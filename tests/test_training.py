@@ -1,5 +1,6 @@
 """Initialisation, data order, gradients and updates, each against what it must be."""
 
+import json
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from flatminima import model as model_module
 from flatminima.errors import Diverged
@@ -280,3 +282,48 @@ def test_a_rate_that_is_too_high_ends_in_one_line_with_its_key(tiny_tokens, tmp_
     assert "step 1" in line and "loss" in line and "1e+308" in line and "\n" not in line
     assert line.endswith("fork.schedules.oli")
     assert not (tmp_path / "last").exists()
+
+
+# Dropout
+
+
+def gpt2(rate: float):
+    """A GPT-2 with dropout, the same weights at every call."""
+    torch.manual_seed(0)
+    shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 64}
+    rates = {f"{kind}_pdrop": rate for kind in ("attn", "embd", "resid")}
+    return GPT2LMHeadModel(GPT2Config(**shape, **rates, summary_first_dropout=0.0))
+
+
+def test_dropout_changes_no_update_and_a_resumed_job_is_the_same_to_the_bit(tmp_path):
+    tokens = np.random.default_rng(0).integers(0, 64, (32, 16)).astype(np.int32)
+
+    def job(name: str, rate: float, stop: int, *, stopped: bool = False) -> dict:
+        """Weights of the end; ``stopped`` breaks off after step 6 and goes on."""
+        options = {"start": 0, "stop": stop, "checkpoints": {stop: f"{tmp_path}/{name}"},
+                   "losses": f"{tmp_path}/{name}.csv", "workspace": f"{tmp_path}/work-{name}",
+                   "save_every": 3, "made_by": {"code": "x"},
+                   "provenance": f"{tmp_path}/{name}.json"}  # fmt: skip
+        if stopped:
+            with pytest.raises(RuntimeError, match="power"):
+                train_job(gpt2(rate), tokens, fails_at(7), RECIPE, **options)
+        model = gpt2(rate)
+        torch.manual_seed(stopped)  # decides what dropout would draw
+        train_job(model, tokens, WARMED, RECIPE, **options)
+        return weights_of(model)
+
+    def fails_at(step: int):
+        def schedule(at: int) -> float:
+            if at == step:
+                raise RuntimeError("power is lost")
+            return WARMED(at)
+
+        return schedule
+
+    plain, dropping = job("plain", 0.0, 12), job("dropping", 0.1, 12)
+    assert_equal(dropping, plain)
+    assert_equal(job("resumed", 0.1, 12, stopped=True), plain)
+    named = {"attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1}
+    for name, rates in (("plain", None), ("dropping", named), ("resumed", named)):
+        record = json.loads((tmp_path / f"{name}.json").read_text())
+        assert record.get("dropout_set_to_zero") == rates

@@ -6,11 +6,14 @@ from flatminima.kurtosis import kurtosis_of_checkpoint
 
 
 def main(weights: list, steps: list, layers: str, table: str) -> None:
-    """Write the three kurtosis statistics of each step; ``weights`` are its files, in order."""
+    """Write the three kurtosis statistics of each step; ``weights`` are its files, in order.
+
+    A checkpoint that has diverged is named and left out.
+    """
     series = list(zip(steps, weights, strict=True))
-    tables = [
-        kurtosis_of_checkpoint(step, path, layers) for step, path in progress(series, "kurtosis")
-    ]
+    tables = []
+    for step, path in progress(series, "kurtosis"):
+        tables += kurtosis_of_checkpoint(step, path, layers)
     write_rows(tables, table)
 
 

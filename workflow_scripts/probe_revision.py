@@ -18,7 +18,8 @@ def main(*, repo: str, branches: dict, validation: str, probe: dict, layers: str
     """Write what the rules for checkpoints on disk write; ``branches`` maps steps to hub names.
 
     A revision that the hub does not have is a row that says so. No more than one checkpoint
-    is in ``folder`` at a time, and none when the job ends.
+    is in ``folder`` at a time, and none when the job ends. A checkpoint that has diverged is
+    described, and has neither scores nor kurtosis.
     """
     prober = Prober(validation, probe, threads)
     rows, prints, kurtosis, scores = [], [], [], []
@@ -35,7 +36,7 @@ def main(*, repo: str, branches: dict, validation: str, probe: dict, layers: str
                 continue
             prints.append(fingerprint_checkpoint(step, weights))
             rows.append(describe_checkpoint(step, weights, origin, prints[-1]))
-            kurtosis.append(kurtosis_of_checkpoint(step, weights, layers))
+            kurtosis += kurtosis_of_checkpoint(step, weights, layers)
             scores += prober.checkpoint(folder, step)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -4,11 +4,16 @@ The revision of a *missing* step is not on the hub. A *diverged* checkpoint is t
 weights or its perplexity are not finite.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 import pandas as pd
 
+from flatminima.errors import Diverged
+
+logger = logging.getLogger(__name__)
 PRESENT, MISSING = "present", "missing"  # the column status of suite.csv
 DIVERGED = "diverged"
 _MOST_NAMED = 6
@@ -23,6 +28,18 @@ def diverged_steps(suite_table: pd.DataFrame, audit: pd.DataFrame) -> list[int]:
     """Steps whose checkpoint is there and that the probe left out of ``audit.csv``."""
     there = suite_table.loc[suite_table["status"] == PRESENT, "step"]
     return sorted(int(step) for step in set(there) - set(audit["step"]))
+
+
+@contextmanager
+def leaving_out_diverged(step: int) -> Iterator[None]:
+    """Leave the block where the checkpoint of ``step`` has diverged, and name it in the log.
+
+    The other checkpoints of a run go on, as in ``scoring.Prober.checkpoint``.
+    """
+    try:
+        yield
+    except Diverged as error:
+        logger.warning("step %s is left out: %s", step, error)
 
 
 def even_steps(steps: Iterable[int], spacing: int) -> np.ndarray:

@@ -259,8 +259,9 @@ def describe_phases(
 
     ``audit`` is the audit of one suite, ``sequences`` its scores (``intervals.paired_scores``),
     ``spacing`` the distance of the evenly spaced steps. Steps whose revision is ``missing``
-    and those that ``diverged`` are passed over and, where there are any, listed. All values are plain Python numbers; what does
-    not exist is ``None``. Raises ``ValueError`` where a role or a step is missing.
+    and those that ``diverged`` are passed over and, where there are any, listed. All values are
+    plain Python numbers; what does not exist is ``None``. Raises ``ValueError`` where a role or a
+    step is missing.
     """
     steps = even_steps(audit["step"], spacing)
     if not len(steps):

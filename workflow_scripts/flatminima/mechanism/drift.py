@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from flatminima.layers import matrices_of
+from flatminima.missing import leaving_out_diverged
 from flatminima.model import load_model
 from flatminima.quantizer_specs import AffineQuantizer
 from flatminima.quantizers import fake_quantize, grid_steps
@@ -143,14 +144,19 @@ def drift_tables(
     """drift.csv (a row per step) and displacement.csv (evenly spaced steps and lags).
 
     ``states`` yields steps in order with their weights files; few are in memory at a time. The
-    codes of a step are compared with those of the step before it.
+    codes of a step are compared with those of the measured step before it. A checkpoint that has
+    diverged is named and left out.
     """
     rows: list[dict] = []
 
     def even() -> Iterator[tuple[int, np.ndarray]]:
         before = earlier = None
         for step, path in states:
-            weights = matrices_of(load_model(Path(path).parent), layers)
+            weights = None
+            with leaving_out_diverged(step):
+                weights = matrices_of(load_model(Path(path).parent), layers)
+            if weights is None:
+                continue
             flips = code_flips(before, weights, spec)
             place = {"step": step, "previous_step": earlier}
             rows.append(place | misalignment(weights, spec, seed=step) | flips)

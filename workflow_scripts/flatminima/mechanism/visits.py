@@ -7,10 +7,11 @@ import numpy as np
 import pandas as pd
 from torch import Tensor, nn
 
-from flatminima.files import write_table
+from flatminima.files import write_rows
 from flatminima.intervals import percentile_interval
 from flatminima.jobs import progress
 from flatminima.layers import linear_layers
+from flatminima.missing import leaving_out_diverged
 from flatminima.model import load_model, take_device
 from flatminima.text.tokens import read_tokens
 
@@ -36,13 +37,18 @@ def visits(
     """The checkpoints of a job one after another; one model is in memory at a time.
 
     ``settings`` has ``device``, ``batch_size``, ``resamples`` and ``sequences``, the number of
-    validation sequences that are used. Raises ``ValueError`` for a model whose linear weights
-    are not ``[out, in]`` matrices.
+    validation sequences that are used. A checkpoint whose weights are not finite is named and
+    left out. Raises ``ValueError`` for a model whose linear weights are not ``[out, in]``
+    matrices.
     """
     device, tokens = take_device(settings["device"], threads), read_tokens(validation)
     options = settings["batch_size"], settings["resamples"], device
     for step, folder in progress(folders.items(), "checkpoints", total=len(folders)):
-        model = load_model(folder, device)
+        model = None
+        with leaving_out_diverged(step):
+            model = load_model(folder, device)
+        if model is None:
+            continue
         for name, layer in linear_layers(model).items():
             if layer.weight.ndim != 2 or layer.input_axis % 2 != 1:
                 raise ValueError(f"{name} is no [out, in] matrix; mechanism measures no other")
@@ -50,11 +56,17 @@ def visits(
 
 
 def at_each_checkpoint(measure: Callable[[Visit, Mapping], pd.DataFrame]) -> Callable[..., None]:
-    """The ``main`` of a script that writes ``measure(visit, settings)`` of each step."""
+    """The ``main`` of a script that writes ``measure(visit, settings)`` of each step.
+
+    A checkpoint that has diverged is named and left out.
+    """
 
     def main(*, folders: dict, validation: str, settings: dict, threads: int, table: str) -> None:
-        found = visits(folders, validation, settings, threads)
-        write_table(table, pd.concat([measure(visit, settings) for visit in found]))
+        tables = []
+        for visit in visits(folders, validation, settings, threads):
+            with leaving_out_diverged(visit.step):
+                tables.append(measure(visit, settings))
+        write_rows(tables, table)
 
     return main
 

@@ -7,6 +7,7 @@ ends bit-identical to one that was not. What is measured of a run is measured fr
 checkpoints.
 """
 
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -28,6 +29,7 @@ from flatminima.schedules import Condition, Schedule
 from flatminima.training.gradients import PLAIN, Compute, batch_gradients, sharpness_aware_gradients
 from flatminima.training.workspace import Workspace, fingerprint, load_state, save_state
 
+logger = logging.getLogger(__name__)
 # Where torch has AdamW as one kernel; elsewhere it falls back on the slower one.
 _FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
@@ -114,12 +116,13 @@ def train(
 ) -> Iterator[Update]:
     """Train from step ``start`` to step ``stop``, yielding after each update.
 
-    ``tokens`` is ``[sequences, length]``. Raises ``Diverged`` where a loss or a gradient is not
-    finite, before any weight moves.
+    ``tokens`` is ``[sequences, length]``. Models are in evaluation mode, in which dropout is
+    zero, as Pythia has it: nothing is drawn at random, and a job that is resumed takes the same
+    updates. Raises ``Diverged`` where a loss or a gradient is not finite, before any weight moves.
     """
     rate, device = 0.0, next(model.parameters()).device
     for step in range(start, stop):
-        model.train()
+        model.eval()
         rows = batch_rows(
             step, sequences=len(tokens), batch_size=recipe.batch_size, seed=recipe.seed
         )
@@ -143,6 +146,16 @@ def train(
         yield Update(step + 1, rate, value)
 
 
+def dropout_rates(model: nn.Module) -> dict[str, float]:
+    """Rates above zero that a model's configuration has for dropout, by key in order."""
+    config = model.config.get_text_config(decoder=True).to_dict()
+    return {
+        key: rate
+        for key, rate in sorted(config.items())
+        if "drop" in key and isinstance(rate, float) and rate > 0.0
+    }
+
+
 def train_job(
     model: nn.Module, tokens: np.ndarray, schedule: Schedule, recipe: Recipe, *, start: int,
     stop: int, checkpoints: Mapping[int, str], losses: str, workspace: str, save_every: int,
@@ -156,8 +169,13 @@ def train_job(
     ``initial_state``, or fresh; ``final_state`` receives the state of the end, ``provenance``
     what made the checkpoints and the sha256 of their weights. The job goes on where it was
     stopped, as long as ``made_by`` is alike, and nothing appears in its place before all is
-    done. Raises ``Diverged`` with ``key``, the one of the configuration to blame.
+    done. Dropout of the model's configuration is set to zero (``train``), which log and
+    provenance say. Raises ``Diverged`` with ``key``, the one of the configuration to blame.
     """
+    rates = dropout_rates(model)
+    if rates:
+        logger.info("dropout is set to zero: %s", rates)
+        made_by = {**made_by, "dropout_set_to_zero": rates}
     optimizer = build_optimizer(model, recipe)
     if initial_state is not None:
         load_state(Path(initial_state), model, optimizer)
