@@ -23,6 +23,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from flatminima.errors import NotMeasured
 from flatminima.layers import matrices_of
 from flatminima.missing import leaving_out_diverged
 from flatminima.model import load_model
@@ -145,7 +146,7 @@ def drift_tables(
 
     ``states`` yields steps in order with their weights files; few are in memory at a time. The
     codes of a step are compared with those of the measured step before it. A checkpoint that has
-    diverged is named and left out.
+    diverged is named and left out. Raises ``NotMeasured`` where all of them have.
     """
     rows: list[dict] = []
 
@@ -166,4 +167,6 @@ def drift_tables(
                 yield step, flat.double().numpy()
 
     distances = pd.DataFrame(displacements(even(), spacing), columns=DISTANCES)
+    if not rows:
+        raise NotMeasured("every checkpoint whose weights were to be followed has diverged")
     return pd.DataFrame(rows), distances
