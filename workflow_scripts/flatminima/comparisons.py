@@ -181,7 +181,7 @@ def kurtosis_rows(
     Over all evenly spaced ``late_checkpoints``, over 16 spread evenly over the grid, the number
     the paper took, and over the late ones of these.
     """
-    steps = even_steps(set(audit["step"]) & set(kurtosis["step"]), spacing)
+    steps = even_steps(np.intersect1d(audit["step"], kurtosis["step"]), spacing)
     lost, (late, start) = missing_words(holes(steps, spacing)), late_checkpoints(phases)
     fallback = "no onset, so from FP32 convergence on" if phases["onset"]["step"] is None else ""
     note = join_notes(fallback, lost)
