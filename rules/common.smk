@@ -5,7 +5,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from snakemake.utils import update_config
+from snakemake.common.configfile import load_configfile
 
 # Snakemake asks nbformat for the language of each script. jsonschema behind it builds 38 grammars
 # for kinds of addresses where it finds these packages: more than two seconds at every start.
@@ -16,7 +16,8 @@ sys.path.insert(0, Path(workflow.basedir, "workflow_scripts").as_posix())
 
 from flatminima.code_hash import code_hash
 from flatminima.config import plan, plan_forks, plan_mechanism
-from flatminima.config.loading import as_in_a_file, complete_config, read_yaml
+from flatminima.config.keys import CONTROL
+from flatminima.config.loading import as_in_a_file, complete_config, merge, read_yaml
 from flatminima.config.plan_forks import Branch
 from flatminima.config.suites import Suite, find_suite
 from flatminima.errors import ConfigError
@@ -31,11 +32,27 @@ def one_line(function, *arguments, **fixed):
         sys.exit(f"Error: {error}")
 
 
-for key, value in (workflow.config_settings.config or {}).items():
-    update_config(config, {key: as_in_a_file(value)} if isinstance(value, dict) else {})
-for path in workflow.configfiles:  # again, for keys that stand twice
-    one_line(read_yaml, Path(path))
-checked_config = one_line(complete_config, config)
+def merged_config():
+    """config.yaml, the files of --configfile and --config over each other.
+
+    Snakemake has merged them in `config` already, but key by key everywhere.
+    """
+    if workflow.modifier.skip_configfile:  # a module has the configuration of its user
+        return config
+    settings = workflow.config_settings
+    own = workflow.configfiles[len(settings.configfiles) :]
+    merged = {}
+    for path in (*([] if settings.replace_workflow_config else own), *settings.configfiles):
+        read_yaml(Path(path))  # refuses a key that stands twice
+        merged = merge(merged, load_configfile(path))
+    given = {
+        key: as_in_a_file(value) if isinstance(value, dict) else value
+        for key, value in (settings.config or {}).items()
+    }
+    return merge(merged, given)
+
+
+checked_config = one_line(lambda: complete_config(merged_config()))
 
 
 @cache

@@ -74,7 +74,7 @@ rule test_hypotheses:
         "../envs/analysis.yaml"
     params:
         spacing=planned(lambda suite: suite.spacing),
-        baseline="cosine",
+        baseline=CONTROL,
         primary=planned(plan_forks.primary),
         resamples=setting("probe.resamples"),
         seed=0,

@@ -17,6 +17,7 @@ from flatminima.comparisons import (
     read_fork_sequences,
     text_rows,
 )
+from flatminima.errors import UserError
 from flatminima.hypothesis_tests import COLUMNS
 from flatminima.intervals import summarise
 from tests import synthetic
@@ -260,3 +261,5 @@ def test_every_p_belongs_to_a_family_and_one_row_is_primary():
     theirs = multipletests(rest.p_value, method="holm")[1]
     assert rest.p_adjusted.to_numpy() == pytest.approx(theirs, rel=1e-12)
     assert not table.duplicated(["test", "comparison", "unit", "measure"]).any()
+    with pytest.raises(UserError, match=r"fork.primary: no test has .*'oli v cosine'"):
+        synthetic.statistics(primary=primary | {"comparison": "oli v cosine"})

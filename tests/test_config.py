@@ -20,12 +20,21 @@ from flatminima.config.documentation import (
     keys_page,
 )
 from flatminima.config.keys import Config
-from flatminima.config.loading import as_in_a_file, check_config, complete_config, read_config
+from flatminima.config.loading import (
+    as_in_a_file,
+    check_config,
+    complete_config,
+    read_config,
+    read_library,
+    resolve_suites,
+)
 from flatminima.config.suites import find_suite
 from flatminima.errors import ConfigError
 from tests.workflow import ROOT
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
+# The second arm of mini, which comes with the workflow.
+CONFIG["suites"]["fresh"] = resolve_suites(CONFIG["suites"], read_library())["fresh"]
 TINY = yaml.safe_load((ROOT / "tests/config/tiny.yaml").read_text())
 DELETE = object()
 
@@ -79,10 +88,32 @@ MISTAKES = {
         ("training.eps", "1e-8", "'1e-8' is not valid: input should be a valid number"),
         ("grid.last", 5721, "must be a multiple of spacing 40"),
         ("grid", "discover", "valid with source pretrain: powers_of_two"),
-        ("grid.last", 40 * 10**9, "1000000000 revisions; at most 10000"),
+        ("grid.last", 40 * 10**7, "10000000 revisions; at most 10000"),
+        ("grid.last", 40 * 10**9, "grid.last: 40000000000 is not valid: input should be less"),
         ("probe.batch_size", 10**9, "probe.batch_size would take 1.31e+14 bytes of memory"),
         ("architecture.hidden_size", 10**8, "architecture would take 9.6e+17 bytes"),
-        ("batches.train.sequences", 10**12, "batches.train would take"),
+        ("batches.train.sequences", 10**12, "train.sequences: 1000000000000 is not valid"),
+        ("batches.train.length", int("7" * 4299), "length: 7777"),
+        ("threads", int("7" * 4299), "threads: 7777"),
+        ("threads", 10**6, "threads: 1000000 is not valid: input should be less than or equal"),
+        ("training.lr_max", 1e308, "training.lr_max: 1e+308 is not valid: input should be less"),
+        ("training.weight_decay", 1e308, "weight_decay: 1e+308 is not valid"),
+        ("training.clip_norm", 1e308, "clip_norm: 1e+308 is not valid"),
+        ("fork.cooldown_steps", 10**15, "cooldown_steps: 1000000000000000 is not valid"),
+        ("fork.schedules.oli.amplitude", 1e308, "oli.amplitude: 1e+308 is not valid"),
+        ("fork.amplitudes", [1e308], "amplitudes.0: 1e+308 is not valid"),
+        ("fork.steps", 40 * 10**7, "probed every 40, make 10000000 probes; at most 10000"),
+        ("fork.pilot.steps", 8 * 10**7, "pilot.probe_every: 80000000 steps, probed every 8, make"),
+        ("mechanism.phase_flips.cycles", 81, "cycles: 81 cycles of fork.schedules.oli are 1215"),
+        ("mechanism.replication.last", 40 * 10**7, "replication.spacing: 400000000 steps, pro"),
+        ("mechanism.second_arm", "nowhere", "mini.mechanism.second_arm: 'nowhere' is not known"),
+        ("mechanism.second_arm", "pythia-160m", "'pythia-160m' lacks mechanism.replication"),
+        ("fork.primary.comparison", "sgdr v cosin", "did you mean sgdr v cosine?"),
+        ("fork.primary.comparison", "cosine v cosine", "valid: sgdr v cosine, oli v cosine"),
+        ("fork.primary", MINI["fork"]["primary"] | {"measure": "mean_gap_pct",
+                                                    "comparison": "oli v cosine"},
+         "valid: sgdr v cosine, oli cool v cosine, oli all v cosine"),
+        ("fork.cooldown_steps", DELETE, "measure: cooled_gap_pct needs fork.cooldown_steps"),
         ("training.batch_size", 10**9, "training.batch_size would take"),
         ("architecture.num_heads", 5, "5 does not divide hidden_size 64"),
         ("batches.train.length", 65, "65 is longer than architecture.max_length 64"),
@@ -111,6 +142,7 @@ MISTAKES = {
         ("repo", "a b", "suites.pythia-160m.repo: 'a b' is not valid"),
         ("revision", "step(?P<step>[0-9]+", "is no regular expression"),
         ("revision", "step[0-9]+", "has no group (?P<step>...) for the step"),
+        ("batches.train.sequences", 10**9, "batches.train would take"),
         ("grid", {"steps": [9, 80], "last": 10}, "grid.last: 10 is before step 80"),
         ("text.train", DELETE, "text lacks train, needed for batches.train"),
         ("text.train", [{"path": "a.pdf"}], "text.train.0.path: 'a.pdf' has no known ending"),

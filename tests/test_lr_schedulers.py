@@ -115,6 +115,14 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits(name, stopped):
         assert whole[-1][0] == pytest.approx(lowest, rel=1e-14)
 
 
+def test_the_schedule_of_a_whole_run_takes_nothing_of_a_fork():
+    """Its start and the run that it leaves were accepted and changed nothing, or the schedule."""
+    for factory in (get_cosine_schedule, get_cosine_neox_schedule):
+        for extra in ({"start": 4}, {"baseline": "cosine_neox_v1"}, {"min_lr_ratio": 0.1}):
+            with pytest.raises(TypeError, match=next(iter(extra))):
+                factory(optimizer_of(1.0), 1, 9, **extra)
+
+
 MISTAKES = (
     (lambda o: get_cosine_schedule(o, 10, 10), "num_warmup_steps 10, start 10, num_training_ste"),
     (lambda o: get_cosine_schedule(o, 1, 9, min_lr=2.0), "lowest learning rate 2.0: from 0 to a"),

@@ -304,3 +304,26 @@ def test_without_a_step_between_levels_the_rest_is_measured():
     assert {*plan_mechanism.measured(suite)} == left
     assert plan_mechanism.measure_settings(suite, "layers")["low_bit"]["kind"] == "nf4"
     assert "results/mini/mechanism/findings.csv" in extended(suite)
+    assert "results/mini/calibration.json" not in extended(suite)
+    assert "results/mini/calibration.json" in extended(MINI)
+    with pytest.raises(ConfigError, match=r"probe.low_bit is NF4"):
+        plan_forks.calibration_settings(suite)
+
+
+def test_measurements_that_are_not_there_are_one_line_with_what_brings_them_back(tmp_path):
+    published = {"source": "published", "measurements": "nowhere"}
+    config = copy.deepcopy(CONFIG)
+    config["suites"]["mini"] |= published
+    for folder, cure in (
+        (
+            "nowhere",
+            "mini.measurements: no such folder: nowhere; valid: .*resources/published/mini",
+        ),
+        (str(tmp_path), f"{tmp_path}/SHA256SUMS is missing; copy the folder"),
+    ):
+        config["suites"]["mini"]["measurements"] = folder
+        with pytest.raises(ConfigError, match=cure) as error:
+            plan.frozen_files(suite_of("mini", config))
+        assert "git" not in str(error.value)
+    config["suites"]["mini"]["measurements"] = "resources/published/mini"
+    assert plan.frozen_files(suite_of("mini", config))

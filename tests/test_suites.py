@@ -4,11 +4,18 @@ import copy
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatminima.config.keys import EvenGrid
-from flatminima.config.loading import complete_config, merge, read_library, resolve_suites
+from flatminima.config.keys import EvenGrid, ListedGrid
+from flatminima.config.loading import (
+    complete_config,
+    merge,
+    read_config,
+    read_library,
+    resolve_suites,
+)
 from flatminima.config.plan import facts, schedule, tokens_per_step
 from flatminima.config.suites import Suite, chunk_names, parse_range, range_name
 from flatminima.errors import ConfigError
@@ -46,6 +53,45 @@ def test_a_merge_keeps_what_is_not_said_again(base, change):
     assert all(merged[k] == value for k, value in change.items() if not isinstance(value, dict))
     assert merge(merged, change) == merged
     assert merge(base, change, whole="abc") == base | change
+
+
+def test_what_would_be_half_of_one_and_half_of_another_is_replaced_whole(tmp_path):
+    """Over config.yaml as where a suite extends another; see docs/configuration.md."""
+    files = {"source": "files", "validation": [{"path": "a.txt"}], "train": [{"path": "b.txt"}]}
+    schedules = {"cosine": {"kind": "cosine"}, "oli": {"kind": "sgdr", "period": 400}}
+    rival = {"kind": "constant"}
+    changes = {
+        "text": files,
+        "grid": {"powers_of_two": 2, "spacing": 1430, "last": 5720},
+        "training": {"jobs_end_at": [1430, 5720], "lr_max": 0.02},
+        "fork": {
+            "start": 1430,
+            "schedules": schedules,
+            "rivals": {"wsd": rival},
+            "primary": {"comparison": "oli v cosine"},
+            "amplitudes": None,
+        },
+        "mechanism": None,
+    }
+    mine = {
+        "quantizers": {"int4_g64": {"kind": "nf4"}},
+        "suites": {"mini": changes, "own": {"extends": "mini", "label": "own", **changes}},
+    }
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(mine))
+    config = read_config([path])
+    assert config.quantizers["int4_g64"].kind == "nf4"
+    for name in ("mini", "own"):
+        suite = config.suites[name]
+        assert suite.text.dump(exclude={"characters_per_token"})["train"][0]["path"] == "b.txt"
+        assert suite.fork.schedules["oli"].dump() == schedules["oli"]
+        assert suite.fork.rivals["wsd"].dump() == rival and "ema" in suite.fork.rivals
+        assert suite.training.lr_max == 0.02 and suite.training.lr_min == 0.001
+    path.write_text("suites: {pythia-160m: {grid: {steps: [70000, 100000]}, mechanism: }}")
+    assert read_config([path]).suites["pythia-160m"].grid.revisions == [70000, 100000]
+    path.write_text("suites: {mini: {grid: {last: 400}}}")
+    with pytest.raises(ConfigError, match="suites.mini.grid lacks powers_of_two"):
+        read_config([path])
 
 
 def test_a_suite_takes_over_what_it_does_not_say_but_labels_and_places_are_its_own():
@@ -87,7 +133,7 @@ def test_extends_that_leads_nowhere_is_one_line():
 
 def test_every_library_suite_says_what_is_its_own_and_those_of_pythia_need_no_network():
     hub = {name: section for name, section in LIBRARY.items() if "repo" in section}
-    assert not set(LIBRARY) & set(CONFIG["suites"])
+    assert set(LIBRARY) & set(CONFIG["suites"]) == {"fresh"}, "as it is in these tests"
     for key in ("label", "repo"):
         assert len(hub) == len({section[key] for section in hub.values()}) > 60
     for name, section in hub.items():
@@ -114,6 +160,11 @@ def test_a_frozen_table_is_the_grid_and_without_one_a_line_says_how_to_make_it(t
     assert facts(suite)["last"] == 10000
     with pytest.raises(ConfigError, match="step 5 is not a revision of this suite"):
         suite.branch(5)
+    listed = suite.config.model_copy(update={"grid": ListedGrid(steps=[0, 20_000])})
+    suite = Suite("olmo-2-1b", listed, CHECKED.quantizers, str(tmp_path))
+    assert suite.branch(0) == "stage1-step0-tokens0B"
+    with pytest.raises(ConfigError, match=r"olmo-2-1b.grid: .*20000; nearest: 10000"):
+        suite.branch(20_000)
 
 
 # Grids and the names of their ranges

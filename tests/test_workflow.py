@@ -191,11 +191,32 @@ def test_a_mistaken_configuration_is_one_line(clean, tmp_path):
     for arguments, text, line in (
         (mistaken, "suites: {mini: {training: {lr_mx: 1.0}}}", "lr_mx is not known; did you mean"),
         (mistaken, "suite: mini\nsuite: mini", "line 1: suite stands there twice"),
+        (mistaken, "suites: {mini: {grid: {last: 400}}}", "mini.grid lacks powers_of_two"),
+        (mistaken, "suites: {mini: {measurements: a}}", "measurements is not known"),
         (("--config", own % "two"), "", "suites.mine.threads: 'two' is not valid: input should be"),
     ):
         (tmp_path / "mistaken.yaml").write_text(text)
         run = dry_run(*arguments, folder=clean)
         assert run.returncode == 1 and line in error_line(run.stdout)
+
+
+def test_a_file_over_the_configuration_replaces_a_section_as_extends_does(clean, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("""
+      suites:
+        mini:
+          grid: {powers_of_two: 1, spacing: 1430, last: 5720}
+          training: {jobs_end_at: [5720]}
+          text: {source: files, validation: [{repo: a/b, file: c.txt}], train: [{repo: a/b, file: c.txt}]}
+          fork:
+          mechanism:
+    """)
+    run = dry_run("results/mini/audit.csv", "--configfile", str(path), folder=clean)
+    assert run.returncode == 0, run.stdout[-3000:]
+    assert "pretrain_suite_mini_step5720" in run.stdout and "step2860" in run.stdout
+    text = "suites={mini: {fork: {schedules: {cosine: {kind: cosine}}, amplitudes: , primary: }}}"
+    jobs = planned("results/mini/forks.csv", "--config", text, folder=clean)
+    assert jobs["train_fork"] == 3
 
 
 def test_a_fork_set_to_nothing_plans_without_forks(clean, tmp_path):

@@ -75,6 +75,10 @@ def frozen_section(suite: Suite, there: set[str], *, folder: str, commit: str) -
         if not names <= there:
             section[part].pop(key, None)
     fork, mechanism = section.get("fork", {}), section.get("mechanism", {})
+    if "cooled.csv" not in there:
+        fork.pop("cooldown_steps", None)
+        if fork.get("primary", {}).get("measure") == "cooled_gap_pct":
+            del fork["primary"]
     if "rivals" not in fork:
         fork.pop("rival_seeds", None)
     mechanism.pop("second_arm", None)  # a suite of its own

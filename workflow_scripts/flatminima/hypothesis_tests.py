@@ -15,6 +15,7 @@ import pandas as pd
 from scipy import signal, stats
 from statsmodels.stats.multitest import multipletests
 
+from flatminima.errors import UserError
 from flatminima.intervals import CONFIDENCE
 
 NAN = float("nan")
@@ -221,14 +222,18 @@ def in_families(rows: Iterable[Row], primary: Mapping[str, str] | None) -> pd.Da
 
     ``primary`` holds the test, comparison, unit and measure of the one that was named
     beforehand; nothing is primary without it. Holm's step-down bounds the chance of one false
-    finding in a family, whatever the dependence between its tests.
+    finding in a family, whatever the dependence between its tests. Raises ``UserError`` where
+    the test that was named is not among the rows.
     """
     table = pd.DataFrame([vars(row) for row in rows], columns=COLUMNS).astype({"n_b": "Int64"})
     tested = table["p_value"].notna()
     table.loc[tested, "family"] = "exploratory"
     if primary:
         chosen = (table[list(primary)] == pd.Series(primary)).all(axis=1)
-        table.loc[tested & chosen, "family"] = "primary"
+        if not chosen.any():
+            named = ", ".join(f"{key} {name!r}" for key, name in primary.items())
+            raise UserError(f"config key fork.primary: no test has {named}; see fork.schedules")
+        table.loc[chosen, "family"] = "primary"  # even without a p, of which its note says why
     families = table[tested].groupby("family")["p_value"]
     table["p_adjusted"] = families.transform(lambda p: multipletests(p, method="holm")[1])
     return table

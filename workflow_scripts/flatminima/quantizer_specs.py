@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
 
-from flatminima.sections import Section
+from flatminima.sections import LARGEST_COUNT, Section
 
 Layers = Literal["blocks", "blocks+head"]
 Granularity = Literal["tensor", "channel", "group"]
@@ -77,7 +77,10 @@ class AffineQuantizer(_Quantizer):
         description="What shares one scale: a tensor, an output channel, or a group of its inputs."
     )
     group_size: int | None = Field(
-        None, ge=1, description="Weights along the inputs per scale; with granularity group only."
+        None,
+        ge=1,
+        le=LARGEST_COUNT,
+        description="Weights along the inputs per scale; with granularity group only.",
     )
     symmetric: bool = Field(description="No zero point where true.")
 

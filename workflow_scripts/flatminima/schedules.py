@@ -18,9 +18,9 @@ from functools import reduce
 from operator import or_
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, PositiveInt, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
-from flatminima.sections import Mistakes, Section
+from flatminima.sections import Count, Factor, Mistakes, Section
 
 Schedule = Callable[[int], float]
 OliPhase = Literal["bump", "cool"]
@@ -43,7 +43,7 @@ class RunSchedule(Section):
     lr_max: float = Field(gt=0, description="Highest learning rate.")
     lr_min: float = Field(ge=0, description="Lowest learning rate after the warm-up.")
     warmup_steps: int = Field(ge=0, description="Steps of the linear warm-up.")
-    total_steps: PositiveInt
+    total_steps: Count
 
     def __call__(self, step: int) -> float:
         """Learning rate of the update that takes the weights from ``step`` to ``step + 1``."""
@@ -156,8 +156,10 @@ class ScheduleKind(ConditionKind):
 
     modifiers: ClassVar = {"training": ("weight_decay", "sam_radius"), "compute": ("precision",)}
 
-    weight_decay: float | None = Field(None, ge=0, description="In place of the run's.")
-    sam_radius: float | None = Field(None, gt=0, description="Of sharpness-aware minimization.")
+    weight_decay: float | None = Field(None, ge=0, le=1000, description="In place of the run's.")
+    sam_radius: float | None = Field(
+        None, gt=0, le=1000, description="Of sharpness-aware minimization."
+    )
     precision: Literal["float32", "bf16"] | None = Field(None, description="In place of compute's.")
 
     def lr(self, step: int, fork: ForkSchedule) -> float:
@@ -197,7 +199,7 @@ class Sgdr(ScheduleKind):
     """
 
     kind: Literal["sgdr"] = "sgdr"
-    period: PositiveInt = Field(description="Steps between restarts.")
+    period: Count = Field(description="Steps between restarts.")
 
     def lr(self, step: int, fork: ForkSchedule) -> float:
         return _restart(fork.run.lr_max, fork.run.lr_min, step - fork.start, self.period)
@@ -212,9 +214,9 @@ class OscillatoryLockIn(ScheduleKind):
     """
 
     kind: Literal["oli"] = "oli"
-    bump_steps: PositiveInt = Field(description="Steps at the raised rate.")
-    cool_steps: PositiveInt = Field(description="Steps at the run's own rate.")
-    amplitude: float = Field(gt=0, description="Lambda: the raised rate in multiples of the run's.")
+    bump_steps: Count = Field(description="Steps at the raised rate.")
+    cool_steps: Count = Field(description="Steps at the run's own rate.")
+    amplitude: Factor = Field(description="Lambda: the raised rate in multiples of the run's.")
     first: OliPhase = Field(description="Phase that a cycle begins with.")
 
     @property
@@ -288,7 +290,7 @@ class WarmupStableDecay(ScheduleKind):
     """Warm-up, stable, decay without the warm-up, which the run has behind it."""
 
     kind: Literal["wsd"] = "wsd"
-    decay_steps: PositiveInt = Field(description="Steps of the decay to zero at the end.")
+    decay_steps: Count = Field(description="Steps of the decay to zero at the end.")
 
     def lr(self, step: int, fork: ForkSchedule) -> float:
         return _stable_then_linear(step, fork, fork.stop - self.decay_steps)
@@ -305,8 +307,8 @@ class Restarts(ScheduleKind):
     """
 
     kind: Literal["restarts"] = "restarts"
-    period: PositiveInt = Field(description="Steps between restarts.")
-    amplitude: float = Field(gt=0, description="Rate of a restart in multiples of the run's.")
+    period: Count = Field(description="Steps between restarts.")
+    amplitude: Factor = Field(description="Rate of a restart in multiples of the run's.")
 
     def lr(self, step: int, fork: ForkSchedule) -> float:
         position = (step - fork.start) % self.period
@@ -351,7 +353,7 @@ class Average(AverageKind):
     """A trailing average with equal weights (LAWA: Kaddour, arXiv 2209.14981)."""
 
     kind: Literal["average"] = "average"
-    window: PositiveInt = Field(description="Checkpoints in the trailing average.")
+    window: Count = Field(description="Checkpoints in the trailing average.")
 
     def steps(self, grid: Sequence[int], start: int, end: int) -> list[int]:
         return [step for step in grid if step <= end][-self.window :]

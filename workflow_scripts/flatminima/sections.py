@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -12,6 +12,11 @@ from pydantic_core import PydanticCustomError
 from flatminima.errors import suggest
 
 Mistakes = Iterator[tuple[str, str]]  # key below the section, and what is wrong with it
+# What a number may be at most. Larger ones are slips, and would not fit float32 or a run.
+LARGEST_COUNT = 10**9
+LARGEST_FACTOR = 1e6
+Count = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
+Factor = Annotated[float, Field(gt=0, le=LARGEST_FACTOR)]
 DECIDING = ("source", "kind")  # keys that say which of several classes a section is
 
 

@@ -75,6 +75,18 @@ descriptions in [keys.py](../workflow_scripts/flatminima/config/keys.py); a test
 configuration of your own goes over `config.yaml` with `--configfile mine.yaml`; a key that is not
 known stops the run before any job, with one line that says what is valid. `NAME` stands for a name
 that you choose. A default of *needed* says that the key has none, *none* that it may be left out.
+
+A file over `config.yaml`, `--config` on the command line, and a suite over the one that it
+`extends` are merged by one rule. Mappings are merged key by key: what the upper one leaves out
+stays as it is below. Everything else is replaced, lists too. These are also replaced as a whole,
+because half of one and half of another would mean nothing:
+
+- the sections `grid`, `text`, `tokenizer` and `schedules`: repeat what you keep of them;
+- an entry whose `kind` changes, such as a quantizer or one of the `rivals`.
+
+A key without a value (`fork:`) removes what stands below. A suite that `extends` another does not
+take over `label` and `is_paper_model`, nor, where its `source` is another, `repo`, `revision`,
+`pattern`, `grid` and `integrity`.
 """
 
 

@@ -8,16 +8,17 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, PositiveInt, StrictBool, Tag
+from pydantic import AfterValidator, Discriminator, Field, StrictBool, Tag
 
 from flatminima.errors import suggest
 from flatminima.quantizer_specs import FP32, AnyQuantizer, Layers
 from flatminima.revisions import check_pattern
 from flatminima.schedules import AnyRival, AnySchedule, AverageKind, OscillatoryLockIn
-from flatminima.sections import Mistakes, Section, key
+from flatminima.sections import LARGEST_COUNT, Count, Factor, Mistakes, Section, key
 from flatminima.text.corpus import file_format, package_root, package_versions
 
 PRINTED_SUITE = "paper"  # results/paper holds the verdicts on the paper's own tables
+CONTROL = "cosine"  # the condition that every other is compared with
 PYTHIA_VOCABULARY = 50_304
 MOST_REVISIONS = 10_000
 MOST_BYTES = 2**40  # of one array or model in memory
@@ -69,13 +70,15 @@ Package = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$"), _passes(_ins
 Packages = Annotated[list[Package], Unique, Field(min_length=1)]
 Repo = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$")]
 Reference = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]*$")]
-Step = Annotated[int, Field(ge=0)]
+Step = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 Steps = Annotated[list[Step], Unique, Field(min_length=1)]
+Size = Annotated[int, Field(ge=2, le=LARGEST_COUNT)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Seeds = Annotated[list[Seed], Unique, Field(min_length=1)]
-Ratios = Annotated[list[Annotated[float, Field(gt=0)]], Unique, Field(min_length=1)]
-Decays = Annotated[list[Annotated[float, Field(ge=0)]], Unique, Field(min_length=1)]
-Sizes = Annotated[list[PositiveInt], Unique]
+Ratios = Annotated[list[Factor], Unique, Field(min_length=1)]
+Decay = Annotated[float, Field(ge=0, le=1000)]
+Decays = Annotated[list[Decay], Unique, Field(min_length=1)]
+Sizes = Annotated[list[Count], Unique]
 Bits = Annotated[int, Field(ge=2, le=8)]
 Resamples = Annotated[int, Field(ge=20, le=100_000)]
 Format = Literal["nf4", "mxfp4", "nvfp4"]
@@ -102,12 +105,20 @@ def _off_grid(place: str, wanted: Sequence[int], steps: Sequence[int]) -> Mistak
             yield place, f"step {step} is not on the grid; nearest: {nearest(step, steps)}"
 
 
+def _too_many_probes(place: str, steps: float, every: int) -> Mistakes:
+    """A run of so many ``steps`` that is probed ``every`` so many, where that is too often."""
+    probes = int(steps // every)
+    if probes > MOST_REVISIONS:
+        text = f"{int(steps)} steps, probed every {every}, make {probes} probes"
+        yield place, f"{text}; at most {MOST_REVISIONS}"
+
+
 class EvenGrid(Section):
     """Revisions: step 0, powers of two from 1, then evenly to the end."""
 
     powers_of_two: Step = key("How many powers of two from 1.")
-    spacing: PositiveInt = key("Steps between the even revisions.")
-    last: PositiveInt = key("Last step; a multiple of spacing.")
+    spacing: Count = key("Steps between the even revisions.")
+    last: Count = key("Last step; a multiple of spacing.")
 
     def _mistakes(self) -> Mistakes:
         powers, spacing, last = self.powers_of_two, self.spacing, self.last
@@ -129,7 +140,7 @@ class ListedGrid(Section):
     """A choice of the revisions of a run; with source hub or local."""
 
     steps: Steps = key("The steps.")
-    last: PositiveInt = key("Last step of the run; by default the largest of steps.", None)
+    last: Count = key("Last step of the run; by default the largest of steps.", None)
 
     def _mistakes(self) -> Mistakes:
         if self.last is not None and self.last < max(self.steps):
@@ -171,10 +182,10 @@ class Integrity(Section):
 class Architecture(Section):
     """Shape of the model; for checks before any download and for make plan."""
 
-    hidden_size: int = key("Width of the residual stream.", ge=4)
-    num_layers: PositiveInt = key("Transformer blocks.")
-    num_heads: PositiveInt = key("Attention heads; divides hidden_size.")
-    max_length: int = key("Longest sequence in tokens.", ge=2)
+    hidden_size: int = key("Width of the residual stream.", ge=4, le=LARGEST_COUNT)
+    num_layers: Count = key("Transformer blocks.")
+    num_heads: Count = key("Attention heads; divides hidden_size.")
+    max_length: Size = key("Longest sequence in tokens.")
 
     def _mistakes(self) -> Mistakes:
         if self.hidden_size % self.num_heads:
@@ -185,12 +196,12 @@ class FoundArchitecture(Architecture):
     """Shape of a model that was trained elsewhere."""
 
     family: Text = key("Its name in transformers.", "gpt_neox")
-    vocab_size: PositiveInt = key(
+    vocab_size: Count = key(
         "Rows of the embedding, which may be more than the tokenizer has entries; 50304 as Pythia "
         "has where left out. Where given, token ids at or above it are refused.", None,
     )  # fmt: skip
     dtype: Literal["float16", "bfloat16", "float32"] = key("Of the published weights.", "float16")
-    intermediate_size: PositiveInt = key("Width inside the MLP; by default 4 hidden sizes.", None)
+    intermediate_size: Count = key("Width inside the MLP; by default 4 hidden sizes.", None)
 
 
 class PackageText(Section):
@@ -199,7 +210,7 @@ class PackageText(Section):
     source: Literal["packages"] = key("Text of installed packages.")
     documents: Literal["docstrings", "modules"] = key("What a document is.", "docstrings")
     packages: Packages = key("Import names of installed packages, in order.")
-    min_characters: PositiveInt = key("Shorter documents are left out.")
+    min_characters: Count = key("Shorter documents are left out.")
     validation_fraction: float = key("Fraction held out for validation.", gt=0, lt=1)
     seed: Seed = key("Seed of shuffling and split.")
 
@@ -238,7 +249,7 @@ class FileText(Section):
     source: Literal["files"] = key("Documents of named files.")
     validation: list[TextFile] = key("Sources, the first that can be had.", min_length=1)
     train: list[TextFile] = key("Sources, the first that can be had.", None, min_length=1)
-    characters_per_token: PositiveInt = key(
+    characters_per_token: Count = key(
         "Characters collected for each token needed; more where a token stands for more.", 8
     )
 
@@ -249,7 +260,7 @@ AnyText = Annotated[PackageText | FileText, Field(discriminator="source")]
 class TrainedTokenizer(Section):
     """A byte-level BPE that is trained on the suite's text."""
 
-    vocab_size: int = key("Entries of the byte-level BPE.", ge=257)
+    vocab_size: int = key("Entries of the byte-level BPE.", ge=257, le=LARGEST_COUNT)
 
 
 class HubTokenizer(Section):
@@ -274,14 +285,14 @@ class LocalTokenizer(HubTokenizer):
 class Batches(Section):
     """Fixed token sequences, cut from the documents without padding."""
 
-    sequences: PositiveInt = key("Number of sequences.")
-    length: int = key("Tokens per sequence.", ge=2)
+    sequences: Count = key("Number of sequences.")
+    length: Size = key("Tokens per sequence.")
     end_of_text: StrictBool = key("An end-of-text token after each document.", True)
     document_start: StrictBool = key(
         "true: each sequence is the start of one document, and shorter documents are left out. "
         "false: documents one after another, cut every length tokens.", False,
     )  # fmt: skip
-    longest_document: PositiveInt = key("Documents of more tokens are left out.", None)
+    longest_document: Count = key("Documents of more tokens are left out.", None)
     sha256: str = key(
         "Of the token file, to be the same on another machine.", None, pattern="^[0-9a-f]{64}$"
     )
@@ -307,17 +318,17 @@ class Training(Section):
 
     seed: Seed = key("Seed of initialisation and data order.")
     schedule: Literal["cosine", "cosine_neox_v1"] = key("The paper's formula, or what Pythia ran.")
-    lr_max: float = key("Highest learning rate.", gt=0)
+    lr_max: float = key("Highest learning rate.", gt=0, le=100)
     lr_min: float = key("Lowest learning rate after the warm-up.", ge=0)
     warmup_steps: Step = key("Steps of the linear warm-up.")
-    batch_size: PositiveInt = key("Sequences per update.")
+    batch_size: Count = key("Sequences per update.")
     beta1: float = key("Adam's beta1.", ge=0, lt=1)
     beta2: float = key("Adam's beta2.", ge=0, lt=1)
-    eps: float = key("Adam's epsilon.", gt=0)
-    weight_decay: float = key("Decoupled; not on biases and norms.", ge=0)
-    clip_norm: float = key("Largest norm of the gradient.", gt=0)
-    save_every: PositiveInt = key("Updates between two states that a killed job goes on from.")
-    jobs_end_at: Annotated[list[PositiveInt], Unique] = key(
+    eps: float = key("Adam's epsilon.", gt=0, le=1)
+    weight_decay: Decay = key("Decoupled; not on biases and norms.")
+    clip_norm: float = key("Largest norm of the gradient.", gt=0, le=1e30)
+    save_every: Count = key("Updates between two states that a killed job goes on from.")
+    jobs_end_at: Annotated[list[Count], Unique] = key(
         "Where trained here: steps at which one job hands over to the next, to grid.last.", None
     )
 
@@ -331,7 +342,7 @@ class Compute(Section):
 
     precision: Precision = key("bf16 runs the forward pass under autocast.", "float32")
     tf32: StrictBool = key("Allow TF32 in training on CUDA.", False)
-    micro_batch: PositiveInt = key("Sequences per forward pass; a batch where left out.", None)
+    micro_batch: Count = key("Sequences per forward pass; a batch where left out.", None)
     attention: Literal["sdpa", "eager"] = key("Attention implementation of transformers.", "sdpa")
 
 
@@ -340,8 +351,8 @@ class Probe(Section):
 
     low_bit: str = key("The quantizer whose collapse is audited.")
     high_bit: str = key("The quantizer it is held against.")
-    batch_size: PositiveInt = key("Validation sequences per forward pass.")
-    steps_per_job: PositiveInt = key("Revisions that one job works on.")
+    batch_size: Count = key("Validation sequences per forward pass.")
+    steps_per_job: Count = key("Revisions that one job works on.")
     resamples: Resamples = key("Bootstrap resamples of gap intervals.")
 
     def _mistakes(self) -> Mistakes:
@@ -364,21 +375,22 @@ class Phases(Section):
 class PhaseResolved(Section):
     """Dense probes through the last cycles of OLI, for both orders of its phases."""
 
-    cycles: PositiveInt = key("Cycles at the end of the fork.")
-    probe_every: PositiveInt = key("Updates between two probes.")
+    cycles: Count = key("Cycles at the end of the fork.")
+    probe_every: Count = key("Updates between two probes.")
 
 
 class Pilot(Section):
     """The pilot of appendix B, on shorter sequences, and the arms that take it apart."""
 
-    length: int = key("Tokens per sequence.", ge=2)
-    steps: PositiveInt = key("Updates of each arm.")
-    probe_every: PositiveInt = key("Updates between two probes.")
-    rewarm_steps: PositiveInt = key("Updates over which the rewarmed arms' rate rises.")
+    length: Size = key("Tokens per sequence.")
+    steps: Count = key("Updates of each arm.")
+    probe_every: Count = key("Updates between two probes.")
+    rewarm_steps: Count = key("Updates over which the rewarmed arms' rate rises.")
 
     def _mistakes(self) -> Mistakes:
         if self.steps % self.probe_every:
             yield "probe_every", f"{self.probe_every} does not divide pilot.steps {self.steps}"
+        yield from _too_many_probes("probe_every", self.steps, self.probe_every)
 
 
 class Primary(Section):
@@ -396,19 +408,19 @@ class Fork(Section):
     """Training that leaves the run under another schedule."""
 
     start: Step = key("Revision that the forks leave from.")
-    steps: PositiveInt = key("Updates of each fork.")
-    probe_every: PositiveInt = key("Updates between two probes.")
+    steps: Count = key("Updates of each fork.")
+    probe_every: Count = key("Updates between two probes.")
     phase_resolved: PhaseResolved
-    batch_size: PositiveInt = key("Sequences per update.")
+    batch_size: Count = key("Sequences per update.")
     keep_checkpoints: StrictBool = key(
         "Keep weights that were measured, for another quantizer; by default where trained here.",
         None,
     )
     optimizer_state: Literal["fresh", "rewarmed", "restored"] = key("Adam's moments at the fork.")
-    rewarm_steps: PositiveInt = key("Updates over which a rewarmed fork's rate rises.", None)
+    rewarm_steps: Count = key("Updates over which a rewarmed fork's rate rises.", None)
     seeds: Seeds = key("Each seed is one data order.")
     schedules: dict[Name, AnySchedule] = key("Conditions by name, a part of file names.")
-    cooldown_steps: PositiveInt = key(
+    cooldown_steps: Count = key(
         "Updates of the line to lr_min after each fork, so that rates are equal.", None
     )
     primary: Primary = None
@@ -420,10 +432,11 @@ class Fork(Section):
     def _mistakes(self) -> Mistakes:
         if self.steps % self.probe_every:
             yield "probe_every", f"{self.probe_every} does not divide fork.steps {self.steps}"
+        yield from _too_many_probes("probe_every", self.steps, self.probe_every)
         if (self.optimizer_state == "rewarmed") != (self.rewarm_steps is not None):
             given = f"optimizer_state is {self.optimizer_state}"
             yield "rewarm_steps", f"goes with optimizer_state rewarmed, and always with it; {given}"
-        if getattr(self.schedules.get("cosine"), "kind", None) != "cosine":
+        if getattr(self.schedules.get(CONTROL), "kind", None) != "cosine":
             yield "schedules", "lacks cosine, the control of kind cosine"
         every, cycles = self.phase_resolved.probe_every, self.phase_resolved.cycles
         for name, kind in self.oli.items():
@@ -431,8 +444,10 @@ class Fork(Section):
                 valid = f"at most fork.steps {self.steps} and a multiple of probe_every {every}"
                 text = f"{cycles} cycles of schedules.{name} are {span} steps; valid: {valid}"
                 yield "phase_resolved", text
+            yield from _too_many_probes("phase_resolved.probe_every", span, every)
         if self.amplitudes and not self.oli:
             yield "amplitudes", "needs a schedule of kind oli in fork.schedules"
+        yield from self._mistaken_primary()
         for name in self.rivals or {}:
             if name in self.schedules or name.startswith(("pilot_", "oli_x")):
                 yield f"rivals.{name}", "this name is taken, by a schedule, the pilot or amplitudes"
@@ -440,6 +455,24 @@ class Fork(Section):
             for name, kind in (getattr(self, section) or {}).items():
                 if not isinstance(kind, AverageKind):
                     yield from _below(f"{section}.{name}", kind.mistakes(self.steps))
+
+    def _mistaken_primary(self) -> Mistakes:
+        """A primary test that statistics.csv would not have."""
+        if self.primary is None:
+            return
+        cooled = self.primary.measure == "cooled_gap_pct"
+        if cooled and self.cooldown_steps is None:
+            yield "primary.measure", "cooled_gap_pct needs fork.cooldown_steps"
+        conditions: list[str] = []
+        for name in self.schedules:
+            # Probes of a schedule with phases are compared with and without its bumps; the
+            # cool-down has no phases.
+            phased = name in self.oli and not cooled
+            conditions += [f"{name} cool", f"{name} all"] if phased else [name]
+        valid = [f"{name} v {CONTROL}" for name in conditions if name != CONTROL]
+        if self.primary.comparison not in valid:
+            hint = suggest(self.primary.comparison, valid)
+            yield "primary.comparison", f"{self.primary.comparison!r} is not known; {hint}"
 
     @property
     def oli(self) -> dict[str, OscillatoryLockIn]:
@@ -466,7 +499,7 @@ class Fork(Section):
 class Measured(Section):
     """Which revisions a measurement looks at."""
 
-    every: PositiveInt = key("Every n-th revision, counted back from the last.", None)
+    every: Count = key("Every n-th revision, counted back from the last.", None)
     steps: Steps = key("Revisions one by one, instead of every.", None)
 
     def _mistakes(self) -> Mistakes:
@@ -479,8 +512,8 @@ class Measured(Section):
 class MeasuredInJobs(Measured):
     """A measurement on validation sequences, in jobs."""
 
-    steps_per_job: PositiveInt = key("Revisions that one job works on.")
-    sequences: int = key("Validation sequences that are used.", ge=2)
+    steps_per_job: Count = key("Revisions that one job works on.")
+    sequences: Size = key("Validation sequences that are used.")
 
 
 class Factorial(MeasuredInJobs):
@@ -500,7 +533,7 @@ class Sensitivity(MeasuredInJobs):
 class Curvature(MeasuredInJobs):
     """Largest eigenvalue and trace of the Hessian."""
 
-    draws: int = key("Random vectors for the trace.", ge=2)
+    draws: Size = key("Random vectors for the trace.")
 
 
 class Activations(MeasuredInJobs):
@@ -512,7 +545,12 @@ class Activations(MeasuredInJobs):
 class PhaseFlips(Section):
     """Codes that flip in phases of OLI; not made without a schedule of kind oli."""
 
-    cycles: PositiveInt = key("Cycles of OLI from the fork point.")
+    cycles: Count = key("Cycles of OLI from the fork point.")
+
+
+def block_weights(width: int, layers: int) -> int:
+    """Weights of the linear layers of a GPT-NeoX's blocks."""
+    return 12 * width**2 * layers
 
 
 class Replication(Section):
@@ -521,24 +559,32 @@ class Replication(Section):
     widths: Sizes = key("Hidden sizes.", min_length=1)
     seeds: Seeds = key("Each is one initialisation and data order.")
     weight_decays: Decays = key("Each makes runs of its own; else the suite's own.", None)
-    spacing: PositiveInt = key("Updates between two probes.")
-    last: PositiveInt = key("Updates of a run; a multiple of spacing.", None)
-    tokens_per_weight: PositiveInt = key("Length in tokens per weight, instead of last.", None)
-    train_sequences: PositiveInt = key("The part of the text it sees; all of it by default.", None)
-    sequences: int = key("Validation sequences that are used.", ge=2)
+    spacing: Count = key("Updates between two probes.")
+    last: Count = key("Updates of a run; a multiple of spacing.", None)
+    tokens_per_weight: Count = key("Length in tokens per weight, instead of last.", None)
+    train_sequences: Count = key("The part of the text it sees; all of it by default.", None)
+    sequences: Size = key("Validation sequences that are used.")
     low_bit: str = key("Quantizer that the runs are probed with.")
+
+    def steps_of(self, suite: "Suite", width: int) -> float:
+        """Updates until a run of this width has seen ``tokens_per_weight``."""
+        weights = block_weights(width, suite.architecture.num_layers)
+        tokens_per_step = suite.training.batch_size * suite.batches.train.length
+        return self.tokens_per_weight * weights / tokens_per_step
 
     def _mistakes(self) -> Mistakes:
         if (self.last is None) == (self.tokens_per_weight is None):
             yield "", "takes last or tokens_per_weight; one of them"
         elif self.last and self.last % self.spacing:
-            yield "last", f"{self.last} is no multiple of spacing"
+            yield "last", f"{self.last} is not a multiple of spacing"
+        if self.last:
+            yield from _too_many_probes("spacing", self.last, self.spacing)
 
 
 class Mechanism(Section):
     """Measurements beyond the paper (target extended); what is absent is not measured."""
 
-    batch_size: PositiveInt = key("Validation sequences per pass; divides sequences.")
+    batch_size: Count = key("Validation sequences per pass; divides sequences.")
     factorial: Factorial = None
     layers: MeasuredInJobs = key("One matrix alone, and all but one.", None)
     sensitivity: Sensitivity = None
@@ -578,7 +624,7 @@ class Suite(Section):
     device: Literal["auto", "cpu", "cuda", "mps"] = key(
         "Where models run; auto takes what is there."
     )
-    threads: PositiveInt = key("CPU threads of a training or probing job.")
+    threads: int = key("CPU threads of a training or probing job.", ge=1, le=4096)
     grid: AnyGrid = key("Revisions: by formula, by list, or discover, as they are found.")
     architecture: FoundArchitecture = None
     text: AnyText = key("Where documents come from.")
@@ -591,7 +637,7 @@ class Suite(Section):
     fork: Fork = None
     phases: Phases
     mechanism: Mechanism = None
-    tokens_per_step: PositiveInt = key("Tokens per update, where training does not say.", None)
+    tokens_per_step: Count = key("Tokens per update, where training does not say.", None)
     integrity: Integrity = None
 
     def _mistakes(self) -> Mistakes:
@@ -618,6 +664,13 @@ class Suite(Section):
         if self.mechanism:
             found = self.mechanism.off_the_run(steps, validation.sequences)
             yield from _below("mechanism", found)
+        if fork and self.mechanism and self.mechanism.phase_flips:
+            cycles = self.mechanism.phase_flips.cycles
+            for name, kind in fork.oli.items():
+                if (span := cycles * kind.period) > fork.steps:
+                    text = f"{cycles} cycles of fork.schedules.{name} are {span} steps"
+                    valid = f"valid: 1 to {fork.steps // kind.period}"
+                    yield "mechanism.phase_flips.cycles", f"{text}; {valid}"
 
     def _sizes(self) -> Iterator[tuple[str, int]]:
         """Bytes of what is held in memory at once, by the key that decides them."""
@@ -626,7 +679,7 @@ class Suite(Section):
         words = words or PYTHIA_VOCABULARY
         yield "probe.batch_size", 4 * words * self.probe.batch_size * held.validation.length
         if shape:
-            inside = 12 * shape.num_layers * shape.hidden_size**2
+            inside = block_weights(shape.hidden_size, shape.num_layers)
             yield "architecture", 4 * (inside + 2 * words * shape.hidden_size)
         for split in ("validation", "train"):
             if batches := getattr(held, split):
@@ -707,6 +760,9 @@ class PretrainSuite(Suite):
             for width in entry.widths:
                 if width % heads:
                     yield f"{place}.widths", f"num_heads {heads} does not divide {width}"
+            if entry.tokens_per_weight:
+                steps = entry.steps_of(self, max(entry.widths))
+                yield from _too_many_probes(f"{place}.tokens_per_weight", steps, entry.spacing)
             if (entry.train_sequences or 0) > held:
                 text = f"{entry.train_sequences}; the suite has {held}"
                 yield f"{place}.train_sequences", text
@@ -735,7 +791,7 @@ class LocalSuite(Suite):
 class PublishedTokenizer(LocalTokenizer):
     """The tokenizer of the suite whose measurements are frozen."""
 
-    vocab_size: int = key("Entries of the byte-level BPE.", None, ge=257)
+    vocab_size: int = key("Entries of the byte-level BPE.", None, ge=257, le=LARGEST_COUNT)
 
 
 class PublishedSuite(Suite):
@@ -767,3 +823,14 @@ class Config(Section):
             yield f"suites.{PRINTED_SUITE}", "this name is taken by the printed tables"
         for name, suite in self.suites.items():
             yield from _below(f"suites.{name}", suite.mistaken_quantizers(self.quantizers))
+            yield from _below(f"suites.{name}", self._mistaken_second_arm(suite))
+
+    def _mistaken_second_arm(self, suite: Suite) -> Mistakes:
+        arm = suite.mechanism and suite.mechanism.second_arm
+        if arm is None:
+            return
+        place = "mechanism.second_arm"
+        if arm not in self.suites:
+            yield place, f"{arm!r} is not known; {suggest(arm, self.suites)}"
+        elif not (self.suites[arm].mechanism and self.suites[arm].mechanism.replication):
+            yield place, f"suite {arm!r} lacks mechanism.replication"

@@ -1,9 +1,11 @@
 """The configuration: read, whole with what suites take over, and checked before any job starts.
 
-A suite that ``extends`` another takes over every key that it does not set itself; mappings are
-merged, anything else replaced. ``label`` and ``is_paper_model`` are a suite's own. A key set to
-nothing (``fork:``) is left out, with whatever it would inherit. The first mistake is one line
-that names the key, the value and what is valid.
+Files that stand over ``config.yaml``, ``--config`` and a suite that ``extends`` another are
+merged by one rule (``merge``): mappings key by key, anything else replaced, and so are the
+sections ``grid``, ``text``, ``tokenizer`` and ``schedules`` and an entry whose ``kind`` changes.
+``label`` and ``is_paper_model`` are a suite's own. A key set to nothing (``fork:``) is left out,
+with whatever it would inherit. The first mistake is one line that names the key, the value and
+what is valid.
 """
 
 import re
@@ -100,17 +102,26 @@ def read_library(resources: Path = ROOT / "resources") -> dict[str, dict]:
 # Inheritance.
 
 
-def merge(base: Mapping, change: Mapping, whole: Sequence[str] = ()) -> dict:
-    """``base`` with what ``change`` says, mappings merged but for the keys ``whole``.
+def merge(base: Mapping, change: Mapping, whole: Sequence[str] = WHOLE) -> dict:
+    """``base`` with ``change`` over it; neither is altered.
 
-    Neither is altered.
+    Mappings are merged key by key. Anything else is replaced, and so are the keys in ``whole``
+    and an entry whose ``kind`` changes, since it has other keys.
     """
     merged = deepcopy(dict(base))
-    for key, value in change.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        deeper = both and key not in whole
-        merged[key] = merge(merged[key], value, whole) if deeper else deepcopy(value)
+    for key, changed in change.items():
+        before = merged.get(key)
+        both_mappings = isinstance(changed, Mapping) and isinstance(before, Mapping)
+        if both_mappings and key not in whole and not _changes_kind(before, changed):
+            merged[key] = merge(before, changed, whole)
+        else:
+            merged[key] = deepcopy(changed)
     return merged
+
+
+def _changes_kind(before: Mapping, changed: Mapping) -> bool:
+    kind = before.get("kind", "affine")  # only a quantizer may leave it out
+    return changed.get("kind", kind) != kind
 
 
 def _without_nothing(section: object) -> object:
@@ -132,7 +143,7 @@ def resolve_suites(suites: object, library: Mapping[str, Mapping]) -> object:
     known = {**suites}
     for name, section in library.items():
         if isinstance(known.setdefault(name, {}), Mapping):
-            known[name] = merge(section, known[name], WHOLE)
+            known[name] = merge(section, known[name])
     inherited: dict[str, Any] = {}
 
     def inherit(name: str, below: tuple[str, ...] = ()) -> None:
@@ -151,7 +162,7 @@ def resolve_suites(suites: object, library: Mapping[str, Mapping]) -> object:
             elsewhere = own.get("source", taken.get("source")) != taken.get("source")
             dropped = (*OWN, *OF_SOURCE) if elsewhere else OWN
             taken = {key: value for key, value in taken.items() if key not in dropped}
-            own = merge(taken, {k: v for k, v in own.items() if k != "extends"}, WHOLE)
+            own = merge(taken, {k: v for k, v in own.items() if k != "extends"})
         inherited[name] = own
 
     for name in known:
@@ -162,7 +173,7 @@ def resolve_suites(suites: object, library: Mapping[str, Mapping]) -> object:
 def _with_defaults(section: object) -> object:
     if not isinstance(section, Mapping):
         return section
-    return merge(DEFAULTS.get(str(section.get("source")), {}), section, WHOLE)
+    return merge(DEFAULTS.get(str(section.get("source")), {}), section)
 
 
 # Mistakes, in one line.

@@ -313,6 +313,8 @@ def page_links(suite: Suite, outputs: Mapping[str, Sequence[str]]) -> list[str]:
 
 # A suite that has nothing but frozen measurements.
 
+PUBLISHED = ROOT / "resources/published"
+
 
 def frozen_names(suite: Suite) -> list[str]:
     """What is frozen, by its name below the suite's folder; one line if the list is lost."""
@@ -331,6 +333,15 @@ def frozen_files(suite: Suite) -> list[str]:
 
 
 def _lost(suite: Suite, name: str) -> ConfigError:
-    folder = suite.config.measurements
-    cure = f"git checkout -- {folder} brings back what was committed"
+    folder = Path(suite.config.measurements)
+    if not folder.is_dir():
+        published = sorted(path.parent for path in PUBLISHED.glob("*/suite.yaml"))
+        valid = ", ".join(path.relative_to(ROOT).as_posix() for path in published)
+        return ConfigError(
+            f"config key suites.{suite.name}.measurements: no such folder: {folder}; valid: "
+            f"one that make publish wrote, such as {valid}"
+        )
+    cure = "copy the folder anew from where it was published"
+    if folder.resolve().is_relative_to(PUBLISHED):
+        cure = f"git checkout -- {folder} brings back what was committed"
     return ConfigError(f"suite {suite.name}: {folder}/{name} is missing; {cure}")

@@ -15,6 +15,7 @@ from flatminima.config.plan import facts, frozen_names, schedule, training, weig
 from flatminima.config.suites import Suite
 from flatminima.errors import ConfigError, find
 from flatminima.files import CHECKPOINT_FILES
+from flatminima.quantizer_specs import AnyQuantizer
 from flatminima.schedules import (
     AverageKind,
     Condition,
@@ -281,14 +282,30 @@ def calibration_inputs(suite: Suite) -> dict[str, str]:
     return fork_point(suite, "restored" if there else "fresh")
 
 
+def is_calibrated(suite: Suite) -> bool:
+    """Whether there is an amplitude to calibrate, and a step between levels to calibrate it by.
+
+    A code book has levels at uneven distances.
+    """
+    return bool(suite.config.fork.oli) and low_bit(suite).kind == "affine"
+
+
+def low_bit(suite: Suite) -> AnyQuantizer:
+    """The quantizer whose collapse is audited."""
+    return suite.quantizers[suite.config.probe.low_bit]
+
+
 def calibration_settings(suite: Suite) -> dict:
     """What the amplitude of the first OLI schedule is derived from."""
     fork = suite.key("fork")
-    if not fork.oli:
-        raise ConfigError(f"suite {suite.name}: fork.schedules has no schedule of kind oli")
+    if not is_calibrated(suite):
+        raise ConfigError(
+            f"suite {suite.name}: calibration.json needs a schedule of kind oli in fork.schedules "
+            f"and a probe.low_bit of kind affine; probe.low_bit is {low_bit(suite).description}"
+        )
     run = read_schedule(schedule(suite), suite.last)
     return {
-        "quantizer": suite.quantizers[suite.config.probe.low_bit].dump(),
+        "quantizer": low_bit(suite).dump(),
         "start": fork.start,
         "batch_size": fork.batch_size,
         "batches": CALIBRATION_BATCHES,
@@ -309,7 +326,9 @@ def fork_measurements(suite: Suite) -> dict[str, str]:
     """What the ledger reads of conditions beyond the paper, by its name there."""
     if not (fork := suite.config.fork):
         return {}
-    names = [f"{key}.csv" for key in _GATHERED if getattr(fork, key)] + ["calibration.json"]
+    names = [f"{key}.csv" for key in _GATHERED if getattr(fork, key)]
+    if is_calibrated(suite):
+        names.append("calibration.json")
     return {Path(path).stem: path for path in _made(suite, names)}
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 
+from flatminima.config.keys import CONTROL, block_weights
 from flatminima.config.plan import training, weights
 from flatminima.config.plan_forks import branch, fork_measurements
 from flatminima.config.suites import Suite, chunk_names, range_name
@@ -117,7 +118,7 @@ def probed_cells(suite: Suite) -> dict[str, dict]:
 
 def phase_flip_inputs(suite: Suite) -> dict[str, str]:
     """The checkpoint that the forks leave from, and the run's state if they restore it."""
-    return branch(suite, "forks", "cosine").inputs()
+    return branch(suite, "forks", CONTROL).inputs()
 
 
 def phase_flip_settings(suite: Suite) -> dict:
@@ -126,7 +127,7 @@ def phase_flip_settings(suite: Suite) -> dict:
     fork = suite.key("fork")
     return {
         "oli": {name: branch(suite, "forks", name).settings() for name in fork.oli},
-        "control": branch(suite, "forks", "cosine").settings(),
+        "control": branch(suite, "forks", CONTROL).settings(),
         "seeds": fork.seeds,
         "cycles": entry.cycles,
         "device": suite.config.device,
@@ -163,16 +164,17 @@ class Replica:
             "width": self.width,
             "seed": self.seed,
             "weight_decay": own.weight_decay if self.decay is None else self.decay,
-            "weights": 12 * self.width**2 * self.suite.config.architecture.num_layers,
+            "weights": block_weights(self.width, self.suite.config.architecture.num_layers),
             "tokens_per_step": own.batch_size * self.suite.key("batches.train.length"),
         }
 
     @property
     def steps(self) -> list[int]:
         """Steps that are probed: up to ``last``, or the first that has seen enough tokens."""
-        entry, about = measurement(self.suite, "replication"), self.about
-        if not (last := entry.last):
-            updates = entry.tokens_per_weight * about["weights"] / about["tokens_per_step"]
+        entry = measurement(self.suite, "replication")
+        last = entry.last
+        if last is None:
+            updates = entry.steps_of(self.suite.config, self.width)
             last = entry.spacing * math.ceil(updates / entry.spacing)
         return list(range(entry.spacing, last + 1, entry.spacing))
 

@@ -169,7 +169,15 @@ class Suite:
         (step,) = self.steps_in(f"step{step}")
         if self._frozen and step in self._frozen:
             return self._frozen[step]
-        return branch_of(self.branch_pattern, step) or self._listed_branches()[step]
+        if branch := branch_of(self.branch_pattern, step):
+            return branch
+        recorded = self._listed_branches()
+        if step not in recorded:
+            raise ConfigError(
+                f"config key suites.{self.name}.grid: its repository has no revision of step "
+                f"{step}; nearest: {nearest(step, sorted(recorded))}"
+            )
+        return recorded[step]
 
     @property
     def branch_pattern(self) -> str:
