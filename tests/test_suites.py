@@ -62,16 +62,13 @@ def test_what_would_be_half_of_one_and_half_of_another_is_replaced_whole(tmp_pat
     rival = {"kind": "constant"}
     changes = {
         "text": files,
-        "grid": {"powers_of_two": 2, "spacing": 1430, "last": 5720},
-        "training": {"jobs_end_at": [1430, 5720], "lr_max": 0.02},
+        "training": {"lr_max": 0.02},
         "fork": {
-            "start": 1430,
             "schedules": schedules,
             "rivals": {"wsd": rival},
             "primary": {"comparison": "oli v cosine"},
             "amplitudes": None,
         },
-        "mechanism": None,
     }
     mine = {
         "quantizers": {"int4_g64": {"kind": "nf4"}},
@@ -87,7 +84,7 @@ def test_what_would_be_half_of_one_and_half_of_another_is_replaced_whole(tmp_pat
         assert suite.fork.schedules["oli"].dump() == schedules["oli"]
         assert suite.fork.rivals["wsd"].dump() == rival and "ema" in suite.fork.rivals
         assert suite.training.lr_max == 0.02 and suite.training.lr_min == 0.001
-    path.write_text("suites: {pythia-160m: {grid: {steps: [70000, 100000]}, mechanism: }}")
+    path.write_text("suites: {pythia-160m: {grid: {steps: [70000, 100000]}, fork: , mechanism: }}")
     assert read_config([path]).suites["pythia-160m"].grid.revisions == [70000, 100000]
     path.write_text("suites: {mini: {grid: {last: 400}}}")
     with pytest.raises(ConfigError, match="suites.mini.grid lacks powers_of_two"):

@@ -205,15 +205,21 @@ def test_a_file_over_the_configuration_replaces_a_section_as_extends_does(clean,
     path.write_text("""
       suites:
         mini:
-          grid: {powers_of_two: 1, spacing: 1430, last: 5720}
           training: {jobs_end_at: [5720]}
-          text: {source: files, validation: [{repo: a/b, file: c.txt}], train: [{repo: a/b, file: c.txt}]}
+          text:
+            source: files
+            validation: [{repo: a/b, file: c.txt}]
+            train: [{repo: a/b, file: c.txt}]
+          fork:
+        pythia-160m:
+          grid: {steps: [70000, 100000]}
           fork:
           mechanism:
     """)
-    run = dry_run("results/mini/audit.csv", "--configfile", str(path), folder=clean)
-    assert run.returncode == 0, run.stdout[-3000:]
-    assert "pretrain_suite_mini_step5720" in run.stdout and "step2860" in run.stdout
+    jobs = planned("results/mini/audit.csv", "--configfile", str(path), folder=clean)
+    assert jobs["pretrain_suite_mini_step5720"] == 1
+    jobs = planned("results/pythia-160m/audit.csv", "--configfile", str(path), folder=clean)
+    assert jobs["probe_revision"] == 2
     text = "suites={mini: {fork: {schedules: {cosine: {kind: cosine}}, amplitudes: , primary: }}}"
     jobs = planned("results/mini/forks.csv", "--config", text, folder=clean)
     assert jobs["train_fork"] == 3
