@@ -68,7 +68,7 @@ rule extended:
         lambda wildcards: one_line(
             plan_mechanism.extended_outputs,
             suite_of(checked_config.suite),
-            FIGURES["Beyond the paper"],
+            FIGURES_BEYOND_THE_PAPER,
         ),
 
 

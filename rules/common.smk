@@ -7,21 +7,17 @@ from pathlib import Path
 
 from snakemake.common.configfile import load_configfile
 
-# Snakemake asks nbformat for the language of each script. jsonschema behind it builds 38 grammars
-# for kinds of addresses where it finds these packages: more than two seconds at every start.
-for package in ("rfc3987_syntax", "rfc3986_validator"):
-    sys.modules.setdefault(package, None)
 # Snakemake puts the folder of a script on the path of its job, but not on its own.
 sys.path.insert(0, Path(workflow.basedir, "workflow_scripts").as_posix())
 
 from flatminima.code_hash import code_hash
-from flatminima.config import plan, plan_forks, plan_mechanism
+from flatminima.config import plan, plan_forks, plan_mechanism, plan_requests
 from flatminima.config.keys import CONTROL
 from flatminima.config.loading import as_in_a_file, complete_config, merge, read_yaml
 from flatminima.config.plan_forks import Branch
 from flatminima.config.suites import Suite, find_suite
 from flatminima.errors import ConfigError
-from flatminima.revisions import notice_replaced
+from flatminima.revisions import changed_checkpoints
 
 
 def one_line(function, *arguments, **fixed):
@@ -63,16 +59,17 @@ def suite_of(name):
 
 @cache
 def look_at_local(suite):
-    """Name the folders of a local suite that are no whole checkpoint, or another one than before.
+    """Name the folders of a local suite that are not whole, and those that were changed.
 
-    Once and not in jobs.
+    Once, and not in jobs. That a changed checkpoint is measured again follows from the params
+    of the rules that read it, not from here.
     """
     if suite.source != "local" or not workflow.is_main_process:
         return
     for line in suite.local.skipped:
         print(f"suite {suite.name}: skipped {line}", file=sys.stderr)
-    for folder in notice_replaced(suite.local.checkpoints, Path(suite.root)):
-        print(f"suite {suite.name}: {folder} was replaced since it was measured", file=sys.stderr)
+    for folder in changed_checkpoints(suite.local.checkpoints, Path(suite.root)):
+        print(f"suite {suite.name}: {folder} was changed since it was measured", file=sys.stderr)
 
 
 def of_suite(function, suite, *names, **fixed):
@@ -103,6 +100,13 @@ def of_branch(function, *names):
     return planned(value, "series", "condition", *names)
 
 
+def checkpoints(makes):
+    """Input: all files of the checkpoints of {steps}, for the rule that makes a table of them."""
+    return lambda wildcards: planned(
+        plan.checkpoint_files, "steps", makes=makes.format(steps=wildcards.steps)
+    )(wildcards)
+
+
 def start_of_fork(wildcards):
     """The checkpoint that a condition leaves from, and the run's state if it is restored.
 
@@ -121,6 +125,34 @@ def setting(key):
     Snakemake's ``lookup`` reads the same and walks the whole configuration each time.
     """
     return planned(Suite.key, path=key)
+
+
+def unwatched(key, suite=None):
+    """Param: a key that says how a job runs and not what it computes.
+
+    Snakemake compares no param that is derived from a job's input, output, threads or resources
+    with that of the last run. This one asks for the resources, so that another value reruns
+    nothing. The suite is the wildcard's unless it is named.
+    """
+    return lambda wildcards, resources: one_line(Suite.key, suite or suite_of(wildcards.suite), key)
+
+
+def requested(function, *names, **fixed):
+    """Resource: an amount from the plan, as many times as the job has been started."""
+    return lambda wildcards, attempt: attempt * planned(function, *names, **fixed)(wildcards)
+
+
+def requested_by(job, function):
+    """Resource: the same of a training job of a suite."""
+    return lambda wildcards, attempt: attempt * one_line(function, job)
+
+
+def gpus(wildcards):
+    """Resource: the GPUs of a job whose model may be on one.
+
+    A cluster is to give one for the device `auto`; here one is asked for where there is one.
+    """
+    return planned(plan.gpus, is_cluster=workflow.non_local_exec)(wildcards)
 
 
 def of_ranges(pattern):
@@ -151,3 +183,8 @@ def table(stem, category, number):
     """The three files of a table; the CSV is part of the report."""
     shown = in_report(f"{stem}.csv", category, f"Table {number}")
     return [shown, f"{stem}.md", f"{stem}.tex"]
+
+
+def drawn_from(rule):
+    """What a figure is drawn from, below the folder of its suite."""
+    return [str(path).removeprefix("results/{suite}/") for path in rule.input]

@@ -17,6 +17,7 @@ rule collect_text:
         "../envs/analysis.yaml"
     params:
         source=planned(plan.text),
+        states=planned(plan.text_states),
         code=code_hash("workflow_scripts/collect_text.py"),
     message:
         "Collecting the documents of {wildcards.suite}"
@@ -83,8 +84,11 @@ rule copy_tokenizer:
         "benchmarks/{suite}/copy_tokenizer.tsv"
     wildcard_constraints:
         suite=suites_where(lambda suite: suite.config.tokenizer_source == "file"),
+    localrule: True
     conda:
-        "../envs/torch.yaml"
+        "../envs/analysis.yaml"
+    params:
+        states=planned(plan.tokenizer_states),
     message:
         "Taking the tokenizer of {wildcards.suite} from {input.source}"
     shell:

@@ -57,6 +57,7 @@ use rule render_notebook_tour as render_notebook_your_run with:
             "results/example/audit/audit.png",
         ],
     output:
+        executed="results/example/your_run.ipynb",
         html="results/example/your_run.html",
     log:
         "logs/example/render_notebook/your_run.log",

@@ -43,70 +43,354 @@ use rule tabulate_audit as tabulate_forks with:
         "Table 2 of {wildcards.suite}"
 
 
-# What figures are drawn from, by their category in the report: results of the suite, and what
-# the paper printed. The script of fig1_audit is plot_audit.py, whose `draw` gets what is in each
-# file under its name without the ending; its caption is rules/report/fig1_audit.rst.
-PRINTED = "resources/paper/table1.csv"
-FIGURES = {
-    "Audit": {
-        "fig1_audit": ["audit.csv", "phases.json", PRINTED],
-        "fig5_bit_widths": ["audit.csv", PRINTED],
-        "fig14_scaling_law": ["audit.csv", "kurtosis.csv", "scaling_law.json", PRINTED],
-    },
-    "Forks": {"fig3_forks": ["forks.csv", "audit.csv"]},
-    "Kurtosis": {"fig2_kurtosis": ["kurtosis.csv", "audit.csv", "phases.json"]},
-    "Beyond the paper": {
-        "fig6_factorial": ["mechanism/factorial.csv", "mechanism/factors.csv"],
-        "fig7_layers": ["mechanism/layers.csv", "phases.json"],
-        "fig8_rivals": ["rivals.csv"],
-        "fig9_sensitivity": ["mechanism/sensitivity.csv", "audit.csv", "phases.json"],
-        "fig10_curvature": ["mechanism/curvature.csv", "audit.csv", "phases.json"],
-        "fig11_drift": [
-            *("mechanism/drift.csv", "mechanism/displacement.csv", "mechanism/phase_flips.csv"),
-            "phases.json",
-        ],
-        "fig12_activations": ["mechanism/activations.csv", "kurtosis.csv", "phases.json"],
-        "fig13_replication": ["mechanism/replication_runs.csv", "mechanism/replication.csv"],
-        "fig15_tokens": ["mechanism/replication_runs.csv", PRINTED],
-    },
-}
-# What a script gets besides, in place of the facts of its suite or beside them.
-TOLD = {
-    "fig3_forks": {"suite": planned(plan_forks.fork_facts)},
-    "fig12_activations": {"bits": setting("mechanism.activations.bits")},
-}
-OPTIONAL = {"fig3_forks": {"cooled": planned(plan_forks.cooled_table)}}
+# Each figure has a script of its own, whose `draw` gets the content of each input under the input's
+# name. Its caption in the report is rules/report/{figure}.rst.
 
-for category, stem in [(group, stem) for group, stems in FIGURES.items() for stem in stems]:
-    number, _, drawn = stem.removeprefix("fig").partition("_")
 
-    rule:
-        """A figure as PDF, SVG and PNG."""
-        name:
-            f"plot_{drawn}"
-        input:
-            **{
-                Path(file).stem: file if file == PRINTED else f"results/{{suite}}/{file}"
-                for file in FIGURES[category][stem]
-            },
-            **OPTIONAL.get(stem, {}),
-        output:
-            figure(f"results/{{suite}}/figures/{stem}", category, number),
-        log:
-            f"logs/{{suite}}/plot_{drawn}.log",
-        benchmark:
-            f"benchmarks/{{suite}}/plot_{drawn}.tsv"
-        localrule: True
-        conda:
-            "../envs/analysis.yaml"
-        params:
-            **{"suite": planned(plan.facts), **TOLD.get(stem, {})},
-            draws=f"plot_{drawn}",  # the path of a script is read when its job runs
-            code=code_hash(f"workflow_scripts/plot_{drawn}.py"),
-        message:
-            f"Figure {number} of {{wildcards.suite}}"
-        script:
-            "../workflow_scripts/{params.draws}.py"
+rule plot_audit:
+    """Figure 1: FP32 perplexity, both gaps and the learning rate over training."""
+    input:
+        audit="results/{suite}/audit.csv",
+        phases="results/{suite}/phases.json",
+        table1="resources/paper/table1.csv",
+    output:
+        figure("results/{suite}/figures/fig1_audit", "Audit", "1"),
+    log:
+        "logs/{suite}/plot_audit.log",
+    benchmark:
+        "benchmarks/{suite}/plot_audit.tsv"
+    localrule: True
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        suite=planned(plan.facts),
+        code=code_hash("workflow_scripts/plot_audit.py"),
+    message:
+        "Figure 1 of {wildcards.suite}"
+    script:
+        "../workflow_scripts/plot_audit.py"
+
+
+rule plot_kurtosis:
+    """Figure 2: excess kurtosis of the weights beside the gap."""
+    input:
+        kurtosis="results/{suite}/kurtosis.csv",
+        audit="results/{suite}/audit.csv",
+        phases="results/{suite}/phases.json",
+    output:
+        figure("results/{suite}/figures/fig2_kurtosis", "Kurtosis", "2"),
+    log:
+        "logs/{suite}/plot_kurtosis.log",
+    benchmark:
+        "benchmarks/{suite}/plot_kurtosis.tsv"
+    localrule: True
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        suite=planned(plan.facts),
+        code=code_hash("workflow_scripts/plot_kurtosis.py"),
+    message:
+        "Figure 2 of {wildcards.suite}"
+    script:
+        "../workflow_scripts/plot_kurtosis.py"
+
+
+rule plot_forks:
+    """Figure 3: gaps and learning rates of the forks."""
+    input:
+        forks="results/{suite}/forks.csv",
+        audit="results/{suite}/audit.csv",
+        cooled=planned(plan_forks.cooled_table),
+    output:
+        figure("results/{suite}/figures/fig3_forks", "Forks", "3"),
+    log:
+        "logs/{suite}/plot_forks.log",
+    benchmark:
+        "benchmarks/{suite}/plot_forks.tsv"
+    localrule: True
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        suite=planned(plan_forks.fork_facts),
+        code=code_hash("workflow_scripts/plot_forks.py"),
+    message:
+        "Figure 3 of {wildcards.suite}"
+    script:
+        "../workflow_scripts/plot_forks.py"
+
+
+rule plot_bit_widths:
+    """Figure 5: gaps at every bit width."""
+    input:
+        audit="results/{suite}/audit.csv",
+        table1="resources/paper/table1.csv",
+    output:
+        figure("results/{suite}/figures/fig5_bit_widths", "Audit", "5"),
+    log:
+        "logs/{suite}/plot_bit_widths.log",
+    benchmark:
+        "benchmarks/{suite}/plot_bit_widths.tsv"
+    localrule: True
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        suite=planned(plan.facts),
+        code=code_hash("workflow_scripts/plot_bit_widths.py"),
+    message:
+        "Figure 5 of {wildcards.suite}"
+    script:
+        "../workflow_scripts/plot_bit_widths.py"
+
+
+rule plot_scaling_law:
+    """Figure 14: the low-bit loss as a power of the tokens seen."""
+    input:
+        audit="results/{suite}/audit.csv",
+        kurtosis="results/{suite}/kurtosis.csv",
+        scaling_law="results/{suite}/scaling_law.json",
+        table1="resources/paper/table1.csv",
+    output:
+        figure("results/{suite}/figures/fig14_scaling_law", "Audit", "14"),
+    log:
+        "logs/{suite}/plot_scaling_law.log",
+    benchmark:
+        "benchmarks/{suite}/plot_scaling_law.tsv"
+    localrule: True
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        suite=planned(plan.facts),
+        code=code_hash("workflow_scripts/plot_scaling_law.py"),
+    message:
+        "Figure 14 of {wildcards.suite}"
+    script:
+        "../workflow_scripts/plot_scaling_law.py"
+
+
+rule plot_factorial:
+    """Figure 6: bits, symmetry and granularity apart."""
+    input:
+        factorial="results/{suite}/mechanism/factorial.csv",
+        factors="results/{suite}/mechanism/factors.csv",
+    output:
+        figure("results/{suite}/figures/fig6_factorial", "Beyond the paper", "6"),
+    log:
+        "logs/{suite}/plot_factorial.log",
+    benchmark:
+        "benchmarks/{suite}/plot_factorial.tsv"
+    localrule: True
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        suite=planned(plan.facts),
+        code=code_hash("workflow_scripts/plot_factorial.py"),
+    message:
+        "Figure 6 of {wildcards.suite}"
+    script:
+        "../workflow_scripts/plot_factorial.py"
+
+
+rule plot_layers:
+    """Figure 7: each matrix rounded alone, and all but one."""
+    input:
+        layers="results/{suite}/mechanism/layers.csv",
+        phases="results/{suite}/phases.json",
+    output:
+        figure("results/{suite}/figures/fig7_layers", "Beyond the paper", "7"),
+    log:
+        "logs/{suite}/plot_layers.log",
+    benchmark:
+        "benchmarks/{suite}/plot_layers.tsv"
+    localrule: True
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        suite=planned(plan.facts),
+        code=code_hash("workflow_scripts/plot_layers.py"),
+    message:
+        "Figure 7 of {wildcards.suite}"
+    script:
+        "../workflow_scripts/plot_layers.py"
+
+
+rule plot_rivals:
+    """Figure 8: every condition of the forks at its end."""
+    input:
+        rivals="results/{suite}/rivals.csv",
+    output:
+        figure("results/{suite}/figures/fig8_rivals", "Beyond the paper", "8"),
+    log:
+        "logs/{suite}/plot_rivals.log",
+    benchmark:
+        "benchmarks/{suite}/plot_rivals.tsv"
+    localrule: True
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        suite=planned(plan.facts),
+        code=code_hash("workflow_scripts/plot_rivals.py"),
+    message:
+        "Figure 8 of {wildcards.suite}"
+    script:
+        "../workflow_scripts/plot_rivals.py"
+
+
+rule plot_sensitivity:
+    """Figure 9: rounding noise, and what the loss makes of it."""
+    input:
+        sensitivity="results/{suite}/mechanism/sensitivity.csv",
+        audit="results/{suite}/audit.csv",
+        phases="results/{suite}/phases.json",
+    output:
+        figure("results/{suite}/figures/fig9_sensitivity", "Beyond the paper", "9"),
+    log:
+        "logs/{suite}/plot_sensitivity.log",
+    benchmark:
+        "benchmarks/{suite}/plot_sensitivity.tsv"
+    localrule: True
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        suite=planned(plan.facts),
+        code=code_hash("workflow_scripts/plot_sensitivity.py"),
+    message:
+        "Figure 9 of {wildcards.suite}"
+    script:
+        "../workflow_scripts/plot_sensitivity.py"
+
+
+rule plot_curvature:
+    """Figure 10: eigenvalue and trace of the Hessian."""
+    input:
+        curvature="results/{suite}/mechanism/curvature.csv",
+        audit="results/{suite}/audit.csv",
+        phases="results/{suite}/phases.json",
+    output:
+        figure("results/{suite}/figures/fig10_curvature", "Beyond the paper", "10"),
+    log:
+        "logs/{suite}/plot_curvature.log",
+    benchmark:
+        "benchmarks/{suite}/plot_curvature.tsv"
+    localrule: True
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        suite=planned(plan.facts),
+        code=code_hash("workflow_scripts/plot_curvature.py"),
+    message:
+        "Figure 10 of {wildcards.suite}"
+    script:
+        "../workflow_scripts/plot_curvature.py"
+
+
+rule plot_drift:
+    """Figure 11: where weights sit in their grids, and which codes flip."""
+    input:
+        drift="results/{suite}/mechanism/drift.csv",
+        displacement="results/{suite}/mechanism/displacement.csv",
+        phase_flips="results/{suite}/mechanism/phase_flips.csv",
+        phases="results/{suite}/phases.json",
+    output:
+        figure("results/{suite}/figures/fig11_drift", "Beyond the paper", "11"),
+    log:
+        "logs/{suite}/plot_drift.log",
+    benchmark:
+        "benchmarks/{suite}/plot_drift.tsv"
+    localrule: True
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        suite=planned(plan.facts),
+        code=code_hash("workflow_scripts/plot_drift.py"),
+    message:
+        "Figure 11 of {wildcards.suite}"
+    script:
+        "../workflow_scripts/plot_drift.py"
+
+
+rule plot_activations:
+    """Figure 12: kurtosis and rounding of activations."""
+    input:
+        activations="results/{suite}/mechanism/activations.csv",
+        kurtosis="results/{suite}/kurtosis.csv",
+        phases="results/{suite}/phases.json",
+    output:
+        figure("results/{suite}/figures/fig12_activations", "Beyond the paper", "12"),
+    log:
+        "logs/{suite}/plot_activations.log",
+    benchmark:
+        "benchmarks/{suite}/plot_activations.tsv"
+    localrule: True
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        suite=planned(plan.facts),
+        bits=setting("mechanism.activations.bits"),
+        code=code_hash("workflow_scripts/plot_activations.py"),
+    message:
+        "Figure 12 of {wildcards.suite}"
+    script:
+        "../workflow_scripts/plot_activations.py"
+
+
+rule plot_replication:
+    """Figure 13: onsets of small runs beside their FP32 minima."""
+    input:
+        replication_runs="results/{suite}/mechanism/replication_runs.csv",
+        replication="results/{suite}/mechanism/replication.csv",
+    output:
+        figure("results/{suite}/figures/fig13_replication", "Beyond the paper", "13"),
+    log:
+        "logs/{suite}/plot_replication.log",
+    benchmark:
+        "benchmarks/{suite}/plot_replication.tsv"
+    localrule: True
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        suite=planned(plan.facts),
+        code=code_hash("workflow_scripts/plot_replication.py"),
+    message:
+        "Figure 13 of {wildcards.suite}"
+    script:
+        "../workflow_scripts/plot_replication.py"
+
+
+rule plot_tokens:
+    """Figure 15: onsets by tokens per weight."""
+    input:
+        replication_runs="results/{suite}/mechanism/replication_runs.csv",
+        table1="resources/paper/table1.csv",
+    output:
+        figure("results/{suite}/figures/fig15_tokens", "Beyond the paper", "15"),
+    log:
+        "logs/{suite}/plot_tokens.log",
+    benchmark:
+        "benchmarks/{suite}/plot_tokens.tsv"
+    localrule: True
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        suite=planned(plan.facts),
+        code=code_hash("workflow_scripts/plot_tokens.py"),
+    message:
+        "Figure 15 of {wildcards.suite}"
+    script:
+        "../workflow_scripts/plot_tokens.py"
+
+
+# What `extended` draws, where all of it is measured.
+FIGURES_BEYOND_THE_PAPER = {
+    "fig6_factorial": drawn_from(rules.plot_factorial),
+    "fig7_layers": drawn_from(rules.plot_layers),
+    "fig8_rivals": drawn_from(rules.plot_rivals),
+    "fig9_sensitivity": drawn_from(rules.plot_sensitivity),
+    "fig10_curvature": drawn_from(rules.plot_curvature),
+    "fig11_drift": drawn_from(rules.plot_drift),
+    "fig12_activations": drawn_from(rules.plot_activations),
+    "fig13_replication": drawn_from(rules.plot_replication),
+    "fig15_tokens": drawn_from(rules.plot_tokens),
+}
 
 
 rule plot_lambada:

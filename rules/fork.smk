@@ -28,14 +28,16 @@ rule train_fork:
     conda:
         "../envs/torch.yaml"
     threads: setting("threads")
-    # How a job runs, not what it computes: unlike params, resources rerun nothing.
     resources:
-        gpu=planned(plan.gpus),
-        save_every=setting("training.save_every"),
+        gpu=gpus,
+        mem_mb=requested(plan_requests.fork_mb),
+        runtime=requested(plan_requests.fork_minutes, "series", "condition"),
     params:
+        save_every=unwatched("training.save_every"),
         workspace="results/{suite}/unfinished/train_fork/{series}/{condition}-seed{seed}",
         settings=of_branch(Branch.settings),
         source=of_branch(Branch.source, "seed"),
+        states=of_branch(Branch.start_states),
         key=of_branch(lambda branch: branch.key),
         device=setting("device"),
         code=code_hash("workflow_scripts/train_fork.py"),
@@ -70,8 +72,13 @@ use rule probe_checkpoints as probe_fork with:
     benchmark:
         "benchmarks/{suite}/probe_checkpoints/{series}/{condition}-seed{seed}.tsv"
     priority: 18
+    resources:
+        gpu=gpus,
+        mem_mb=requested(plan_requests.probe_mb),
+        runtime=requested(plan_requests.fork_probe_minutes, "series", "condition"),
     params:
         folders=of_branch(Branch.folders, "seed"),
+        states={},
     message:
         "Probing the fork {wildcards.condition} of {wildcards.suite}, seed {wildcards.seed}"
 
@@ -87,8 +94,12 @@ use rule measure_kurtosis as measure_kurtosis_of_fork with:
     benchmark:
         "benchmarks/{suite}/measure_kurtosis/{series}/{condition}-seed{seed}.tsv"
     priority: 18
+    resources:
+        mem_mb=requested(plan_requests.kurtosis_mb),
+        runtime=requested(plan_requests.fork_kurtosis_minutes, "series", "condition"),
     params:
         weights=of_branch(Branch.weights, "seed"),
+        states={},
         steps=of_branch(Branch.steps),
     message:
         "Measuring the kurtosis of {wildcards.condition} of {wildcards.suite}, "
@@ -143,12 +154,7 @@ use rule gather_kurtosis as gather_forks with:
 rule average_checkpoints:
     """Weights averaged over the run's own checkpoints, or one of them, without training."""
     input:
-        checkpoints=planned(
-            lambda suite, name: plan.checkpoint_files(
-                suite, plan_forks.average_steps(suite, name)
-            ),
-            "average",
-        ),
+        checkpoints=planned(plan_forks.average_files, "average"),
         validation="results/{suite}/data/validation.safetensors",
     output:
         table="results/{suite}/averages/{average}.csv",
@@ -164,13 +170,13 @@ rule average_checkpoints:
         "../envs/torch.yaml"
     threads: setting("threads")
     resources:
-        gpu=planned(plan.gpus),
+        gpu=gpus,
+        mem_mb=requested(plan_requests.average_mb),
+        runtime=requested(plan_requests.average_minutes, "average"),
     params:
         definition=planned(lambda suite, name: plan_forks.average(suite, name).dump(), "average"),
-        folders=planned(
-            lambda suite, name: [*map(suite.folder, plan_forks.average_steps(suite, name))],
-            "average",
-        ),
+        folders=planned(plan_forks.average_folders, "average"),
+        states=planned(plan_forks.average_states, "average"),
         steps=planned(plan_forks.average_steps, "average"),
         probe=planned(plan.probe),
         resamples=setting("probe.resamples"),
@@ -196,8 +202,12 @@ rule calibrate_amplitude:
         "../envs/torch.yaml"
     threads: setting("threads")
     resources:
-        gpu=planned(plan.gpus),
+        gpu=gpus,
+        mem_mb=requested(plan_requests.calibration_mb),
+        runtime=requested(plan_requests.calibration_minutes),
     params:
+        folder=planned(plan_forks.fork_point_folder),
+        states=planned(plan_forks.fork_point_states),
         settings=planned(plan_forks.calibration_settings),
         device=setting("device"),
         code=code_hash("workflow_scripts/calibrate_amplitude.py"),
@@ -211,7 +221,8 @@ rule gather_rivals:
     """Every condition of the forks at its end."""
     input:
         forks="results/{suite}/forks.csv",
-        tables=planned(plan_forks.trajectories, gathered="rivals"),
+        trained=planned(plan_forks.trajectories, gathered="rivals"),
+        averages=planned(plan_forks.average_tables),
     output:
         table="results/{suite}/rivals.csv",
     log:

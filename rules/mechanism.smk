@@ -2,47 +2,153 @@
 
 
 # Each measurement has a script of its own, so that editing one reruns no other.
-rule measure_mechanism:
-    """One measurement at the checkpoints of a range: layers, sensitivity, curvature …"""
+rule measure_factorial:
+    """Every combination of bits, symmetry and granularity at the checkpoints of a range.
+
+    The scores of each sequence are kept, for the analysis resamples them.
+    """
     input:
-        checkpoints=planned(
-            lambda suite, *names: plan.checkpoint_files(
-                suite, plan_mechanism.measure_folders(suite, *names)
-            ),
-            "steps",
-            "measure",
-        ),
+        checkpoints=planned(plan_mechanism.measure_files, "steps", measure="factorial"),
         validation="results/{suite}/data/validation.safetensors",
     output:
-        table="results/{suite}/mechanism/{measure}/{steps}.csv",
+        table="results/{suite}/mechanism/factorial/{steps}.csv",
+        sequences="results/{suite}/mechanism/factorial/{steps}.parquet",
     log:
-        "logs/{suite}/measure_{measure}/{steps}.log",
+        "logs/{suite}/measure_factorial/{steps}.log",
     benchmark:
-        "benchmarks/{suite}/measure_{measure}/{steps}.tsv"
-    wildcard_constraints:
-        measure="|".join(plan_mechanism.RANGED[1:]),
+        "benchmarks/{suite}/measure_factorial/{steps}.tsv"
     conda:
         "../envs/torch.yaml"
     threads: setting("threads")
     resources:
-        gpu=planned(plan.gpus),
+        gpu=gpus,
+        mem_mb=requested(plan_requests.measure_mb),
+        runtime=requested(plan_requests.measure_minutes, "steps", measure="factorial"),
     params:
-        folders=planned(plan_mechanism.measure_folders, "steps", "measure"),
-        settings=planned(plan_mechanism.measure_settings, "measure"),
-        code=lambda wildcards: code_hash(f"workflow_scripts/measure_{wildcards.measure}.py"),
+        folders=planned(plan_mechanism.measure_folders, "steps", measure="factorial"),
+        states=planned(plan_mechanism.measure_states, "steps", measure="factorial"),
+        settings=planned(plan_mechanism.measure_settings, measure="factorial"),
+        code=code_hash("workflow_scripts/measure_factorial.py"),
     message:
-        "Measuring the {wildcards.measure} of {wildcards.suite} {wildcards.steps}"
+        "Measuring the factorial of {wildcards.suite} {wildcards.steps}"
     script:
-        "../workflow_scripts/measure_{wildcards.measure}.py"
+        "../workflow_scripts/measure_factorial.py"
 
 
-# The same, and the scores of each sequence, which the analysis resamples.
-use rule measure_mechanism as measure_factorial with:
+rule measure_layers:
+    """Gap of each matrix rounded alone, and of all but one."""
+    input:
+        checkpoints=planned(plan_mechanism.measure_files, "steps", measure="layers"),
+        validation="results/{suite}/data/validation.safetensors",
     output:
-        table="results/{suite}/mechanism/{measure}/{steps}.csv",
-        sequences="results/{suite}/mechanism/{measure}/{steps}.parquet",
-    wildcard_constraints:
-        measure="factorial",
+        table="results/{suite}/mechanism/layers/{steps}.csv",
+    log:
+        "logs/{suite}/measure_layers/{steps}.log",
+    benchmark:
+        "benchmarks/{suite}/measure_layers/{steps}.tsv"
+    conda:
+        "../envs/torch.yaml"
+    threads: setting("threads")
+    resources:
+        gpu=gpus,
+        mem_mb=requested(plan_requests.measure_mb),
+        runtime=requested(plan_requests.measure_minutes, "steps", measure="layers"),
+    params:
+        folders=planned(plan_mechanism.measure_folders, "steps", measure="layers"),
+        states=planned(plan_mechanism.measure_states, "steps", measure="layers"),
+        settings=planned(plan_mechanism.measure_settings, measure="layers"),
+        code=code_hash("workflow_scripts/measure_layers.py"),
+    message:
+        "Measuring the layers of {wildcards.suite} {wildcards.steps}"
+    script:
+        "../workflow_scripts/measure_layers.py"
+
+
+rule measure_sensitivity:
+    """Rounding noise, and what the loss makes of it."""
+    input:
+        checkpoints=planned(plan_mechanism.measure_files, "steps", measure="sensitivity"),
+        validation="results/{suite}/data/validation.safetensors",
+    output:
+        table="results/{suite}/mechanism/sensitivity/{steps}.csv",
+    log:
+        "logs/{suite}/measure_sensitivity/{steps}.log",
+    benchmark:
+        "benchmarks/{suite}/measure_sensitivity/{steps}.tsv"
+    conda:
+        "../envs/torch.yaml"
+    threads: setting("threads")
+    resources:
+        gpu=gpus,
+        mem_mb=requested(plan_requests.measure_mb),
+        runtime=requested(plan_requests.measure_minutes, "steps", measure="sensitivity"),
+    params:
+        folders=planned(plan_mechanism.measure_folders, "steps", measure="sensitivity"),
+        states=planned(plan_mechanism.measure_states, "steps", measure="sensitivity"),
+        settings=planned(plan_mechanism.measure_settings, measure="sensitivity"),
+        code=code_hash("workflow_scripts/measure_sensitivity.py"),
+    message:
+        "Measuring the sensitivity of {wildcards.suite} {wildcards.steps}"
+    script:
+        "../workflow_scripts/measure_sensitivity.py"
+
+
+rule measure_curvature:
+    """Largest eigenvalue and trace of the Hessian."""
+    input:
+        checkpoints=planned(plan_mechanism.measure_files, "steps", measure="curvature"),
+        validation="results/{suite}/data/validation.safetensors",
+    output:
+        table="results/{suite}/mechanism/curvature/{steps}.csv",
+    log:
+        "logs/{suite}/measure_curvature/{steps}.log",
+    benchmark:
+        "benchmarks/{suite}/measure_curvature/{steps}.tsv"
+    conda:
+        "../envs/torch.yaml"
+    threads: setting("threads")
+    resources:
+        gpu=gpus,
+        mem_mb=requested(plan_requests.measure_mb),
+        runtime=requested(plan_requests.measure_minutes, "steps", measure="curvature"),
+    params:
+        folders=planned(plan_mechanism.measure_folders, "steps", measure="curvature"),
+        states=planned(plan_mechanism.measure_states, "steps", measure="curvature"),
+        settings=planned(plan_mechanism.measure_settings, measure="curvature"),
+        code=code_hash("workflow_scripts/measure_curvature.py"),
+    message:
+        "Measuring the curvature of {wildcards.suite} {wildcards.steps}"
+    script:
+        "../workflow_scripts/measure_curvature.py"
+
+
+rule measure_activations:
+    """Kurtosis and rounding of activations; anisotropy."""
+    input:
+        checkpoints=planned(plan_mechanism.measure_files, "steps", measure="activations"),
+        validation="results/{suite}/data/validation.safetensors",
+    output:
+        table="results/{suite}/mechanism/activations/{steps}.csv",
+    log:
+        "logs/{suite}/measure_activations/{steps}.log",
+    benchmark:
+        "benchmarks/{suite}/measure_activations/{steps}.tsv"
+    conda:
+        "../envs/torch.yaml"
+    threads: setting("threads")
+    resources:
+        gpu=gpus,
+        mem_mb=requested(plan_requests.measure_mb),
+        runtime=requested(plan_requests.measure_minutes, "steps", measure="activations"),
+    params:
+        folders=planned(plan_mechanism.measure_folders, "steps", measure="activations"),
+        states=planned(plan_mechanism.measure_states, "steps", measure="activations"),
+        settings=planned(plan_mechanism.measure_settings, measure="activations"),
+        code=code_hash("workflow_scripts/measure_activations.py"),
+    message:
+        "Measuring the activations of {wildcards.suite} {wildcards.steps}"
+    script:
+        "../workflow_scripts/measure_activations.py"
 
 
 # The table of one measurement over all its checkpoints.
@@ -97,7 +203,7 @@ rule analyse_factorial:
 rule measure_drift:
     """Where weights sit in their grids, which codes flip, and how far they move."""
     input:
-        files=planned(lambda suite: list(plan_mechanism.measure_weights(suite, "drift").values())),
+        checkpoints=planned(plan_mechanism.drift_files),
     output:
         drift="results/{suite}/mechanism/drift.csv",
         displacement="results/{suite}/mechanism/displacement.csv",
@@ -107,8 +213,12 @@ rule measure_drift:
         "benchmarks/{suite}/measure_drift.tsv"
     conda:
         "../envs/torch.yaml"
+    resources:
+        mem_mb=requested(plan_requests.drift_mb),
+        runtime=requested(plan_requests.drift_minutes),
     params:
         weights=planned(plan_mechanism.measure_weights, measure="drift"),
+        states=planned(plan_mechanism.drift_states),
         quantizer=planned(plan_mechanism.probed_quantizer, role="low_bit"),
         layers=setting("kurtosis.layers"),
         spacing=planned(lambda suite: suite.spacing),
@@ -134,8 +244,12 @@ rule trace_phase_flips:
         "../envs/torch.yaml"
     threads: setting("threads")
     resources:
-        gpu=planned(plan.gpus),
+        gpu=gpus,
+        mem_mb=requested(plan_requests.phase_flips_mb),
+        runtime=requested(plan_requests.phase_flips_minutes),
     params:
+        folder=planned(plan_forks.fork_point_folder),
+        states=planned(plan_forks.fork_point_states),
         settings=planned(plan_mechanism.phase_flip_settings),
         quantizer=planned(plan_mechanism.probed_quantizer, role="low_bit"),
         code=code_hash("workflow_scripts/trace_phase_flips.py"),
@@ -165,10 +279,11 @@ rule train_replica:
     conda:
         "../envs/torch.yaml"
     threads: setting("threads")
-    # How a job runs, not what it computes: unlike params, resources rerun nothing.
     resources:
-        save_every=setting("training.save_every"),
+        mem_mb=requested(plan_requests.replica_mb, "run"),
+        runtime=requested(plan_requests.replica_minutes, "run"),
     params:
+        save_every=unwatched("training.save_every"),
         workspace="results/{suite}/unfinished/train_replica/{run}",
         settings=planned(lambda suite, run: plan_mechanism.replica(suite, run).settings(), "run"),
         folders=planned(lambda suite, run: plan_mechanism.replica(suite, run).folders(), "run"),
@@ -194,8 +309,11 @@ use rule probe_checkpoints as probe_replica with:
     priority: 18
     resources:
         gpu=0,
+        mem_mb=requested(plan_requests.replica_mb, "run"),
+        runtime=requested(plan_requests.replica_minutes, "run"),
     params:
         folders=planned(lambda suite, run: plan_mechanism.replica(suite, run).folders(), "run"),
+        states={},
         probe=planned(plan_mechanism.replica_probe),
     message:
         "Probing the small run {wildcards.run} of {wildcards.suite}"

@@ -32,6 +32,7 @@ for notebook, needed in NOTEBOOKS.items():
             notebook=f"notebooks/{notebook}.ipynb",
             results=[f"results/{{suite}}/{name}" for name in needed],
         output:
+            executed=f"results/{{suite}}/notebooks/{notebook}.ipynb",
             html=in_report(
                 f"results/{{suite}}/notebooks/{notebook}.html",
                 "Notebooks",
@@ -46,7 +47,6 @@ for notebook, needed in NOTEBOOKS.items():
         conda:
             "../envs/notebook.yaml"
         params:
-            folder=lambda wildcards, input: Path(input.results[0]).parts[0],
             code=code_hash("workflow_scripts/render_notebook.py", f"notebooks/{notebook}.ipynb"),
         message:
             f"Notebook {notebook} of {{wildcards.suite}}"

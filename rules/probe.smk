@@ -4,7 +4,7 @@
 rule probe_checkpoints:
     """All quantizers on one step or a range of steps; each model is loaded once."""
     input:
-        checkpoints=planned(plan.checkpoint_files, "steps"),
+        checkpoints=checkpoints("probes/{steps}.csv"),
         validation="results/{suite}/data/validation.safetensors",
     output:
         sequences="results/{suite}/probes/{steps}.parquet",
@@ -18,9 +18,12 @@ rule probe_checkpoints:
         "../envs/torch.yaml"
     threads: setting("threads")
     resources:
-        gpu=planned(plan.gpus),
+        gpu=gpus,
+        mem_mb=requested(plan_requests.probe_mb),
+        runtime=requested(plan_requests.probe_minutes, "steps"),
     params:
         folders=planned(Suite.folders, "steps"),
+        states=planned(plan.checkpoint_states, "steps"),
         probe=planned(plan.probe),
         code=code_hash("workflow_scripts/probe_checkpoints.py"),
     message:
@@ -57,6 +60,7 @@ rule gather_audit:
         suite_table="results/{suite}/suite.csv",
         tables=of_ranges("results/{suite}/probes/{steps}.csv"),
         scores=of_ranges("results/{suite}/probes/{steps}.parquet"),
+        provenance=of_ranges("results/{suite}/probes/{steps}.json"),
     output:
         audit=in_report("results/{suite}/audit.csv", "Audit", "All rows"),
         sequences="results/{suite}/audit_sequences.parquet",
@@ -66,7 +70,7 @@ rule gather_audit:
         "benchmarks/{suite}/gather_audit.tsv"
     localrule: True
     conda:
-        "../envs/torch.yaml"
+        "../envs/analysis.yaml"
     params:
         schedule=planned(plan.schedule),
         total_steps=planned(lambda suite: suite.last),
@@ -81,8 +85,7 @@ rule gather_audit:
 rule measure_kurtosis:
     """Kurtosis per tensor, their mean, and pooled."""
     input:
-        weights=planned(plan.weights, "steps"),
-        checkpoints=planned(plan.checkpoint_files, "steps"),
+        checkpoints=checkpoints("kurtosis/{steps}.csv"),
     output:
         table="results/{suite}/kurtosis/{steps}.csv",
     log:
@@ -92,7 +95,12 @@ rule measure_kurtosis:
     priority: 10
     conda:
         "../envs/torch.yaml"
+    resources:
+        mem_mb=requested(plan_requests.kurtosis_mb),
+        runtime=requested(plan_requests.kurtosis_minutes, "steps"),
     params:
+        weights=planned(plan.weights, "steps"),
+        states=planned(plan.checkpoint_states, "steps"),
         steps=planned(Suite.steps_in, "steps"),
         layers=setting("kurtosis.layers"),
         code=code_hash("workflow_scripts/measure_kurtosis.py"),
@@ -130,9 +138,7 @@ rule gather_kurtosis:
 rule probe_deployed:
     """Real quantized inference where the forks begin and at the end, beside the simulated one."""
     input:
-        checkpoints=planned(
-            lambda suite: plan.checkpoint_files(suite, plan.deployed_folders(suite))
-        ),
+        checkpoints=planned(plan.deployed_files),
         validation="results/{suite}/data/validation.safetensors",
     output:
         table="results/{suite}/deployed.csv",
@@ -144,9 +150,12 @@ rule probe_deployed:
         "../envs/torch.yaml"
     threads: setting("threads")
     resources:
-        gpu=planned(plan.gpus),
+        gpu=gpus,
+        mem_mb=requested(plan_requests.deployed_mb),
+        runtime=requested(plan_requests.deployed_minutes),
     params:
         folders=planned(plan.deployed_folders),
+        states=planned(plan.deployed_states),
         probe=planned(plan.probe),
         resamples=setting("probe.resamples"),
         code=code_hash("workflow_scripts/probe_deployed.py"),

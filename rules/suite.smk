@@ -29,12 +29,11 @@ for job in [job for name in checked_config.suites for job in plan.pretraining_jo
         conda:
             "../envs/torch.yaml"
         threads: job.suite.config.threads
-        # How a job runs, not what it computes: unlike params, resources rerun nothing.
-        # The name of the rule is its suite's, so no profile can give it a time.
         resources:
-            save_every=job.suite.config.training.save_every,
-            runtime=lambda wildcards, attempt: attempt * 1440,  # minutes
+            mem_mb=requested_by(job, plan_requests.pretraining_mb),
+            runtime=requested_by(job, plan_requests.pretraining_minutes),
         params:
+            save_every=unwatched("training.save_every", job.suite),
             folders=job.checkpoints,
             workspace=f"results/{job.suite.name}/unfinished/pretrain_suite/step{job.stop}",
             settings=job.settings,
@@ -61,6 +60,7 @@ rule fetch_checkpoint:
         "../envs/torch.yaml"
     resources:
         hub=1,
+        runtime=requested(plan_requests.fetch_minutes),
     params:
         repo=setting("repo"),
         revision=planned(Suite.branch, "step"),
@@ -92,8 +92,10 @@ rule probe_revision:
     threads: setting("threads")
     # A checkpoint is on disk for each job at work: `--resources hub=…` says how many may be.
     resources:
-        gpu=planned(plan.gpus),
+        gpu=gpus,
         hub=1,
+        mem_mb=requested(plan_requests.revision_mb),
+        runtime=requested(plan_requests.revision_minutes, "steps"),
     params:
         repo=setting("repo"),
         branches=planned(
@@ -120,8 +122,7 @@ ruleorder: probe_revision > describe_checkpoints
 rule describe_checkpoints:
     """Hashes, size, dtype and fingerprint of each checkpoint in a range."""
     input:
-        weights=planned(plan.weights, "steps"),
-        shards=planned(plan.shards, "steps"),
+        checkpoints=checkpoints("revisions/{steps}.csv"),
     output:
         table="results/{suite}/revisions/{steps}.csv",
         fingerprints="results/{suite}/revisions/{steps}.parquet",
@@ -132,7 +133,12 @@ rule describe_checkpoints:
     priority: 10
     conda:
         "../envs/torch.yaml"
+    resources:
+        mem_mb=requested(plan_requests.describe_mb),
+        runtime=requested(plan_requests.describe_minutes, "steps"),
     params:
+        weights=planned(plan.weights, "steps"),
+        states=planned(plan.checkpoint_states, "steps"),
         steps=planned(Suite.steps_in, "steps"),
         tokens_per_step=planned(plan.tokens_per_step),
         code=code_hash("workflow_scripts/describe_checkpoints.py"),
@@ -155,7 +161,7 @@ rule gather_suite:
         "benchmarks/{suite}/gather_suite.tsv"
     localrule: True
     conda:
-        "../envs/torch.yaml"
+        "../envs/analysis.yaml"
     params:
         severity=planned(plan.integrity),
         measured_by=planned(lambda suite: "probe_revision" if suite.source == "hub" else None),

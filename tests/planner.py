@@ -6,12 +6,8 @@ with the exit status and what was printed.
 
 import json
 import os
-import re
 import sys
 import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 # What the workflow imports from elsewhere; its own modules are read anew in each dry run.
@@ -31,26 +27,22 @@ def devices(value) -> list[str]:
     return below + [inner for key, inner in value.items() if key == "device"]
 
 
-def declared(rule) -> Iterator[dict]:
-    """What a rule declares; where a wildcard names its script, once for each of them."""
-    params = dict(rule.params.items())
-    code, script = params.get("code"), rule.script
-    parts = {"rule": rule.name, "name": rule.name, "docstring": rule.docstring,
-             "message": rule.message,
-             "conda": rule.conda_env, "log": str(rule.log[0]) if rule.log else None,
-             "benchmark": rule.benchmark and str(rule.benchmark),
-             "inputs": [str(path) for path in rule.input if not callable(path)]}  # fmt: skip
-    named = re.search(r"\{wildcards\.(\w+)\}", script or "")
-    if not named:
-        script = script and script.replace("{params.draws}", params.get("draws", ""))
-        yield parts | {"script": script, "code": code}
-        return
-    for value in rule.wildcard_constraints[named[1]].split("|"):
-        one = script.replace(named[0], value)
-        files = {part: re.sub(rf"\{{{named[1]}[^}}]*\}}", value, parts[part])
-                 for part in ("log", "benchmark")}  # fmt: skip
-        yield parts | files | {"name": Path(one).stem, "script": one,
-                               "code": code(SimpleNamespace(**{named[1]: value}))}  # fmt: skip
+def declared(rule) -> dict:
+    """What a rule declares."""
+    return {
+        "rule": rule.name,
+        "name": rule.name,
+        "docstring": rule.docstring,
+        "message": rule.message,
+        "conda": rule.conda_env,
+        "log": str(rule.log[0]) if rule.log else None,
+        "benchmark": rule.benchmark and str(rule.benchmark),
+        "inputs": [str(path) for path in rule.input if not callable(path)],
+        "script": rule.script,
+        "code": dict(rule.params.items()).get("code"),
+        "is_local": rule.name in rule.workflow._localrules,
+        "resources": sorted(rule.resources),
+    }
 
 
 def describe(scheduler) -> bool:
@@ -58,12 +50,13 @@ def describe(scheduler) -> bool:
 
     A dry run prints no resources of a job that has a message.
     """
-    rules = [one for rule in scheduler.workflow.rules for one in declared(rule)]
+    rules = [declared(rule) for rule in scheduler.workflow.rules]
     jobs = [
         {
             "rule": job.rule.name,
             "wildcards": dict(job.wildcards.items()),
             "devices": devices(job.params),
+            "outputs": [str(path) for path in job.output],
             **{name: job.resources.get(name) for name in ("gpu", "mem_mb", "runtime")},
         }
         for job in scheduler.workflow.dag.needrun_jobs()

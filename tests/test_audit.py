@@ -256,9 +256,9 @@ def test_a_diverged_checkpoint_is_named_wherever_it_stands(make, audited, tmp_pa
     assert code == BAD_INPUT and len(printed.splitlines()) == 1
     pd.DataFrame({"step": []}).to_csv(tmp_path / "t.csv", index=False)
     (tmp_path / "s.json").write_text(json.dumps({"left_out": record["left_out"]}))
-    job = [tmp_path / "t.csv"], [tmp_path / "s.parquet"], "mine", None, 60, None, "a.csv", "a.pq"
+    files = [tmp_path / "t.csv"], [tmp_path / "s.parquet"], [tmp_path / "s.json"]
     with pytest.raises(UserError, match="mine: none of its 5 checkpoints could be .*point-5: .*"):
-        gather_audit.main(*job)
+        gather_audit.main(*files, "mine", None, 60, None, "a.csv", "a.pq")
 
 
 def edit(folder, **changes):

@@ -195,22 +195,16 @@ def test_a_key_moves_the_conditions_that_read_it_and_no_other(path, value, expec
 
 
 def test_rivals_are_gathered_with_the_two_perplexities_side_by_side(tmp_path):
-    """A fork counts at its end, OLI at the last end of each phase as well.
-
-    The script tells trained conditions from averages by the folder.
-    """
+    """A fork counts at its end, OLI at the last end of each phase as well."""
     forks, audit = synthetic.forks(), synthetic.audit()
     average = audit[audit["step"] == 4000].assign(schedule="run", seed=pd.NA)
-    tables = {"averages/run": average.drop(columns=["tokens_seen", "lr", "lr_fraction"])}
-    for name, like, seed in (("wsd", "cosine", 0), ("wsd", "cosine", 1), ("oli_small", "oli", 0)):
+    average = average.drop(columns=["tokens_seen", "lr", "lr_fraction"])
+    trained = []
+    for name, like, seed in (("oli_small", "oli", 0), ("wsd", "cosine", 0), ("wsd", "cosine", 1)):
         rows = forks[(forks["schedule"] == like) & (forks["seed"] == seed)]
-        tables[f"variants/{name}-seed{seed}"] = rows.assign(schedule=name)
-    paths = [tmp_path / f"{name}.csv" for name in sorted(tables)]
-    for path in paths:
-        path.parent.mkdir(exist_ok=True)
-        tables[f"{path.parent.name}/{path.stem}"].to_csv(path, index=False)
+        trained.append(rows.assign(schedule=name))
     output = tmp_path / "rivals.csv"
-    gather_rivals.main(forks=forks, tables=list(map(str, paths)), table=str(output))
+    gather_rivals.main(forks=forks, trained=trained, averages=[average], table=str(output))
     assert ",0," in output.read_text() and ",0.0,0.0,4000" not in output.read_text()
     table = pd.read_csv(output)
     assert list(table.columns) == gather_rivals.COLUMNS
@@ -309,7 +303,7 @@ def test_amplitudes_follow_from_updates_and_the_grid(tmp_path, tiny_model):
     }  # fmt: skip
     for restored in (False, True):
         calibrate_amplitude.main(
-            weights=str(tmp_path / "step12" / "model.safetensors"), train=str(train_file),
+            folder=str(tmp_path / "step12"), train=str(train_file),
             state=str(state) if restored else None, suite="tiny", settings=settings,
             calibration=str(tmp_path / "calibration.json"), device="cpu", threads=1, code="abc",
         )  # fmt: skip

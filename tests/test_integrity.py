@@ -19,8 +19,8 @@ from flatminima.integrity import (
     decide,
     examine,
     out_of_place,
+    suite_table,
 )
-from flatminima.revisions import suite_table
 
 GRID = EvenGrid(powers_of_two=10, spacing=1000, last=40_000).revisions
 TENSORS, SIZE = 8, 64

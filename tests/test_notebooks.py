@@ -69,23 +69,29 @@ def test_notebooks_render_from_any_directory_offline(name, results, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     html = tmp_path / "out" / f"{name}.html"
     suite = "pythia-160m" if name == "audit" else "mini"
-    render_notebook.main(str(FOLDER / f"{name}.ipynb"), str(html), suite, str(results))
+    executed = html.with_suffix(".ipynb")
+    source = FOLDER / f"{name}.ipynb"
+    render_notebook.main(str(source), str(executed), str(html), suite, str(results))
     page = html.read_text(encoding="utf-8")
     images = re.findall(r"<img[^>]*>", page)
     assert any('alt="Figure' in image for image in images)
     assert all('alt="' in i and "No description" not in i and '"data:' in i for i in images)
     assert not re.search(r'(?:src|href)="https?:|Warning', page)
-    assert [path.name for path in html.parent.iterdir()] == [html.name]
+    assert sorted(html.parent.iterdir()) == [html, executed]
+    cells = nbformat.read(executed, as_version=4).cells
+    code_cells = [cell for cell in cells if cell.cell_type == "code"]
+    assert all(cell.execution_count for cell in code_cells), "a reader can go on from it"
+    assert sum(len(cell.outputs) for cell in code_cells) >= len(images)
     for place in (str(synthetic.ROOT), str(tmp_path), str(results)):
         assert place not in page
 
 
 def test_a_failing_cell_is_named_and_leaves_no_html(tmp_path, capsys):
-    html, notebook = tmp_path / "bad.html", tmp_path / "bad.ipynb"
+    html, notebook, executed = (tmp_path / name for name in ("b.html", "b.ipynb", "done.ipynb"))
     cells = [nbformat.v4.new_code_cell(code) for code in ("print(6 * 7)", "x = 0\n1 / x")]
     cells[1]["id"] = "division"
     nbformat.write(nbformat.v4.new_notebook(cells=cells), notebook)
     with pytest.raises(UserError, match="cell 'division' failed, ZeroDivisionError"):
-        render_notebook.main(str(notebook), str(html), "mini", str(tmp_path))
-    assert not html.exists()
+        render_notebook.main(str(notebook), str(executed), str(html), "mini", str(tmp_path))
+    assert not html.exists() and not executed.exists()
     assert "Traceback" in capsys.readouterr().err

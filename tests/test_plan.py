@@ -75,7 +75,7 @@ def test_forks_start_from_a_checkpoint_and_dense_probes_belong_to_oli_alone():
     assert runs == [f"oli-{order}first-seed{s}" for order in ("bump", "cool") for s in (0, 1, 2)]
     start = plan_forks.branch(MINI, "forks", "oli").inputs()
     folder = "results/mini/checkpoints/step2800"
-    assert start == {"weights": f"{folder}/model.safetensors", "config": f"{folder}/config.json"}
+    assert start == {"checkpoint": [f"{folder}/model.safetensors", f"{folder}/config.json"]}
     restored = changed("mini", "fork.optimizer_state", "restored")
     state = plan_forks.branch(restored, "forks", "oli").inputs()["state"]
     assert state == "results/mini/training/step2800.safetensors"

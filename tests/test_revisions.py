@@ -16,7 +16,6 @@ from flatminima.config import plan
 from flatminima.config.loading import check_config, resolve_suites
 from flatminima.config.suites import Suite, find_suite
 from flatminima.errors import ConfigError
-from flatminima.files import weights_digest
 from flatminima.integrity import WHOLE, distances
 from flatminima.model import tensor_digests
 from flatminima.revisions import (
@@ -24,16 +23,18 @@ from flatminima.revisions import (
     DEFAULT_PATTERN,
     TENSOR_BUCKETS,
     branch_of,
+    changed_checkpoints,
     check_pattern,
+    file_states,
     find_checkpoints,
     fingerprint_checkpoint,
-    notice_replaced,
     read_table,
     sketch,
     step_of,
     table_of_branches,
 )
 from tests.test_config import CONFIG
+from tests.test_plan import MINI, PYTHIA
 
 # Branches of a hub
 
@@ -161,10 +162,9 @@ def test_shards_are_one_checkpoint(runs):
     assert found.weights == "model.safetensors.index.json"
     assert found.files == ("config.json", found.weights, *names)
     assert plan.weights(own(), "step500") == [f"runs/mine/checkpoint-500/{found.weights}"]
-    assert plan.shards(own(), "step500-step1000") == [
-        f"runs/mine/checkpoint-500/{n}" for n in names
-    ]
-    assert len(plan.checkpoint_files(own(), "step500-step1000")) == 4 + 2
+    files = plan.checkpoint_files(own(), "step500-step1000", "probes/step500-step1000.csv")
+    assert len(files) == 4 + 2 and {f"runs/mine/checkpoint-500/{n}" for n in names} < {*files}
+    assert list(plan.checkpoint_states(own(), "step500-step1000")) == files
 
 
 def test_patterns_from_here_from_the_root_and_with_a_folder_below(runs, tmp_path):
@@ -198,40 +198,39 @@ def test_a_found_grid_is_planned_where_it_lies(runs):
         plan.weights(suite, "step7")
 
 
-def test_a_replaced_checkpoint_is_noticed_by_its_bytes_and_not_by_its_time(runs):
-    """What was made of its range, and of no other, is older than any weights afterwards."""
-    shards(runs / "checkpoint-1000")
+def test_a_replaced_file_has_another_state_whatever_its_time_stamp(runs):
+    folder = runs / "checkpoint-1000"
+    name = shards(folder)[1]
+    before = plan.checkpoint_states(own(), [1000])
+    assert plan.checkpoint_states(own(), [1000]) == before
+    file = folder / name
+    stamp, kept = file.stat(), file.read_bytes()
+    file.write_bytes(kept[:-1] + b"x")
+    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # as cp -p and rsync -a leave it
+    after = plan.checkpoint_states(own(), [1000])
+    changed = [path for path in before if before[path] != after[path]]
+    assert changed == [f"runs/mine/checkpoint-1000/{name}"]
+    assert plan.checkpoint_states(own(), [500]).keys().isdisjoint(before)
+
+
+def test_files_that_rules_make_have_no_state(runs):
+    for suite in (MINI, PYTHIA):
+        assert plan.checkpoint_states(suite, [suite.last]) == {}
+
+
+def test_a_changed_checkpoint_is_named_and_nothing_is_written(runs):
+    table = Path("r/own/revisions/step500-step1000.csv")
+    table.parent.mkdir(parents=True)
+    table.touch()
     checkpoints, root = find_checkpoints(MINE).checkpoints, Path("r/own")
-    made = {}
-    for name in own().ranges:
-        rows = [(step, *_of_the_weights(checkpoints[step])) for step in own().steps_in(name)]
-        made[name] = [root / f"revisions/{name}.csv", root / f"probes/{name}.parquet"]
-        for path in made[name]:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            pd.DataFrame(rows, columns=["step", "bytes", "sha256"]).to_csv(path, index=False)
-    assert notice_replaced(checkpoints, root) == []
-    for step, name, part in (
-        (1500, "model.safetensors", "step1500"),
-        (1000, "model-00002-of-00002.safetensors", "step500-step1000"),
-    ):
-        file = runs / f"checkpoint-{step}" / name
-        kept = file.read_bytes()
-        file.write_bytes(kept)
-        os.utime(file, (9, 9))
-        assert notice_replaced(checkpoints, root) == [], "the same bytes"
-        file.write_bytes(kept[:-1] + b"x")
-        os.utime(file, (9, 9))
-        assert notice_replaced(checkpoints, root) == [checkpoints[step].folder]
-        assert {path.stat().st_mtime for path in made.pop(part)} == {1}
-        assert all(path.stat().st_mtime > 9 for paths in made.values() for path in paths)
-        file.write_bytes(kept)
-
-
-def _of_the_weights(checkpoint) -> tuple[int, str]:
-    files = [Path(checkpoint.folder, n) for n in checkpoint.files if n.endswith(".safetensors")]
-    digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-    one = digests.get(checkpoint.weights)
-    return sum(file.stat().st_size for file in files), one or weights_digest(digests)
+    assert changed_checkpoints(checkpoints, root) == []
+    described = file_states([table])
+    config = runs / "checkpoint-1000/config.json"
+    config.write_text(json.dumps({"model_type": "gpt_neox"}))
+    os.utime(config, (9, 9))
+    (runs / "checkpoint-1500/config.json").write_text("{}")  # is described nowhere
+    assert changed_checkpoints(checkpoints, root) == [checkpoints[1000].folder]
+    assert file_states([table]) == described
 
 
 def test_a_choice_of_steps_must_be_there(runs):

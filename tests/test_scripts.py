@@ -143,7 +143,7 @@ def test_ranges_that_come_in_any_order_are_gathered_in_step_order(tmp_path):
     turned, gathered = [tmp_path / "40.csv", tmp_path / "0.csv"], tmp_path / "gathered.csv"
     gather_tables.main(turned, gathered, in_step_order=True, labels={})
     assert pd.read_csv(gathered)["step"].to_list() == [0, 20, 40, 60]
-    gather_audit.main(turned, turned, "tiny", None, 60, 512, gathered, tmp_path / "scores.csv")
+    gather_audit.main(turned, turned, [], "tiny", None, 60, 512, gathered, tmp_path / "scores.csv")
     assert pd.read_csv(gathered)["step"].to_list() == [0, 20, 40, 60]
 
 

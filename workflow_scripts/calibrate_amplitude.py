@@ -1,7 +1,5 @@
 """Derive OLI's amplitude from gradient statistics at the fork point (appendix B)."""
 
-from pathlib import Path
-
 from flatminima.files import write_json
 from flatminima.jobs import run
 from flatminima.model import load_model, load_tensors, take_device
@@ -9,10 +7,14 @@ from flatminima.text.tokens import read_tokens
 from flatminima.training.amplitude import calibrate
 
 
-def main(suite: str, weights: str, train: str, settings: dict, device: str, threads: int,
+def main(suite: str, folder: str, train: str, settings: dict, device: str, threads: int,
          code: str, calibration: str, state: str | None = None) -> None:  # fmt: skip
-    """Write ``calibration.json``; ``state`` is the run's training state, where it is kept."""
-    model = load_model(Path(weights).parent, take_device(device, threads))
+    """Write ``calibration.json``.
+
+    ``folder`` is the checkpoint of the fork point, ``state`` the run's training state there, where
+    it is kept.
+    """
+    model = load_model(folder, take_device(device, threads))
     moments = None if state is None else load_tensors(state)[0]
     found = calibrate(model, read_tokens(train), moments, settings)
     about = {"suite": suite, "step": settings["start"]}

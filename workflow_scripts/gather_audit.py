@@ -1,30 +1,32 @@
 """Gather the probes of all revisions of a suite."""
 
-from pathlib import Path
-
+from flatminima.audit_table import gather_audit
 from flatminima.errors import UserError
 from flatminima.files import read_json, read_rows, write_table
 from flatminima.jobs import run
 from flatminima.schedules import read_schedule
-from flatminima.scoring import gather_audit
 
 
-def main(tables: list, scores: list, suite: str, schedule: dict | None, total_steps: int,
-         tokens_per_step: int | None, audit: str, sequences: str) -> None:  # fmt: skip
+def main(tables: list, scores: list, provenance: list, suite: str, schedule: dict | None,
+         total_steps: int, tokens_per_step: int | None, audit: str, sequences: str
+         ) -> None:  # fmt: skip
     """Write ``audit.csv`` and the per-sequence scores of the whole suite.
 
-    Raises ``UserError`` with the first reason where checkpoints are there and none is measured.
+    ``provenance`` are the records beside ``scores``, which name what was left out. Raises
+    ``UserError`` with the first reason where checkpoints are there and none is measured.
     """
     lr = read_schedule(schedule, total_steps) if schedule else None
     try:
         probes = read_rows(tables)
     except UserError:
-        sheets = [sheet for path in scores if (sheet := Path(path).with_suffix(".json")).is_file()]
-        left = [reason for s in sheets for reason in read_json(s).get("left_out", {}).values()]
-        if not left:
+        reasons = [
+            reason for path in provenance for reason in read_json(path).get("left_out", {}).values()
+        ]
+        if not reasons:
             raise
-        said = f"{suite}: none of its {len(left)} checkpoints could be measured; {left[0]}"
-        raise UserError(said) from None
+        raise UserError(
+            f"{suite}: none of its {len(reasons)} checkpoints could be measured; {reasons[0]}"
+        ) from None
     lr_max = schedule["lr_max"] if schedule else None
     gathered = gather_audit(probes, lr, suite=suite, lr_max=lr_max, tokens_per_step=tokens_per_step)
     write_table(audit, gathered)

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from flatminima.files import read_content, write_table
+from flatminima.files import write_table
 from flatminima.jobs import run
 
 COLUMNS = [
@@ -22,18 +22,18 @@ def settled_rows(trajectories: pd.DataFrame) -> pd.DataFrame:
     return table[table["step"] == last]
 
 
-def main(forks: pd.DataFrame, tables: list[str], table: str) -> None:
+def main(forks: pd.DataFrame, trained: list[pd.DataFrame], averages: list[pd.DataFrame],
+         table: str) -> None:  # fmt: skip
     """Write ``rivals.csv``: a row per condition, seed, phase and quantizer, in the order given.
 
-    ``tables`` lie in ``variants/`` (trained) or in ``averages/`` (of the suite's own run, so
-    without a seed).
+    ``trained`` are the trajectories of rivals; ``averages`` are of the suite's own run, so they
+    have no seed.
     """
     parts = [settled_rows(forks).assign(group="paper")]
-    for path in sorted(tables, key=lambda path: "/averages/" in path):
-        if "/averages/" in path:
-            parts.append(read_content(path).assign(group="average", update_phase=""))
-        else:
-            parts.append(settled_rows(read_content(path)).assign(group="rival"))
+    for trajectory in trained:
+        parts.append(settled_rows(trajectory).assign(group="rival"))
+    for average in averages:
+        parts.append(average.assign(group="average", update_phase=""))
     rows = pd.concat([part.reindex(columns=COLUMNS) for part in parts], ignore_index=True)
     write_table(table, rows.astype({"seed": "Int64", "step": "int64"}))
 

@@ -6,10 +6,9 @@ from pathlib import Path
 import pandas as pd
 
 from flatminima.files import read_rows, write_table
-from flatminima.integrity import IntegrityError, decide, examine
+from flatminima.integrity import IntegrityError, decide, examine, suite_table
 from flatminima.jobs import log, run
 from flatminima.missing import missing_steps
-from flatminima.revisions import suite_table
 
 MOST_NAMED = 6  # files in a command
 

@@ -17,12 +17,12 @@ CELL_TIMEOUT_S = 600
 UNDESCRIBED = 'alt="No description has been provided for this image"'  # of nbconvert
 
 
-def main(notebook: str, html: str, suite: str, folder: str) -> None:
-    """Write ``html``, whole or not at all, as ``jupyter nbconvert --execute --to html`` does.
+def main(notebook: str, executed: str, html: str, suite: str, folder: str = "results") -> None:
+    """Write the executed notebook and its page, as ``jupyter nbconvert --execute --to html`` does.
 
     The notebook finds the folder of all results, ``folder``, and the name of the suite in
     its environment. Raises ``UserError`` that names a cell that fails; its traceback is in
-    the log.
+    the log, and nothing is written.
     """
     source, results = Path(notebook), str(Path(folder).resolve())
     page = nbformat.read(source, as_version=4)
@@ -37,6 +37,8 @@ def main(notebook: str, html: str, suite: str, folder: str) -> None:
         failed = next(name for name, output in outputs if output.output_type == "error")
         why = f"{error.ename}: {error.evalue}"
         raise UserError(f"{source}: cell {failed!r} failed, {why}") from error
+    with atomic_path(executed) as temporary:
+        nbformat.write(page, temporary)
     exporter = HTMLExporter(require_js_url="", mathjax_url="", mermaid_js_url="")
     body, _ = exporter.from_notebook_node(page, {"metadata": {"name": source.stem}})
     # nbconvert drops the description of an image.

@@ -10,12 +10,16 @@ from flatminima.quantizer_specs import read_spec
 from flatminima.text.tokens import read_tokens
 
 
-def main(*, weights: str, train: str, settings: dict, quantizer: dict, threads: int,
+def main(*, folder: str, train: str, settings: dict, quantizer: dict, threads: int,
          table: str, state: str | None = None) -> None:  # fmt: skip
-    """Write a row per schedule, seed and phase; ``state`` is the run's, where it is restored."""
+    """Write a row per schedule, seed and phase.
+
+    ``folder`` is the checkpoint of the fork point, ``state`` the run's training state there, where
+    it is restored.
+    """
     device = take_device(settings["device"], threads)
     rows = trace_phases(
-        lambda: load_model(Path(weights).parent, device),
+        lambda: load_model(folder, device),
         read_tokens(train),
         read_spec(quantizer),
         settings,

@@ -1,5 +1,6 @@
 """Train one fork of a suite and write the checkpoints that are measured of it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from flatminima.files import describe_run, file_sha256
@@ -11,20 +12,30 @@ from flatminima.training.gradients import set_attention
 from flatminima.training.loop import fork_recipe, train_job
 
 
+def input_hashes(inputs: Mapping[str, str | list[str]]) -> dict[str, str]:
+    """sha256 of each input file, by its name; folders are left out."""
+    hashes = {}
+    for paths in inputs.values():
+        for path in [paths] if isinstance(paths, str) else paths:
+            if Path(path).is_file():
+                hashes[Path(path).name] = file_sha256(path)
+    return hashes
+
+
 def main(inputs: dict, checkpoints: str, losses: str, provenance: str, seed: int, settings: dict,
          source: str, device: str, key: str, threads: int, workspace: str, save_every: int,
          code: str) -> None:  # fmt: skip
     """Write ``checkpoints``/step{step}, the loss of each update, and what made them.
 
-    ``source`` is the checkpoint it leaves from; ``inputs`` has what made that, train and, where
-    Adam's moments are restored, state.
+    ``source`` is the folder of the checkpoint that it leaves from; ``inputs`` has that checkpoint's
+    files or what made them, train, and state where Adam's moments are restored.
     ``settings`` is a ``Condition``, ``key`` where it stands in the configuration; ``seed``
     decides the data order and nothing else.
     """
     device = take_device(device, threads)
     condition = Condition(**settings)
     recipe = fork_recipe(condition, seed)
-    hashes = {name: file_sha256(p) for name, p in inputs.items() if Path(p).is_file()}
+    hashes = input_hashes(inputs)
     made_by = {**describe_run(device=device, threads=threads), **settings, "seed": seed,
                "inputs": hashes, "code": code}  # fmt: skip
     model, tokens = load_model(source, device), read_tokens(inputs["train"])

@@ -18,7 +18,7 @@ import yaml
 from flatminima.config.keys import EvenGrid
 from tests.hub import pythia
 from tests.hub.server import TinyHub
-from tests.workflow import ROOT, TINY, copy_checkout, tiny_checkout
+from tests.workflow import ROOT, TINY, copy_checkout, declared_rules, tiny_checkout
 
 PROGRAMS = ("slurmctld", "slurmd", "squeue", "munged", "unshare")
 LACKING = [name for name in PROGRAMS
@@ -47,8 +47,9 @@ def site_profile(folder: Path, **changes) -> str:
     profile = yaml.safe_load((ROOT / "profiles/slurm/config.yaml").read_text())
     profile["default-resources"] |= {"slurm_account": "test", "slurm_partition": "main",
                                      "mem_mb": "attempt * 400"}  # fmt: skip
-    for resources in profile["set-resources"].values():
-        resources["mem_mb"] = "attempt * 600"
+    for name in declared_rules():
+        megabytes = 400 if name.startswith("pretrain_suite") else 600
+        profile["set-resources"][name] = {"mem_mb": f"attempt * {megabytes}"}
     profile |= {
         "slurm-init-seconds-before-status-checks": 1,
         "cores": 4,

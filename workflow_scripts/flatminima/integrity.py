@@ -31,6 +31,8 @@ import pandas as pd
 from flatminima.errors import UserError
 from flatminima.missing import MISSING, PRESENT
 
+# Columns of a table of revisions that hold whole numbers, also beside gaps.
+COUNT_COLUMNS = ["bytes", "n_tensors", "n_weights"]
 WHOLE = "all"  # the row of a fingerprint that is about a checkpoint as a whole
 
 # The first update of Pythia has a learning rate of zero, so these two are the same model.
@@ -268,3 +270,41 @@ def _misplaced_blocks(
                 yield from ((block, min(apart[j], apart[jump]), True) for block, j in passed)
                 run, aside = piece, []
         yield from ((block, apart[jump], False) for block, jump in aside)
+
+
+# The whole suite
+
+
+def suite_table(
+    revisions: pd.DataFrame, fingerprints: pd.DataFrame, findings: Sequence[Found], suite: str
+) -> pd.DataFrame:
+    """The columns of ``suite.csv``: every revision, how far it moved, and what is odd about it.
+
+    ``duplicate_of`` is the first earlier step with the same weights; Pythia's steps 0 and 1 are
+    the same, since the first update has a learning rate of zero. ``distance_to_previous`` is the
+    estimated L2 distance of all weights to the previous revision that is there, relative to its
+    norm, with the standard error of a sketch (1 %); exactly 0 for equal weights.
+    """
+    counts = dict.fromkeys(COUNT_COLUMNS, "Int64")
+    table = revisions.sort_values("step", ignore_index=True).astype(counts)
+    table.insert(0, "suite", suite)
+    present_steps = table.loc[table["status"] == PRESENT, "step"].tolist()
+
+    # How far each present revision moved from the one before it, relative to that one's norm.
+    model_rows = fingerprints[fingerprints["tensor"] == WHOLE].set_index("step")
+    norms = np.sqrt(model_rows.loc[present_steps, "sum_of_squares"].to_numpy())
+    to_previous = np.diagonal(distances(fingerprints, present_steps), offset=1)
+    previous_norms = np.where(norms[:-1] > 0.0, norms[:-1], np.nan)  # all zero: no scale
+    relative_distance = pd.Series(to_previous / previous_norms, index=present_steps[1:])
+
+    first_step = table.groupby("weights_sha256")["step"].transform("min")
+    kinds_by_step = {
+        step: [finding.kind for finding in findings if step in finding.steps]
+        for step in table["step"]
+    }
+    rounded_distance = relative_distance.map(lambda distance: float(f"{distance:.4g}"))
+    return table.assign(
+        duplicate_of=first_step.where(first_step < table["step"]).astype("Int64"),
+        distance_to_previous=table["step"].map(rounded_distance),
+        findings=[" ".join(dict.fromkeys(kinds_by_step[step])) for step in table["step"]],
+    )

@@ -39,7 +39,7 @@ from flatminima.files import (
     read_index,
     weights_digest,
 )
-from flatminima.integrity import WHOLE, Found, distances
+from flatminima.integrity import COUNT_COLUMNS, WHOLE
 from flatminima.missing import PRESENT
 
 STEP_GROUP = r"(?P<step>\d+)"
@@ -49,7 +49,6 @@ PLACE = "{step}"
 BUCKETS = 4093  # a prime: no row or column of a matrix keeps falling into the same sum
 TENSOR_BUCKETS = 61
 _FOLD = np.arange(BUCKETS) % TENSOR_BUCKETS
-_COUNTS = ["bytes", "n_tensors", "n_weights"]
 _COLUMNS = ["step", "status", "reason", "revision", "commit", "tokens_seen", "files", "sha256",
             "weights_sha256", "bytes", "dtype", "n_tensors", "n_weights"]  # fmt: skip
 
@@ -164,37 +163,36 @@ def find_checkpoints(pattern: str) -> LocalRun:
     return LocalRun(checkpoints, skipped)
 
 
-def notice_replaced(checkpoints: Mapping[int, LocalCheckpoint], root: Path) -> list[str]:
-    """Folders whose weights are not those that the results under ``root`` were made of.
+def file_states(paths: Iterable[str | Path]) -> dict[str, list[int]]:
+    """Size in bytes, time of change and time of the inode's change (ns) of each file, by path.
 
-    What was made of them is made to look older than any weights, so that Snakemake makes it
-    anew: a file that was copied with its time stamp looks like one that was always there. No
-    file is read that has not been written, copied or moved since it was described.
+    A file with other bytes has another state, also one that was copied with its time stamp:
+    no program can set the inode's time. No file is read.
     """
-    found = []
-    for table in sorted(root.glob("revisions/*.csv")):
-        described, at = pd.read_csv(table), table.stat().st_mtime
-        odd = [
-            checkpoints[row.step].folder
-            for row in described.itertuples()
-            if row.step in checkpoints and _differs(checkpoints[row.step], row, at)
-        ]
-        if odd:
-            others = root / "deployed.csv", *root.glob("mechanism/*")
-            for path in (*root.glob(f"*/{table.stem}.*"), *filter(Path.exists, others)):
-                os.utime(path, (1, 1))
-        found += odd
-    return found
+    states = {}
+    for path in paths:
+        status = os.stat(path)
+        states[str(path)] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+    return states
 
 
-def _differs(checkpoint: LocalCheckpoint, row: tuple, described_at: float) -> bool:
-    names = [name for name in checkpoint.files if name.endswith(".safetensors")]
-    files = [Path(checkpoint.folder, name) for name in names]
-    if sum(file.stat().st_size for file in files) != row.bytes:
-        return True
-    if max(file.stat().st_ctime for file in files) <= described_at:
-        return False
-    return _files_digest(files) != row.sha256
+def changed_checkpoints(checkpoints: Mapping[int, LocalCheckpoint], root: Path) -> list[str]:
+    """Folders whose files were written, copied or touched since they were described.
+
+    What describes them are the tables ``revisions/step0-step7.csv`` under ``root``, whose names
+    say of which steps they are. Nothing is written, and no file is read.
+    """
+    folders = []
+    for table in sorted(root.glob("revisions/step*.csv")):
+        described_ns = table.stat().st_mtime_ns
+        ends = [int(number) for number in re.findall(r"\d+", table.stem)]
+        for step, checkpoint in checkpoints.items():
+            if not ends[0] <= step <= ends[-1]:
+                continue
+            states = file_states(Path(checkpoint.folder, name) for name in checkpoint.files)
+            if max(inode_ns for _, _, inode_ns in states.values()) > described_ns:
+                folders.append(checkpoint.folder)
+    return list(dict.fromkeys(folders))
 
 
 def _files_digest(files: Iterable[Path]) -> str:
@@ -272,36 +270,7 @@ def revision_table(rows: Sequence[Mapping], tokens_per_step: int | None) -> pd.D
 
     Of a missing revision a row has step, status, reason and revision.
     """
-    table = pd.DataFrame(rows, columns=_COLUMNS).astype(dict.fromkeys(_COUNTS, "Int64"))
+    table = pd.DataFrame(rows, columns=_COLUMNS).astype(dict.fromkeys(COUNT_COLUMNS, "Int64"))
     if tokens_per_step is not None:
         table["tokens_seen"] = table["step"] * tokens_per_step
     return table
-
-
-# The whole suite
-
-
-def suite_table(
-    revisions: pd.DataFrame, fingerprints: pd.DataFrame, found: Sequence[Found], suite: str
-) -> pd.DataFrame:
-    """The columns of ``suite.csv``: every revision, how far it moved, and what is odd about it.
-
-    ``duplicate_of`` is the first earlier step with the same weights; Pythia's steps 0 and 1 are
-    the same, since the first update has a learning rate of zero. ``distance_to_previous`` is the
-    estimated L2 distance of all weights to the previous revision that is there, relative to its
-    norm, with the standard error of a sketch (1 %); exactly 0 for equal weights.
-    """
-    table = revisions.sort_values("step", ignore_index=True).astype(dict.fromkeys(_COUNTS, "Int64"))
-    table.insert(0, "suite", suite)
-    steps = table.loc[table["status"] == PRESENT, "step"].tolist()
-    whole = fingerprints[fingerprints["tensor"] == WHOLE].set_index("step")
-    norms = np.sqrt(whole.loc[steps, "sum_of_squares"].to_numpy())[:-1]
-    apart = np.diagonal(distances(fingerprints, steps), offset=1)
-    moved = pd.Series(apart / np.where(norms > 0.0, norms, np.nan), index=steps[1:])
-    first = table.groupby("weights_sha256")["step"].transform("min")
-    kinds = {step: [one.kind for one in found if step in one.steps] for step in table["step"]}
-    return table.assign(
-        duplicate_of=first.where(first < table["step"]).astype("Int64"),
-        distance_to_previous=table["step"].map(moved.map(lambda value: float(f"{value:.4g}"))),
-        findings=[" ".join(dict.fromkeys(kinds[step])) for step in table["step"]],
-    )

@@ -5,7 +5,10 @@ of another key reruns nothing. A mistake in a target is a ``ConfigError`` of one
 leaves the run is in ``plan_forks``, what goes beyond the paper in ``plan_mechanism``.
 """
 
+import glob
 import json
+import os
+import platform
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -17,51 +20,73 @@ from flatminima.config.suites import Suite
 from flatminima.errors import ConfigError, find
 from flatminima.files import DIGESTS_FILE, read_digests
 from flatminima.quantizer_specs import printed_names
-from flatminima.revisions import LocalCheckpoint
+from flatminima.revisions import LocalCheckpoint, file_states
 from flatminima.text.corpus import package_versions
 
 # Checkpoints.
 
 
-def _checkpoints(suite: Suite, steps: str | Iterable[int]) -> list[LocalCheckpoint]:
-    return [*map(suite.checkpoint, suite.steps_in(steps) if isinstance(steps, str) else steps)]
+Steps = str | Iterable[int]  # a range by its name, or steps one by one
 
 
-def checkpoint_files(suite: Suite, steps: str | Iterable[int]) -> list[str]:
-    """Weights and configuration of each checkpoint of a range, or of some steps.
+def _checkpoints(suite: Suite, steps: Steps) -> list[LocalCheckpoint]:
+    listed = suite.steps_in(steps) if isinstance(steps, str) else steps
+    return [suite.checkpoint(step) for step in listed]
 
-    One line where nothing frozen was made of it: Snakemake asks for the inputs of every rule
-    that could make a frozen file.
+
+def checkpoint_files(suite: Suite, steps: Steps, makes: str) -> list[str]:
+    """All files of some checkpoints: configuration, weights or the index of shards, shards.
+
+    ``makes`` is a file that the rule makes of them, below the suite's folder. A published suite
+    has no checkpoints; where the file is not frozen either, that is a ``ConfigError``. Where it
+    is, there is nothing to refuse: Snakemake asks every rule that could make a frozen file for
+    its inputs, and then takes the rule that restores it.
     """
-    if suite.source == "published":
-        names = [steps] if isinstance(steps, str) else [f"step{step}" for step in steps]
-        frozen = {*frozen_names(suite)}
-        if not frozen.issuperset(f"probes/{n}.csv" for n in names) and "deployed.csv" not in frozen:
-            folder = suite.config.measurements
-            raise ConfigError(
-                f"suite {suite.name} has no checkpoints, only what is frozen in {folder}; what it "
-                f"lacks is measured under results/{Path(folder).name}/"
-            )
-    checkpoints = _checkpoints(suite, steps)
-    return [f"{found.folder}/{name}" for found in checkpoints for name in found.files]
+    if suite.source == "published" and makes not in frozen_names(suite):
+        folder = suite.config.measurements
+        raise ConfigError(
+            f"suite {suite.name} has no checkpoints, only what is frozen in {folder}; what it "
+            f"lacks is measured under results/{Path(folder).name}/"
+        )
+    return _paths(suite, steps)
 
 
-def weights(suite: Suite, steps: str | Iterable[int]) -> list[str]:
+def _paths(suite: Suite, steps: Steps) -> list[str]:
+    return [
+        f"{checkpoint.folder}/{name}"
+        for checkpoint in _checkpoints(suite, steps)
+        for name in checkpoint.files
+    ]
+
+
+def checkpoint_states(suite: Suite, steps: Steps) -> dict[str, list[int]]:
+    """State of each file of a local suite's checkpoints; nothing for other suites.
+
+    As a param it makes a job run again when a file was replaced, whatever the new file's time
+    stamp. Files of other suites are made by rules, and Snakemake knows when they change.
+    """
+    return file_states(_paths(suite, steps)) if suite.source == "local" else {}
+
+
+def weights(suite: Suite, steps: Steps) -> list[str]:
     """Weights of each checkpoint, or the index of their shards, in step order."""
     return [f"{found.folder}/{found.weights}" for found in _checkpoints(suite, steps)]
-
-
-def shards(suite: Suite, steps: str) -> list[str]:
-    """Files of a range that an index in ``weights`` names."""
-    named = {*weights(suite, steps)}
-    files = checkpoint_files(suite, steps)
-    return [path for path in files if path.endswith(".safetensors") and path not in named]
 
 
 def deployed_folders(suite: Suite) -> dict[int, str]:
     """Checkpoints that are probed as they would ship: where the forks begin, and the last."""
     fork = suite.config.fork
     return {step: suite.folder(step) for step in (*([fork.start] if fork else []), suite.last)}
+
+
+def deployed_files(suite: Suite) -> list[str]:
+    """Files of these checkpoints."""
+    return checkpoint_files(suite, deployed_folders(suite), "deployed.csv")
+
+
+def deployed_states(suite: Suite) -> dict[str, list[int]]:
+    """State of each of them in a local suite."""
+    return checkpoint_states(suite, deployed_folders(suite))
 
 
 # Text, tokenizer and batches.
@@ -110,6 +135,11 @@ def text_files(suite: Suite) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def text_states(suite: Suite) -> dict[str, list[int]]:
+    """State of each of these files."""
+    return file_states(text_files(suite))
+
+
 def tokenizer_file(suite: Suite) -> str:
     """The file a local suite's tokenizer is taken from; one line where there is none."""
     path, last = suite.config.tokenizer.path, Path(suite.folder(suite.last))
@@ -123,6 +153,11 @@ def tokenizer_file(suite: Suite) -> str:
         f"{' or '.join(folder.as_posix() for folder in looked)}; "
         'add "tokenizer: {path: FOLDER}" to the suite, or "{repo: OWNER/NAME}" of the hub'
     )
+
+
+def tokenizer_states(suite: Suite) -> dict[str, list[int]]:
+    """State of that file."""
+    return file_states([tokenizer_file(suite)])
 
 
 def batches(suite: Suite) -> dict:
@@ -158,12 +193,26 @@ def vocabulary(suite: Suite) -> dict:
 # Probes, and the learning rate of the suite's own run.
 
 
-def gpus(suite: Suite) -> int:
-    """GPUs that a training or probing job asks for: one, unless the device can be none.
+# Where the drivers of NVIDIA, of AMD and of Windows below Linux put a machine's GPUs.
+_GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
 
-    With ``auto`` a cluster is to give one; a machine without any runs such jobs one by one.
+
+def has_gpu() -> bool:
+    """Whether this machine has a GPU that jobs may see; torch takes seconds to say it."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return False
+    is_mac = platform.system() == "Darwin" and platform.machine() == "arm64"
+    return is_mac or any(glob.glob(pattern) for pattern in _GPU_FILES)
+
+
+def gpus(suite: Suite, is_cluster: bool) -> int:
+    """GPUs that a training or probing job asks for: one where its model may be on one.
+
+    With ``auto`` a cluster is to give one. A machine that has none asks for none, so that its
+    jobs run side by side.
     """
-    return int(suite.config.device in ("cuda", "auto"))
+    device = suite.config.device
+    return int(device == "cuda" or (device == "auto" and (is_cluster or has_gpu())))
 
 
 def probe(suite: Suite) -> dict:

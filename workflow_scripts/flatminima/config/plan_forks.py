@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flatminima.config.keys import Compute, Fork
-from flatminima.config.plan import facts, frozen_names, schedule, training, weights
+from flatminima.config.plan import (
+    checkpoint_files,
+    checkpoint_states,
+    facts,
+    frozen_names,
+    schedule,
+    training,
+)
 from flatminima.config.suites import Suite
 from flatminima.errors import ConfigError, find
 from flatminima.files import CHECKPOINT_FILES
@@ -72,9 +79,17 @@ class Branch:
         """The condition as a mapping, for the jobs that train, summarise and draw it."""
         return self.condition().dump()
 
-    def inputs(self) -> dict[str, str]:
-        """The checkpoint that it leaves from, and the run's state if it is restored."""
-        return fork_point(self.suite, self.condition().fork["optimizer_state"])
+    def inputs(self) -> dict[str, str | list[str]]:
+        """Files of the checkpoint that it leaves from, and the run's state if it is restored."""
+        optimizer_state = self.condition().fork["optimizer_state"]
+        return fork_point(self.suite, f"{self.series}/checkpoints/{self.name}", optimizer_state)
+
+    def start_states(self) -> dict[str, list[int]]:
+        """State of each file of a local suite's checkpoint that it leaves from.
+
+        Nothing for ``cooled``: it leaves from a fork's last checkpoint, which a job has made.
+        """
+        return {} if self.series == "cooled" else fork_point_states(self.suite)
 
     def steps(self) -> list[int]:
         """Steps whose weights are measured."""
@@ -92,7 +107,7 @@ class Branch:
     def source(self, seed: str) -> str:
         """The checkpoint that it leaves from: the run's, or for ``cooled`` the fork's last."""
         if self.series != "cooled":
-            return self.suite.folder(self.suite.config.fork.start)
+            return fork_point_folder(self.suite)
         return list(branch(self.suite, "forks", self.name).folders(seed).values())[-1]
 
     def length(self) -> int:
@@ -227,26 +242,42 @@ def primary(suite: Suite) -> dict:
 
 
 def trajectories(suite: Suite, gathered: str) -> list[str]:
-    """Tables of all conditions of one gathered table: a series, pilot, amplitudes or rivals."""
+    """Tables of all conditions of one gathered table that are trained.
+
+    ``gathered`` is a series, pilot, amplitudes or rivals.
+    """
     if gathered in _SERIES:
         return [f"{suite.root}/{gathered}/{run}.csv" for run in runs(suite, gathered)]
     suite.key(f"fork.{gathered}")
     fork = suite.config.fork
     seeds = fork.rival_seeds or fork.seeds
     names = [found.name for found in _GATHERED[gathered](suite, fork)]
-    trained = [f"{suite.root}/variants/{name}-seed{seed}.csv" for name in names for seed in seeds]
-    beside = averages(suite) if gathered == "rivals" else ()
-    return trained + [f"{suite.root}/averages/{name}.csv" for name in beside]
+    return [f"{suite.root}/variants/{name}-seed{seed}.csv" for name in names for seed in seeds]
 
 
-def fork_point(suite: Suite, optimizer_state: str = "fresh") -> dict[str, str]:
-    """The checkpoint that forks leave from, and the run's state where moments are restored."""
+def fork_point(
+    suite: Suite, makes: str, optimizer_state: str = "fresh"
+) -> dict[str, str | list[str]]:
+    """Files of the checkpoint that forks leave from, and the run's state where it is restored.
+
+    ``makes`` is what the rule makes, below the suite's folder (see ``checkpoint_files``).
+    """
     start = suite.key("fork.start")
-    (path,) = weights(suite, [start])
-    inputs = {"weights": path, "config": f"{suite.folder(start)}/config.json"}
+    inputs: dict[str, str | list[str]]
+    inputs = {"checkpoint": checkpoint_files(suite, [start], makes)}
     if optimizer_state == "restored":
         inputs["state"] = f"{suite.root}/training/step{start}.safetensors"
     return inputs
+
+
+def fork_point_states(suite: Suite) -> dict[str, list[int]]:
+    """State of each file of a local suite's checkpoint that forks leave from."""
+    return checkpoint_states(suite, [suite.key("fork.start")])
+
+
+def fork_point_folder(suite: Suite) -> str:
+    """Folder of the checkpoint that forks leave from."""
+    return suite.folder(suite.key("fork.start"))
 
 
 # Rivals that are averages of the run's checkpoints.
@@ -263,6 +294,26 @@ def average(suite: Suite, name: str) -> AverageKind:
     return find(name, averages(suite), f"suite {suite.name}: average")
 
 
+def average_tables(suite: Suite) -> list[str]:
+    """Tables of all averages."""
+    return [f"{suite.root}/averages/{name}.csv" for name in averages(suite)]
+
+
+def average_files(suite: Suite, name: str) -> list[str]:
+    """Files of the checkpoints that an average is made from."""
+    return checkpoint_files(suite, average_steps(suite, name), f"averages/{name}.csv")
+
+
+def average_states(suite: Suite, name: str) -> dict[str, list[int]]:
+    """State of each of them in a local suite."""
+    return checkpoint_states(suite, average_steps(suite, name))
+
+
+def average_folders(suite: Suite, name: str) -> list[str]:
+    """Folders of the checkpoints that an average is made from, in order."""
+    return [suite.folder(step) for step in average_steps(suite, name)]
+
+
 def average_steps(suite: Suite, name: str) -> list[int]:
     """Revisions that it is made from, in order."""
     kind = average(suite, name)
@@ -276,10 +327,10 @@ def average_steps(suite: Suite, name: str) -> list[int]:
 # The calibrated amplitude, and what the ledger reads.
 
 
-def calibration_inputs(suite: Suite) -> dict[str, str]:
-    """The checkpoint of the fork point, and the run's moments there if they exist."""
-    there = suite.key("fork.start") in suite.config.training_states
-    return fork_point(suite, "restored" if there else "fresh")
+def calibration_inputs(suite: Suite) -> dict[str, str | list[str]]:
+    """Files of the fork point's checkpoint, and the run's moments there if they exist."""
+    has_state = suite.key("fork.start") in suite.config.training_states
+    return fork_point(suite, "calibration.json", "restored" if has_state else "fresh")
 
 
 def is_calibrated(suite: Suite) -> bool:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from flatminima.config.keys import CONTROL, block_weights
-from flatminima.config.plan import training, weights
-from flatminima.config.plan_forks import branch, fork_measurements
+from flatminima.config.plan import checkpoint_files, checkpoint_states, training, weights
+from flatminima.config.plan_forks import branch, fork_measurements, fork_point
 from flatminima.config.suites import Suite, chunk_names, range_name
 from flatminima.errors import ConfigError, find
 from flatminima.sections import Section
@@ -75,6 +75,27 @@ def measure_folders(suite: Suite, steps: str, measure: str) -> dict[int, str]:
     return {step: suite.folder(step) for step in chosen}
 
 
+def measure_files(suite: Suite, steps: str, measure: str) -> list[str]:
+    """Files of the checkpoints of one job."""
+    looked_at = measure_folders(suite, steps, measure)
+    return checkpoint_files(suite, looked_at, f"mechanism/{measure}/{steps}.csv")
+
+
+def measure_states(suite: Suite, steps: str, measure: str) -> dict[str, list[int]]:
+    """State of each of them in a local suite."""
+    return checkpoint_states(suite, measure_folders(suite, steps, measure))
+
+
+def drift_files(suite: Suite) -> list[str]:
+    """Files of the checkpoints whose weights are followed."""
+    return checkpoint_files(suite, measured_steps(suite, "drift"), "mechanism/drift.csv")
+
+
+def drift_states(suite: Suite) -> dict[str, list[int]]:
+    """State of each of them in a local suite."""
+    return checkpoint_states(suite, measured_steps(suite, "drift"))
+
+
 def measure_weights(suite: Suite, measure: str) -> dict[int, str]:
     """Weights files of all checkpoints of a measurement that is one job, by step."""
     steps = measured_steps(suite, measure)
@@ -116,9 +137,10 @@ def probed_cells(suite: Suite) -> dict[str, dict]:
     return found
 
 
-def phase_flip_inputs(suite: Suite) -> dict[str, str]:
-    """The checkpoint that the forks leave from, and the run's state if they restore it."""
-    return branch(suite, "forks", CONTROL).inputs()
+def phase_flip_inputs(suite: Suite) -> dict[str, str | list[str]]:
+    """Files of the checkpoint that the forks leave from, and the run's state if it is restored."""
+    optimizer_state = suite.key("fork").optimizer_state
+    return fork_point(suite, "mechanism/phase_flips.csv", optimizer_state)
 
 
 def phase_flip_settings(suite: Suite) -> dict:

@@ -24,6 +24,7 @@ from torch import nn
 from tqdm import tqdm
 
 from flatminima import audit_figure, style
+from flatminima.audit_table import gather_audit
 from flatminima.errors import NotMeasured, UserError, one_line
 from flatminima.files import read_json, weights_digest, write_json, write_table
 from flatminima.hub import RevisionMissing
@@ -36,7 +37,7 @@ from flatminima.quantizer_specs import FP32, HIGH_BIT, LOW_BIT, printed_names
 from flatminima.quantizers import coverage_line
 from flatminima.revisions import read_checkpoint
 from flatminima.scaling_law import Answer, excess_answer, excess_sentence, suite_excess
-from flatminima.scoring import Prober, gather_audit
+from flatminima.scoring import Prober
 from flatminima.text.tokens import fixed_batches, write_tokens
 from flatminima.tools import sources
 from flatminima.tools.audit_options import AuditOptions

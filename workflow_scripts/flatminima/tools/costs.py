@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from flatminima.config.keys import PYTHIA_VOCABULARY, FoundArchitecture
 from flatminima.config.keys import Suite as SuiteConfig
+from flatminima.config.plan_requests import forward_flop
 from flatminima.config.suites import read_suite
 from flatminima.errors import UserError
 from flatminima.jobs import dry_run
@@ -59,8 +60,9 @@ class Shape:
 
     def flop(self, sequences: int, length: int) -> float:
         """Operations of one forward pass over ``[sequences, length]`` tokens."""
-        each = 2 * self.multiplied + 2 * self.layers * length * self.width
-        return float(sequences * length * each)
+        return forward_flop(
+            self.multiplied, self.layers, self.width, sequences=sequences, length=length
+        )
 
 
 def read_config(suite: SuiteConfig) -> object:
