@@ -163,9 +163,9 @@ FAULTS = {
     "no more bytes": ([(BYTES, "status", {"status": 416})], "416", True),
     "reset before the first byte": ([(BYTES, "reset", {})], "", True),
     "body cut off and its length fits": ([(BYTES, "short", {"after": 5000})], "has size", True),
-    "wrong bytes": ([(BYTES, "wrong", {})], "came with other bytes", True),
+    "wrong bytes": ([(BYTES, "wrong", {})], "sha256", True),
     "wrong bytes in the configuration": (
-        [(r"/resolve/.*config\.json", "wrong", {})], "config.json: it came with other", True,
+        [(r"/resolve/.*config\.json", "wrong", {})], "config.json: its sha256", True,
     ),
     "a status that does not pass": ([(FILE, "status", {"status": 418})], "418", False),
     "a token that the hub refuses": (
@@ -208,6 +208,14 @@ def test_what_passes_ends_equal_and_what_lasts_stops_with_the_revision(hub, paus
         hub.clear()
         download_checkpoint(REPO, revision, folder)
         assert_whole(folder, revision)
+
+
+def test_a_file_that_is_wrong_on_the_hub_is_downloaded_twice_and_no_more(hub, pauses, tmp_path):
+    """A wrong digest is not a fault of the network."""
+    hub.fault(BYTES, "wrong", times=None)
+    with pytest.raises(HubError, match="model.safetensors: its sha256"):
+        download_checkpoint(REPO, "step0", tmp_path / "c")
+    assert len(hub.asked(BYTES)) == 2 and pauses == [1]
 
 
 def test_what_is_busy_is_asked_later_each_time_and_no_sooner_than_it_says(
@@ -276,7 +284,7 @@ def test_branches_are_listed_with_their_commits_in_spite_of_faults(hub):
 
 
 def test_the_users_cache_is_used_and_offline_it_is_enough_unless_it_is_damaged(
-    hub, pauses, tmp_path, monkeypatch, capsys
+    hub, pauses, tmp_path, monkeypatch, caplog
 ):
     """The hub's library keeps a damaged file and returns it without a check."""
     for revision in ("step0", "step1"):
@@ -303,7 +311,7 @@ def test_the_users_cache_is_used_and_offline_it_is_enough_unless_it_is_damaged(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     download_checkpoint(REPO, "step0", tmp_path / "c")
     assert_whole(tmp_path / "c", "step0")
-    assert "in the cache is damaged" in capsys.readouterr().err
+    assert "in the cache is damaged" in caplog.text
 
 
 def test_a_gated_repository_says_what_it_needs(hub, tmp_path, monkeypatch):

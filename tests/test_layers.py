@@ -3,16 +3,20 @@
 The zoo holds what comes out to a plain script, to the oracle's groups along the inputs.
 """
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from flatminima.errors import UserError
 from flatminima.kurtosis import kurtosis_of_checkpoint
 from flatminima.layers import count_weights, linear_layers, not_selected
 from flatminima.model import is_legacy_buffer, load_model
 from flatminima.quantizers import coverage, coverage_line, quantized_weights
+from flatminima.scoring import ModelForward
 from tests.architectures import build, logits
 from tests.conftest import affine
 from tests.oracles import quantize_matrix
@@ -74,7 +78,7 @@ def test_each_expert_is_a_matrix_of_its_own(models):
 def test_a_head_is_one_matrix_more_unless_it_is_tied(models):
     both = [set(linear_layers(models["llama"], layers)) for layers in ("blocks", "blocks+head")]
     assert both[1] - both[0] == {"lm_head.weight"}
-    with pytest.raises(ValueError, match="layers blocks\\+head: .* tied to its input embedd"):
+    with pytest.raises(UserError, match="blocks\\+head.* tied"):
         linear_layers(models["gpt2"], "blocks+head")
 
 
@@ -91,8 +95,34 @@ def test_convolutions_over_time_are_left_and_named():
     selected = linear_layers(Model())
     assert set(selected) == {"layer.0.weight"}
     assert not_selected(Model(), selected) == {"layer.*.weight": 48, "vectors": 8, "mix": 4}
-    with pytest.raises(ValueError, match="no output head"):
+    with pytest.raises(UserError, match="output head"):
         linear_layers(Model(), "blocks+head")
+
+
+def test_a_parameter_that_two_layers_share_is_one_weight():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(4, 4, bias=False)
+            self.second = nn.Linear(4, 4, bias=False)
+            self.second.weight = self.first.weight
+
+        def get_output_embeddings(self):
+            return None
+
+        def forward(self, input_ids, use_cache):
+            return SimpleNamespace(logits=self.second(self.first(input_ids)))
+
+    model = Model()
+    spec = affine(2, "tensor", False)
+    quantized = quantized_weights(model, spec)
+    assert set(quantized) == {"first.weight"}
+    inputs = torch.eye(4)[None]
+    forward = ModelForward(model, quantized)
+    (logits,) = forward(inputs)
+    rounded = quantized["first.weight"].T
+    torch.testing.assert_close(logits, (inputs @ rounded @ rounded)[0, :-1])
+    assert coverage(model, spec, forward.read)["weights"] == 16
 
 
 BUFFERS = {

@@ -117,6 +117,27 @@ def test_a_model_larger_than_the_memory_is_refused_before_it_is_loaded(checkpoin
         load_model(checkpoint)
 
 
+def test_only_files_of_the_form_that_is_loaded_count(checkpoint, monkeypatch):
+    """``consolidated.safetensors`` is another framework's copy of the same weights."""
+    weights = load_file(checkpoint / WEIGHTS_FILE)
+    numbers = sum(tensor.numel() for tensor in weights.values())
+    save_file(weights, checkpoint / "consolidated.safetensors")
+    save_file({"codes": torch.zeros(8, 8, dtype=torch.int32)}, checkpoint / "other.safetensors")
+    assert model_module.check_kind(checkpoint) == numbers
+    monkeypatch.setattr(model_module, "available_bytes", lambda device: 4 * numbers)
+    load_model(checkpoint)
+
+
+def test_a_device_that_is_not_there_is_a_mistake_of_the_user(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(UserError, match="'cuda' .* valid: auto, cpu"):
+        model_module.choose_device("cuda")
+    assert model_module.choose_device("auto") == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert model_module.choose_device("auto") == model_module.choose_device("cuda") == "cuda"
+
+
 def test_the_memory_of_a_batch_job_is_what_its_cgroups_leave(tmp_path):
     for place, limit in (("job", "max"), ("job/step", "3000")):
         (tmp_path / place).mkdir()

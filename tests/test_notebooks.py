@@ -34,7 +34,8 @@ def results(tmp_path_factory):
         ):
             files = {Path(name).stem: folder / name for name in names}
             files["paper"] = paper / f"table{number}.csv"
-            tabulate_results.main(files, [folder / f"tables/table{number}.md"], suite)
+            facts = synthetic.facts(suite)
+            tabulate_results.main(files, [folder / f"tables/table{number}.md"], facts)
         for name in ("fig1_audit", "fig2_kurtosis", "fig3_forks", "fig5_bit_widths"):
             save(draw(name.split("_", 1)[1], suite, onset=onset), [folder / f"figures/{name}.png"])
     return root

@@ -1,6 +1,7 @@
 """Scores against a per-token oracle in plain loops, and what must not be scored."""
 
 import copy
+import logging
 import math
 import weakref
 from types import SimpleNamespace
@@ -297,8 +298,9 @@ def prober(tiny_tokens, tmp_path):
     return Prober(path, probe, threads=1)
 
 
-def test_any_kind_of_quantizer_can_be_probed(tiny_model, tiny_tokens, prober, capfd):
+def test_any_kind_of_quantizer_can_be_probed(tiny_model, tiny_tokens, prober, caplog):
     """An entry of the configuration is all that NF4 takes; the scores are those of its weights."""
+    caplog.set_level(logging.INFO, "flatminima")
     table = prober(tiny_model, 7).set_index("role")
     assert list(table.loc["low_bit", "quantizer"].unique()) == ["low"]
     for name, spec in prober.specs.items():
@@ -306,7 +308,28 @@ def test_any_kind_of_quantizer_can_be_probed(tiny_model, tiny_tokens, prober, ca
         alone = score_variants(tiny_model, tiny_tokens, {"x": weights}, batch_size=4)["x"]
         assert table.loc[prober.roles[name], "nll_nats"].tolist() == alone.nll_nats
     assert prober.made_by["coverage"]["high"]["matrices"] == 9
-    assert "groups narrowed to the rows of gpt_neox.layers.*.attention" in capfd.readouterr().err
+    assert "groups narrowed to the rows of gpt_neox.layers.*.attention" in caplog.text
+
+
+def test_a_failing_model_is_not_measured_and_a_mistake_of_ours_is_raised(
+    tiny_model, prober, monkeypatch
+):
+    """Only the code of the model is somebody else's."""
+
+    def fail(**inputs):
+        raise KeyError("rope")
+
+    forward = tiny_model.forward
+    del prober.specs["high"]
+    tiny_model.forward = fail
+    with pytest.raises(NotMeasured, match="step 7: KeyError: 'rope'"):
+        prober(tiny_model, 7)
+    tiny_model.forward = forward
+    for broken in ("coverage", "check_ids"):
+        with monkeypatch.context() as patch:
+            patch.setattr(scoring, broken, lambda *args, **kwargs: {}["typo"])
+            with pytest.raises(KeyError, match="typo"):
+                prober(tiny_model, 7)
 
 
 def test_a_model_that_reads_none_of_the_weights_or_looks_ahead_is_refused(

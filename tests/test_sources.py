@@ -17,6 +17,7 @@ from huggingface_hub import constants, hf_hub_download
 from flatminima.errors import UserError
 from flatminima.text.corpus import KEY_CHARACTERS, overlap, read_documents, write_documents
 from flatminima.text.sources import TextError, collect, find_file, read_texts
+from flatminima.tools.sources import step_in_name
 from tests.hub.server import TinyHub, point_at
 from tests.workflow import ROOT
 
@@ -388,3 +389,19 @@ def test_the_documents_are_the_same_whatever_the_route(hub, tmp_path):
     assert passed["source"] == "tiny/mirror: val.jsonl.zst"
     assert "there is no val.jsonl.zst in it" in passed["reason"]
     assert train["left_out_as_validation"] == 1 and train["documents"] == len(TRAIN) - 1
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("stage1-step1000-tokens3B", 1000),
+        ("step70000", 70000),
+        ("global_step20", 20),
+        ("step-500-v2", 500),
+        ("checkpoint-7", 7),
+        ("v1.0-12", 12),
+        ("main", 4),
+    ],
+)
+def test_the_step_of_a_revision_is_the_number_after_step_or_the_last(name, step):
+    assert step_in_name(name, default=4) == step

@@ -6,6 +6,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from flatminima.errors import UserError
 from flatminima.files import write_json, write_table
 from flatminima.intervals import summarise
 from flatminima.jobs import run
@@ -17,18 +18,25 @@ from flatminima.scoring import Prober
 def average_model(folders: Sequence[str], weights: Sequence[float], device: str) -> nn.Module:
     """The last checkpoint's model with the weighted mean of all of them, summed in float64.
 
-    One checkpoint is in memory at a time, beside the sums. Raises ``ValueError`` where one
+    One checkpoint is in memory at a time, and the sums. Raises ``UserError`` where a checkpoint
     has other parameters than the first.
     """
     sums: dict[str, Tensor] = {}
+    model = parameters = None
     for folder, weight in zip(folders, weights, strict=True):
+        model = parameters = None  # freed before the next checkpoint is loaded
         model = load_model(folder)
-        own = model.state_dict()
-        sums = sums or {n: torch.zeros_like(w, dtype=torch.float64) for n, w in own.items()}
-        if {n: w.shape for n, w in own.items()} != {n: total.shape for n, total in sums.items()}:
-            raise ValueError(f"{folder}: its parameters are not those of {folders[0]}")
-        for name, stored in own.items():
-            sums[name].add_(stored.double(), alpha=weight)
+        parameters = model.state_dict()
+        if not sums:
+            sums = {
+                name: torch.zeros_like(parameter, dtype=torch.float64)
+                for name, parameter in parameters.items()
+            }
+        shapes = {name: parameter.shape for name, parameter in parameters.items()}
+        if shapes != {name: total.shape for name, total in sums.items()}:
+            raise UserError(f"{folder}: its parameters are not those of {folders[0]}")
+        for name, parameter in parameters.items():
+            sums[name].add_(parameter.double(), alpha=weight)
     model.load_state_dict(sums)
     return model.to(device)
 

@@ -1,8 +1,12 @@
 """Record what the checkpoints of a range of revisions hold."""
 
+import logging
+
 from flatminima.files import write_rows
-from flatminima.jobs import log, progress, run
+from flatminima.jobs import progress, run
 from flatminima.revisions import describe_checkpoint, fingerprint_checkpoint, revision_table
+
+logger = logging.getLogger(__name__)
 
 
 def main(*, weights: list, steps: list, tokens_per_step: int | None, table: str,
@@ -15,7 +19,7 @@ def main(*, weights: list, steps: list, tokens_per_step: int | None, table: str,
         rows.append(describe_checkpoint(step, path, {}, prints[-1]))
     write_rows([revision_table(rows, tokens_per_step)], table)
     write_rows(prints, fingerprints)
-    log(f"{len(rows)} revisions, {sum(row['bytes'] for row in rows) / 1e6:,.1f} MB")
+    logger.info(f"{len(rows)} revisions, {sum(row['bytes'] for row in rows) / 1e6:,.1f} MB")
 
 
 if __name__ == "__main__":

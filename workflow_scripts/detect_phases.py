@@ -1,11 +1,15 @@
 """Find convergence, onset and the phases of a suite's training run."""
 
+import logging
+
 import pandas as pd
 
 from flatminima.files import write_json
-from flatminima.jobs import log, run
+from flatminima.jobs import run
 from flatminima.missing import diverged_steps, missing_steps
 from flatminima.phases import describe_phases, onset_words
+
+logger = logging.getLogger(__name__)
 
 
 def main(
@@ -23,7 +27,8 @@ def main(
         diverged=diverged_steps(suite_table, audit),
     )
     write_json(phases, found)
-    log(f"FP32 convergence at step {found['convergence']['step']:,}; {onset_words(found['onset'])}")
+    convergence_step = found["convergence"]["step"]
+    logger.info(f"FP32 convergence at step {convergence_step:,}; {onset_words(found['onset'])}")
 
 
 if __name__ == "__main__":

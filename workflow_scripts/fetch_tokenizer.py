@@ -1,8 +1,12 @@
 """Take a suite's tokenizer from the Hugging Face hub."""
 
+import logging
+
 from flatminima.files import file_sha256, write_json
 from flatminima.hub import download_tokenizer
-from flatminima.jobs import log, run
+from flatminima.jobs import run
+
+logger = logging.getLogger(__name__)
 
 
 def main(*, source: dict, tokenizer: str, record: str) -> None:
@@ -12,7 +16,7 @@ def main(*, source: dict, tokenizer: str, record: str) -> None:
     """
     commit = download_tokenizer(source["repo"], source["revision"], tokenizer)
     write_json(record, {**source, "commit": commit, "sha256": file_sha256(tokenizer)})
-    log(f"{source['repo']} {source['revision']} is commit {commit}")
+    logger.info(f"{source['repo']} {source['revision']} is commit {commit}")
 
 
 if __name__ == "__main__":

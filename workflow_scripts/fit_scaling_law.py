@@ -1,21 +1,25 @@
 """Fit the power law of the low-bit loss up to the onset, and hold the end against it."""
 
+import logging
+
 import pandas as pd
 
 from flatminima.errors import UserError
 from flatminima.files import write_json
-from flatminima.jobs import log, run
+from flatminima.jobs import run
 from flatminima.scaling_law import excess_sentence, suite_excess
+
+logger = logging.getLogger(__name__)
 
 
 def main(audit: pd.DataFrame, phases: dict, law: str, spacing: int) -> None:
     """Write ``law``: exponent, prediction and excess, or the reason why there are none."""
     try:
         found = suite_excess(audit, phases, spacing=spacing)
-        log(excess_sentence(found))
+        logger.info(excess_sentence(found))
     except UserError as error:
         found = {"reason": str(error)}
-        log(found["reason"])
+        logger.info(found["reason"])
     write_json(law, found)
 
 

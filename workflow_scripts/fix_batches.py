@@ -1,9 +1,13 @@
 """Fix the validation batches and the training stream of a suite, once for everything."""
 
+import logging
+
 from flatminima.files import read_json, write_json
-from flatminima.jobs import log, run
+from flatminima.jobs import run
 from flatminima.text.corpus import overlap, read_documents
 from flatminima.text.tokens import fix_split
+
+logger = logging.getLogger(__name__)
 
 
 def main(*, inputs: dict, outputs: dict, batches: dict, vocabulary: dict) -> None:
@@ -22,7 +26,7 @@ def main(*, inputs: dict, outputs: dict, batches: dict, vocabulary: dict) -> Non
         )  # fmt: skip
         content = {"split": split, **record, **shared, "text": source}
         write_json(outputs[f"{split}_manifest"], content)
-        log(f"{split}: {record['sequences']} sequences of {record['length']} tokens")
+        logger.info(f"{split}: {record['sequences']} sequences of {record['length']} tokens")
 
 
 if __name__ == "__main__":

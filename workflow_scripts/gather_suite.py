@@ -1,5 +1,6 @@
 """Gather the table of a suite's revisions, and see whether they are what their names say."""
 
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -7,8 +8,10 @@ import pandas as pd
 
 from flatminima.files import read_rows, write_table
 from flatminima.integrity import IntegrityError, decide, examine, suite_table
-from flatminima.jobs import log, run
+from flatminima.jobs import run
 from flatminima.missing import missing_steps
+
+logger = logging.getLogger(__name__)
 
 MOST_NAMED = 6  # files in a command
 
@@ -26,7 +29,7 @@ def main(*, tables: list, fingerprints: list, suite: str, severity: dict, table:
     key, grid = f"suites.{suite}.integrity", list(rows["step"])
     try:
         for line in decide(found, severity, grid=grid, key=key):
-            log(f"warning: {line}")
+            logger.warning(f"warning: {line}")
     except IntegrityError as error:
         write_table(refused, rows)
         again = _again(tables, {step for one in found for step in one.steps}, measured_by)
@@ -34,9 +37,9 @@ def main(*, tables: list, fingerprints: list, suite: str, severity: dict, table:
             f"suite {suite}: {error}; {refused} has all revisions{again}"
         ) from error
     write_table(table, rows)
-    log(f"{len(rows)} revisions, {rows['weights_sha256'].nunique()} of them distinct")
+    logger.info(f"{len(rows)} revisions, {rows['weights_sha256'].nunique()} of them distinct")
     if missing := missing_steps(rows):
-        log(f"{len(missing)} missing{_again(tables, missing, measured_by)}")
+        logger.info(f"{len(missing)} missing{_again(tables, missing, measured_by)}")
 
 
 def _again(tables: list[str], steps: Iterable[int], measured_by: str | None) -> str:

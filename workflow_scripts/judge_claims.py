@@ -1,12 +1,16 @@
 """Ask the ledger's four questions of every claim of the paper."""
 
+import logging
+
 import pandas as pd
 
 from flatminima.claims.evidence import Measured, Printed
 from flatminima.claims.ledger import judge, read_ledger
 from flatminima.claims.page import about, write
 from flatminima.files import read_content
-from flatminima.jobs import log, run
+from flatminima.jobs import run
+
+logger = logging.getLogger(__name__)
 
 PAPER = ("claims", "excerpts", "table1", "table2", "lambada", "page_html", "page_md")
 
@@ -24,7 +28,7 @@ def main(inputs: dict, outputs: list[str], suite: dict | None) -> None:
     judged = judge(ledger, paper, Measured(ledger.pythia, paper, suite, files) if suite else None)
     for output in outputs:
         write(ledger, judged, suite, inputs, output)
-    log(about(ledger, suite, judged))
+    logger.info(about(ledger, suite, judged))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Probe checkpoints with every combination of bits, symmetry, granularity and layers."""
 
+from functools import partial
+
 from flatminima.files import write_rows
 from flatminima.jobs import run
 from flatminima.mechanism.variants import probe_cells
-from flatminima.mechanism.visits import visits
-from flatminima.missing import leaving_out_diverged
+from flatminima.mechanism.visits import measure_each
 
 
 def main(
@@ -15,15 +16,10 @@ def main(
     A checkpoint that has diverged is named and left out.
     """
     design = {key: settings[key] for key in ("bits", "group_sizes", "formats", "low")}
-    tables = []
-    scores = []
-    for visit in visits(folders, validation, settings, threads):
-        with leaving_out_diverged(visit.step):
-            cells, cell_scores = probe_cells(visit, design)
-            tables.append(cells)
-            scores.append(cell_scores)
-    write_rows(tables, table)
-    write_rows(scores, sequences)
+    probe = partial(probe_cells, design=design)
+    tables_and_scores = measure_each(probe, folders, validation, settings, threads)
+    write_rows([cells for cells, _ in tables_and_scores], table)
+    write_rows([scores for _, scores in tables_and_scores], sequences)
 
 
 if __name__ == "__main__":

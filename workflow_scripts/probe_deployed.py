@@ -11,14 +11,18 @@ from flatminima.tools.deployed import probe_deployed
 def main(folders: dict, validation: str, probe: dict, resamples: int, threads: int, suite: str,
          table: str) -> None:  # fmt: skip
     """Write a row per step and format; ``folders`` maps steps to checkpoint folders."""
-    prober, tables = Prober(validation, probe, threads), []
-    for step, folder in progress(folders.items(), "probing", total=len(folders)):
+    prober = Prober(validation, probe, threads)
+
+    def probe_checkpoint(step: int, folder: str) -> pd.DataFrame:
+        # The model is local to this function, so that it is freed before the next one is loaded.
         model = load_model(folder, prober.device)
         simulated = prober(model, step)
-        tables.append(probe_deployed(model, prober, step, simulated, resamples=resamples))
-    found = pd.concat(tables, ignore_index=True)
-    found.insert(0, "suite", suite)
-    found.to_csv(table, index=False)
+        return probe_deployed(model, prober, step, simulated, resamples=resamples)
+
+    steps = progress(folders.items(), "probing", total=len(folders))
+    rows = pd.concat([probe_checkpoint(*step) for step in steps], ignore_index=True)
+    rows.insert(0, "suite", suite)
+    rows.to_csv(table, index=False)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
 """Fetch revisions of a hub suite, one after another: describe, probe, take kurtosis, delete."""
 
+import logging
 import shutil
 from pathlib import Path
 
 from flatminima.files import write_json, write_rows
 from flatminima.hub import WEIGHTS_FILE, RevisionMissing, download_checkpoint
-from flatminima.jobs import log, progress, run
+from flatminima.jobs import progress, run
 from flatminima.kurtosis import kurtosis_of_checkpoint
 from flatminima.missing import MISSING
 from flatminima.revisions import describe_checkpoint, fingerprint_checkpoint, revision_table
 from flatminima.scoring import Prober
+
+logger = logging.getLogger(__name__)
 
 
 def main(*, repo: str, branches: dict, validation: str, probe: dict, layers: str,
@@ -30,7 +33,7 @@ def main(*, repo: str, branches: dict, validation: str, probe: dict, layers: str
             try:
                 origin = download_checkpoint(repo, branch, folder)
             except RevisionMissing as error:
-                log(f"step {step} is missing: {error.reason}")
+                logger.warning(f"step {step} is missing: {error.reason}")
                 rows.append({"step": step, "status": MISSING, "reason": error.reason,
                              "revision": branch})  # fmt: skip
                 continue
@@ -45,7 +48,7 @@ def main(*, repo: str, branches: dict, validation: str, probe: dict, layers: str
     write_rows(kurtosis, outputs["kurtosis"])
     write_rows(scores, outputs["sequences"])
     write_json(outputs["provenance"], {**prober.made_by, "code": code})
-    log(f"{len(scores)} of {len(branches)} revisions probed")
+    logger.info(f"{len(scores)} of {len(branches)} revisions probed")
 
 
 if __name__ == "__main__":

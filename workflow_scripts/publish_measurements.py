@@ -159,5 +159,5 @@ if __name__ == "__main__":
     parser.add_argument("--measured-by", help="commit of results that another code measured")
     try:
         main(**vars(parser.parse_args()))
-    except ValueError as error:
+    except UserError as error:
         sys.exit(f"Error: {error}")

@@ -1,5 +1,6 @@
 """Execute one companion notebook on a suite's results and render it as HTML."""
 
+import logging
 import os
 import re
 from pathlib import Path
@@ -11,7 +12,9 @@ from nbconvert import HTMLExporter
 
 from flatminima.errors import UserError
 from flatminima.files import atomic_path
-from flatminima.jobs import log, run
+from flatminima.jobs import run
+
+logger = logging.getLogger(__name__)
 
 CELL_TIMEOUT_S = 600
 UNDESCRIBED = 'alt="No description has been provided for this image"'  # of nbconvert
@@ -32,7 +35,7 @@ def main(notebook: str, executed: str, html: str, suite: str, folder: str = "res
     try:
         client.execute(env={**os.environ, "SUITE": suite, "RESULTS": results})
     except CellExecutionError as error:
-        log(str(error))
+        logger.debug(str(error))
         outputs = [(cell.id, output) for cell in page.cells for output in cell.get("outputs", [])]
         failed = next(name for name, output in outputs if output.output_type == "error")
         why = f"{error.ename}: {error.evalue}"

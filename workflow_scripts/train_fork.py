@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from flatminima.errors import UserError
 from flatminima.files import describe_run, file_sha256
 from flatminima.jobs import run
 from flatminima.model import load_model, take_device
@@ -41,7 +42,10 @@ def main(inputs: dict, checkpoints: str, losses: str, provenance: str, seed: int
     model, tokens = load_model(source, device), read_tokens(inputs["train"])
     length = condition.fork.get("length", tokens.shape[1])
     if tokens.shape[1] % length:
-        raise ValueError(f"sequences of {tokens.shape[1]} tokens do not divide into {length}")
+        raise UserError(
+            f"fork length: {length} does not divide the {tokens.shape[1]} tokens of a training "
+            "sequence (batches.train.length)"
+        )
     tokens = tokens.reshape(-1, length)
     check_ids(tokens, model.config.vocab_size, whose="the vocabulary")
     set_attention(model, recipe.compute.attention)

@@ -1,12 +1,16 @@
 """The command ``flatminima``: audit a run, plan a suite, freeze a hub suite's revisions."""
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from flatminima.errors import UserError
+from flatminima.errors import UserError, one_line
+from flatminima.messages import message_handlers
+
+logger = logging.getLogger(__name__)
 
 COMMANDS = {  # what each does, and an example
     "audit": (
@@ -26,18 +30,36 @@ COMMANDS = {  # what each does, and an example
 }
 
 
+FINISHED, UNEXPECTED_ERROR, BAD_INPUT = 0, 1, 2
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code; a user's mistake is one line and 2."""
-    given = vars(parser().parse_args(arguments))
-    command = given.pop("command")
-    try:
-        return {"audit": _audit, "plan": _plan, "freeze": _freeze}[command](**given)
-    except ModuleNotFoundError as error:
-        said = f"{command} needs the package {error.name}: pip install {error.name}"
-    except ValueError as error:
-        said = " ".join(str(error).split())
-    print(f"Error: {said}", file=sys.stderr)
-    return 2
+    """Run a command line and return its exit code.
+
+    A mistake of the user is one line and ``BAD_INPUT``. Any other error is one line and
+    ``UNEXPECTED_ERROR``; with ``--traceback`` its traceback comes first.
+    """
+    options = vars(parser().parse_args(arguments))
+    command = options.pop("command")
+    with_traceback = options.pop("traceback")
+    run_command = {"audit": _audit, "plan": _plan, "freeze": _freeze}[command]
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.DEBUG if with_traceback else logging.INFO)
+    with message_handlers(handler):
+        try:
+            return run_command(**options)
+        except (UserError, OSError) as error:
+            logger.error(f"Error: {' '.join(str(error).split())}")
+            return BAD_INPUT
+        except Exception as error:
+            logger.debug("", exc_info=error)
+            if isinstance(error, ModuleNotFoundError) and error.name:
+                package = error.name.partition(".")[0]
+                logger.error(f"Error: {command} needs the package {package}: pip install {package}")
+                return BAD_INPUT
+            line = f"unexpected {type(error).__name__}: {one_line(error)}"
+            logger.error(f"Error: {line} (--traceback shows where it happened)")
+            return UNEXPECTED_ERROR
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,6 +73,9 @@ def parser() -> argparse.ArgumentParser:
     for name, (about, example) in COMMANDS.items():
         part = commands.add_parser(
             name, help=about, description=about, epilog=f"example: {example}", **formatted
+        )
+        part.add_argument(
+            "--traceback", action="store_true", help="show the traceback of an unexpected error"
         )
         if name == "audit":
             _audit_options(part)

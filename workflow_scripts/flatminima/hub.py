@@ -10,6 +10,7 @@ Rules without weights read this module, so torch is imported where weights are.
 
 import hashlib
 import json
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -34,13 +35,15 @@ from flatminima.files import (
     file_sha256,
     read_index,
 )
-from flatminima.jobs import log
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
 TOKENIZER_FILE = "tokenizer.json"
 STAGING = ".download"  # what is on the way to its place in a folder
 ATTEMPTS, LONGEST_PAUSE_S = 12, 60.0  # about six minutes in all
+MOST_WRONG_DIGESTS = 2  # downloads of one file
 BUSY = (408, 416, 425, 429, 500, 502, 503, 504)  # 416: there are fewer bytes than it says
 # The connection's (refused, reset, timed out), half an answer, hf_xet's.
 _BROKEN = (errors.HTTPError, ConnectionError, EOFError, json.JSONDecodeError, RuntimeError)
@@ -77,7 +80,7 @@ def ask(action: Callable[[], Result], repo: str, revision: str, file: str = "") 
 
     def tell(state: tenacity.RetryCallState) -> None:
         reason = _reason(state.outcome.exception(), repo)
-        log(f"{what}: {reason}; again in {state.upcoming_sleep:g} s")
+        logger.warning(f"{what}: {reason}; again in {state.upcoming_sleep:g} s")
 
     try:
         return tenacity.Retrying(
@@ -198,7 +201,7 @@ def fetch_file(revision: Revision, name: str, folder: Path) -> Path:
     if isinstance(cached, str):
         if _agrees(Path(cached), revision.files[name]):
             return Path(cached)
-        log(f"{revision}: {name} in the cache is damaged and not used: {cached}")
+        logger.warning(f"{revision}: {name} in the cache is damaged and not used: {cached}")
     if constants.is_offline_mode():
         raise HubError(
             f"{revision}: HF_HUB_OFFLINE is set and {constants.HF_HUB_CACHE} does not hold "
@@ -206,14 +209,22 @@ def fetch_file(revision: Revision, name: str, folder: Path) -> Path:
         )
     disable_progress_bars()
 
+    wrong_digests = 0
+
     def download() -> Path:
-        # Another cache than the user's, which may hold the damaged file.
+        nonlocal wrong_digests
+        # Another cache than the user's, which may contain the damaged file.
         where = {"local_dir": folder, "cache_dir": folder / ".cache"}
         path = Path(hf_hub_download(revision.repo, name, revision=revision.commit, **where))
-        if not _agrees(path, revision.files[name]):
-            path.unlink()
-            raise EOFError("it came with other bytes than the hub says it has")
-        return path
+        if _agrees(path, revision.files[name]):
+            return path
+        path.unlink()
+        wrong_digests += 1
+        reason = "its sha256 is not the one that the hub states"
+        # Two wrong downloads are no fault of the connection: the hub has a wrong file.
+        if wrong_digests == MOST_WRONG_DIGESTS:
+            raise HubError(f"{revision}: {name}: {reason}, in {wrong_digests} downloads")
+        raise EOFError(reason)
 
     return ask(download, revision.repo, revision.name, name)
 

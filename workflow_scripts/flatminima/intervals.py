@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from flatminima.errors import UserError
 from flatminima.quantizer_specs import FP32
 
 CONFIDENCE = 0.95
@@ -73,7 +74,7 @@ def resampled_means(scores: PairedScores, *, resamples: int, seed: int) -> np.nd
     """
     if (count := len(scores.scored)) < 2 or resamples < 2:
         given = f"{count} sequences, {resamples} resamples"
-        raise ValueError(f"{given}: a bootstrap takes 2 or more of each")
+        raise UserError(f"{given}: a bootstrap takes 2 or more of each")
     stretches = min(STRETCHES, count)
     starts = np.arange(stretches) * count // stretches
     nll = np.add.reduceat(scores.nll_nats, starts, axis=1)

@@ -1,21 +1,21 @@
 """How a job runs: its script's ``main``, its log, its progress, its GPU.
 
 Nothing here decides a number, so nothing here is part of the hash of the code
-(``code_hash.INFRASTRUCTURE``). What a user can act on, from a damaged file to a full
-disk, ends a job with one line; anything else with its traceback, in the log as well.
+(``code_hash.INFRASTRUCTURE``). Every error ends a job with one line on the terminal.
+If the user cannot act on it, the log has the traceback as well.
 """
 
 import errno
 import fcntl
 import inspect
 import itertools
+import logging
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,14 +24,23 @@ from typing import TextIO, TypeVar
 import pandas as pd
 from tqdm import tqdm
 
-from flatminima.errors import UserError
+from flatminima.errors import UserError, one_line
 from flatminima.files import read_content
+from flatminima.messages import message_handlers
+
+logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
-# What the machine refuses, whatever the code: no room, no right, a disk that fails.
-_REFUSALS = {
-    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO,
-}  # fmt: skip
+# Errors of the environment, which no code can mend: disk full, permission denied, I/O error.
+_ENVIRONMENT_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EIO,
+)
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # What Snakemake says of every dry run.
 _SAID_ALWAYS = ("Config file", "Assuming unrestricted", "Building DAG", "Using workflow specific")
@@ -40,56 +49,61 @@ _GIVEN_BY_A_CLUSTER = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "KUBERNETES_SER
 
 
 def run(main: Callable[..., None], snakemake: object) -> None:
-    """Call a script's ``main`` with what its rule declares, and log what it says.
+    """Call a script's ``main`` with what its rule declares, and write the job's log.
 
     Each parameter of ``main`` takes the input, output, param, resource or wildcard of its
-    name, or ``threads``; ``inputs`` and ``outputs`` take all of them, as a mapping where
-    the parameter is annotated ``dict`` and as a list otherwise. A parameter annotated
-    ``int`` gets a number; one annotated ``DataFrame``, a list of them or ``dict`` gets what the
-    files hold.
+    name, or ``threads``. ``inputs`` and ``outputs`` take all files: as a mapping where the
+    parameter is annotated ``dict``, as a list otherwise. A parameter annotated ``int`` gets a
+    number. One annotated ``DataFrame``, ``list[DataFrame]`` or ``dict`` gets the content of the
+    files.
     """
     with logged(snakemake.log[0]):
         main(**arguments(main, snakemake))
 
 
 def arguments(main: Callable, job: object) -> dict[str, object]:
-    """What each parameter of ``main`` takes of a job, by name."""
-    known, found = {"threads": getattr(job, "threads", 1)}, {}
-    for name in ("wildcards", "resources", "params", "output", "input"):  # the last one counts
-        part = getattr(job, name, None)
-        known |= dict(part.items() if hasattr(part, "items") else getattr(part, "__dict__", {}))
+    """The arguments that ``main`` is called with, by parameter name."""
+    declared: dict[str, object] = {"threads": getattr(job, "threads", 1)}
+    # If two parts declare the same name, the later part in this order wins.
+    for part_name in ("wildcards", "resources", "params", "output", "input"):
+        part = getattr(job, part_name, None)
+        declared |= dict(part.items() if hasattr(part, "items") else getattr(part, "__dict__", {}))
+
+    chosen = {}
     for name, parameter in inspect.signature(main).parameters.items():
         if name in ("inputs", "outputs"):
             files = job.input if name == "inputs" else job.output
             wants_names = str(parameter.annotation).startswith(("dict", "<class 'dict'"))
-            found[name] = _plain(dict(files.items()) if wants_names else list(files))
-        elif name in known:
-            found[name] = _read(known[name], parameter.annotation)
-    return found
+            chosen[name] = _plain(dict(files.items()) if wants_names else list(files))
+        elif name in declared:
+            chosen[name] = _as_annotated(declared[name], parameter.annotation)
+    return chosen
 
 
-def _read(value: object, wanted: object) -> object:
-    """What a parameter annotated ``wanted`` gets of a value or of the files that it names."""
-    if wanted is int:
-        return int(value)
-    if wanted in (pd.DataFrame, pd.DataFrame | None, dict) and isinstance(value, str):
-        return read_content(value)
-    return [read_content(path) for path in value] if wanted == list[pd.DataFrame] else _plain(value)
+def _as_annotated(argument: object, annotation: object) -> object:
+    """The argument as its annotation asks for: a number, the content of files, or unchanged."""
+    if annotation is int:
+        return int(argument)
+    if annotation in (pd.DataFrame, pd.DataFrame | None, dict) and isinstance(argument, str):
+        return read_content(argument)
+    if annotation == list[pd.DataFrame]:
+        return [read_content(path) for path in argument]
+    return _plain(argument)
 
 
-def _plain(value: object) -> object:
+def _plain(argument: object) -> object:
     """Paths as text and lists of them as lists, without Snakemake's own types."""
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_plain(inner) for inner in value]
-    return str(value) if isinstance(value, str) else value
+    if isinstance(argument, dict):
+        return {key: _plain(inner) for key, inner in argument.items()}
+    if isinstance(argument, list):
+        return [_plain(inner) for inner in argument]
+    return str(argument) if isinstance(argument, str) else argument
 
 
 class _Tee:
-    """Writes to the terminal and to a log; bars become plain lines in both.
+    """Writes to the terminal and to a log; progress bars become plain lines in both.
 
-    Whatever else a library asks of standard error, the terminal answers.
+    Any other attribute is the terminal's, for libraries that ask whether it is one.
     """
 
     def __init__(self, *streams: TextIO) -> None:
@@ -113,31 +127,36 @@ class _Tee:
 
 @contextmanager
 def logged(path: str | Path) -> Iterator[None]:
-    """Copy standard error to ``path`` while the block runs; a traceback goes there as well.
+    """Write the messages and the standard error of the block to the terminal and to ``path``.
 
-    A ``UserError`` and a refusal of the machine are one line instead, and exit status 1.
+    An exception becomes one line and exit status 1. If it is neither a ``UserError`` nor an
+    error of the environment, its traceback is written to ``path``, and only there.
     """
     terminal = sys.stderr
     with open(path, "w", encoding="utf-8") as file:
+        to_terminal = logging.StreamHandler(terminal)
+        to_terminal.setLevel(logging.INFO)
+        to_file = logging.StreamHandler(file)
+        to_file.setLevel(logging.DEBUG)  # tracebacks are messages of this level
         sys.stderr = _Tee(terminal, file)
         try:
-            yield
-        except SystemExit:  # what there is to say has been said
-            raise
-        except BaseException as error:
-            refused = isinstance(error, OSError) and error.errno in _REFUSALS
-            if not refused and not isinstance(error, UserError):
-                traceback.print_exc(file=file)
-                raise
-            log(f"Error: {' '.join(str(error).split())}")
-            sys.exit(1)
+            with message_handlers(to_terminal, to_file):
+                try:
+                    yield
+                except Exception as error:
+                    logger.error(f"Error: {_last_line(error, path)}")
+                    sys.exit(1)
         finally:
             sys.stderr = terminal
 
 
-def log(message: str) -> None:
-    """One line of a job's log."""
-    print(message, file=sys.stderr, flush=True)
+def _last_line(error: Exception, log_file: str | Path) -> str:
+    """The line that a job ends with; logs the traceback where the user cannot act on the line."""
+    from_environment = isinstance(error, OSError) and error.errno in _ENVIRONMENT_ERRORS
+    if from_environment or isinstance(error, UserError):
+        return " ".join(str(error).split())
+    logger.debug("", exc_info=error)
+    return f"unexpected {type(error).__name__}: {one_line(error)} (traceback in {log_file})"
 
 
 def progress(items: Iterable[Item], name: str, total: int | None = None) -> tqdm:
@@ -180,10 +199,10 @@ def own_gpu(
                 lock.close()
                 continue
             environment[VISIBLE] = gpu
-            log(f"GPU {gpu} of {', '.join(gpus)}")
+            logger.info(f"GPU {gpu} of {', '.join(gpus)}")
             return lock
         if not tries:
-            log(f"all {len(gpus)} GPUs are taken by other jobs; waiting for one")
+            logger.info(f"all {len(gpus)} GPUs are taken by other jobs; waiting for one")
         time.sleep(2.0)
 
 

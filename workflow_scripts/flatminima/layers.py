@@ -9,6 +9,7 @@ way (convolutions, embeddings, norms, biases) stays as it is, and so do routers,
 whole matrices that are no linear layers in transformers; ``not_selected`` names them.
 """
 
+import logging
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -19,8 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flatminima.jobs import log
+from flatminima.errors import UserError, one_line
 from flatminima.quantizer_specs import Layers
+
+logger = logging.getLogger(__name__)
 
 # Their weights are looked up, or mix positions: no matrices of linear layers.
 _NO_MATRICES = (nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -67,27 +70,33 @@ def linear_layers(model: nn.Module, layers: str = "blocks") -> dict[str, LinearW
     """The weights that ``layers`` selects, by parameter name.
 
     ``blocks`` is every linear layer but the output head, whatever the head is called
-    (``embed_out`` or ``lm_head``); ``blocks+head`` includes it. Raises ``ValueError``
-    where the head shares its weight with the input embedding, which would be altered too.
+    (``embed_out`` or ``lm_head``); ``blocks+head`` includes it. A parameter that layers share
+    appears once. Raises ``UserError`` where the head shares its weight with the input embedding,
+    which would be changed too.
     """
     from transformers.pytorch_utils import Conv1D
 
     if layers not in get_args(Layers):
-        raise ValueError(f"layers {layers!r}: {', '.join(get_args(Layers))}")
-    head, with_head = _find_head(model), layers == "blocks+head"
+        raise UserError(f"layers: {layers!r} is not valid; valid: {', '.join(get_args(Layers))}")
+    head = _find_head(model)
+    with_head = layers == "blocks+head"
     if with_head and head is None:
-        raise ValueError("layers blocks+head: this model has no output head")
+        raise UserError("layers: 'blocks+head' needs an output head; use 'blocks'")
     if with_head and head.weight is model.get_input_embeddings().weight:
-        raise ValueError(
-            "layers blocks+head: this model's head is tied to its input embedding; use blocks"
+        raise UserError(
+            "layers: 'blocks+head' would also change the input embedding, which is tied to the "
+            "head of this model; use 'blocks'"
         )
+    # Layers may share a parameter, which ``named_parameters`` lists under the first name only.
+    parameter_names = {id(parameter): name for name, parameter in model.named_parameters()}
     selected = {}
     for prefix, module in model.named_modules():
         if isinstance(module, _NO_MATRICES) or (module is head and not with_head):
             continue
         if isinstance(module, nn.Linear | Conv1D):
-            axis = -1 if isinstance(module, nn.Linear) else -2
-            selected[f"{prefix}.weight"] = LinearWeight(module.weight, axis)
+            input_axis = -1 if isinstance(module, nn.Linear) else -2
+            name = parameter_names[id(module.weight)]
+            selected.setdefault(name, LinearWeight(module.weight, input_axis))
             continue
         transposed = getattr(module, "is_transposed", None)  # of experts in one parameter
         for name, parameter in module.named_parameters(prefix, recurse=False):
@@ -136,7 +145,8 @@ def _run(model: nn.Module) -> dict[tuple, set]:
         with torch.inference_mode(False), torch.no_grad(), products:
             model.eval()(input_ids=ids, use_cache=False)
     except Exception as error:  # noqa: BLE001, any model of anybody
-        log(f"which axis of a weight holds its inputs was not found: {error}"[:200])
+        logger.warning(f"cannot tell which axis of a weight is the input: {one_line(error, 200)}")
+        logger.debug("", exc_info=error)
         products.notes.clear()
     finally:
         model.train(mode)

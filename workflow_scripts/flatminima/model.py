@@ -7,9 +7,10 @@ names it; one that does not fit into memory is refused before anything is alloca
 
 import hashlib
 import json
+import logging
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from flatminima.errors import DamagedFile, Diverged, NotMeasured, UserError, one
 from flatminima.files import (
     CONFIG_FILE,
     WEIGHTS_FILE,
+    WEIGHTS_INDEX,
     atomic_path,
     check_digest,
     flush,
@@ -34,6 +36,8 @@ from flatminima.files import (
     write_digests,
 )
 from flatminima.jobs import own_gpu, slots_folder
+
+logger = logging.getLogger(__name__)
 
 ADAPTER_FILE = "adapter_config.json"
 # As safetensors calls what float32 can hold, and tables such as deepseek_v4's experts of a token.
@@ -62,13 +66,21 @@ def prepare_backend() -> None:
 
 
 def choose_device(wanted: str) -> str:
-    """The device that ``auto`` stands for here; ``ValueError`` where a named one is not there."""
-    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    there = ["cuda"] * cuda + ["mps"] * mps + ["cpu"]
-    if wanted not in ("auto", *there):
-        valid = ", ".join(there)
-        raise ValueError(f"config key device: {wanted!r} is not available here; valid: {valid}")
-    return there[0] if wanted == "auto" else wanted
+    """The device to use: ``wanted``, or the fastest one for ``auto``.
+
+    Raises ``UserError`` for a device that this machine does not have.
+    """
+    available_devices = ["cpu"]
+    if torch.backends.mps.is_available():
+        available_devices.insert(0, "mps")
+    if torch.cuda.is_available():
+        available_devices.insert(0, "cuda")
+    if wanted == "auto":
+        return available_devices[0]
+    if wanted not in available_devices:
+        valid = ", ".join(("auto", *available_devices))
+        raise UserError(f"device: {wanted!r} is not available on this machine; valid: {valid}")
+    return wanted
 
 
 def take_device(wanted: str, threads: int) -> str:
@@ -122,10 +134,29 @@ def damage_named(path: str | Path) -> Iterator[None]:
         raise DamagedFile(f"{path}: cannot be read as a checkpoint: {reason}") from error
 
 
+@contextmanager
+def model_failures_named(but: Callable[[Exception], bool] = lambda _: False) -> Iterator[None]:
+    """Turn what a model's own code raises into ``NotMeasured``, and log its traceback.
+
+    The model is somebody else's, so a ``KeyError`` in it is not a mistake of this package. Errors
+    for which ``but`` is true are raised unchanged, and so are ``UserError`` and its kinds.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if but(error):
+            raise
+        logger.debug("the model's code failed", exc_info=error)
+        raise NotMeasured(one_line(error)) from error
+
+
 def check_kind(folder: Path) -> int:
     """How many numbers a checkpoint's weights are, read from its headers alone.
 
-    Raises ``DamagedFile`` where it would be measured as something that it is not.
+    Only files of the form that ``load_model`` loads are counted. Raises ``DamagedFile`` where
+    the checkpoint would be measured as something that it is not.
     """
     already = f"{folder}: its weights are already quantized ({{}}); measure the model they are of"
     with damage_named(folder / CONFIG_FILE):
@@ -139,13 +170,21 @@ def check_kind(folder: Path) -> int:
             "measure the two merged (merge_and_unload of peft)"
         )
     numbers = 0
-    for name, stored in _headers(sorted(folder.glob("*.safetensors"))):
+    for name, stored in _headers(_loaded_files(folder)):
         if not is_legacy_buffer(name):
             shape, dtype = stored.get_shape(), stored.get_dtype()
             numbers += math.prod(shape)
             if len(shape) > 1 and dtype not in NOT_QUANTIZED:
                 raise DamagedFile(already.format(f"{name} is stored as {dtype}"))
     return numbers
+
+
+def _loaded_files(folder: Path) -> list[Path]:
+    """The weight files that transformers loads: one file if it exists, else the index's shards."""
+    for name in (WEIGHTS_FILE, WEIGHTS_INDEX):
+        if (folder / name).is_file():
+            return [path for path in weight_files(folder / name) if path.is_file()]
+    return []
 
 
 def load_model(folder: str | Path, device: str = "cpu") -> nn.Module:

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from statsmodels.nonparametric.smoothers_lowess import lowess
 
+from flatminima.errors import UserError
 from flatminima.intervals import CONFIDENCE, percentile_interval, resampled_curves
 from flatminima.missing import DIVERGED, MISSING, even_steps
 from flatminima.quantizer_specs import FP32
@@ -265,7 +266,7 @@ def describe_phases(
     """
     steps = even_steps(audit["step"], spacing)
     if not len(steps):
-        raise ValueError(f"spacing {spacing}: the audit has no step that is a multiple of it")
+        raise UserError(f"spacing {spacing}: the audit has no step that is a multiple of it")
     curves = resampled_curves(sequences, steps, resamples=resamples, seed=seed)
     fp32, low_bit = (
         audit[(audit["role"] == role) & audit["step"].isin(steps)].sort_values("step")

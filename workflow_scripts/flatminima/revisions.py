@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from flatminima.errors import DamagedFile
+from flatminima.errors import DamagedFile, UserError
 from flatminima.files import (
     CONFIG_FILE,
     PICKLES,
@@ -74,26 +74,26 @@ def branch_of(pattern: str, step: int) -> str | None:
 def table_of_branches(pattern: str, branches: Mapping[str, str]) -> pd.DataFrame:
     """The branches (name to commit) that hold a step, in step order.
 
-    Raises ``ValueError`` where no branch fits the pattern or two hold the same step.
+    Raises ``UserError`` where no branch fits the pattern or two hold the same step.
     """
     rows = [(step_of(pattern, name), name, commit) for name, commit in branches.items()]
     table = pd.DataFrame([row for row in rows if row[0] is not None], columns=COLUMNS)
     if table.empty:
         shown = ", ".join(sorted(branches)[:3]) or "none"
-        raise ValueError(f"none of {len(branches)} branches fits {pattern!r}; there are {shown}")
+        raise UserError(f"none of {len(branches)} branches fits {pattern!r}; there are {shown}")
     for step, names in table.groupby("step")["branch"]:
         if len(names) > 1:
-            raise ValueError(f"branches {' and '.join(sorted(names))} are both step {step}")
+            raise UserError(f"branches {' and '.join(sorted(names))} are both step {step}")
     return table.sort_values("step", ignore_index=True)
 
 
 def read_table(path: Path) -> dict[int, str] | None:
-    """Branch of each step in order, ``None`` where there is no file; ``ValueError`` for others."""
+    """Branch of each step in order, ``None`` where there is no file; ``UserError`` for others."""
     if not path.is_file():
         return None
     table = pd.read_csv(path, dtype={"branch": str, "commit": str})
     if list(table.columns) != COLUMNS or table.empty or not table["step"].is_monotonic_increasing:
-        raise ValueError(f"{path} is no table of {', '.join(COLUMNS)} in step order")
+        raise UserError(f"{path} is no table of {', '.join(COLUMNS)} in step order")
     return table.set_index("step")["branch"].to_dict()
 
 
@@ -117,9 +117,9 @@ class LocalRun(NamedTuple):
 
 
 def check_pattern(pattern: str) -> None:
-    """Raise ``ValueError`` unless the pattern has one place for the step."""
+    """Raise ``UserError`` unless the pattern has one place for the step."""
     if pattern.count(PLACE) != 1 or "*" in pattern:
-        raise ValueError(f"{pattern!r} must have {PLACE} once and no *")
+        raise UserError(f"{pattern!r} must have {PLACE} once and no *")
 
 
 def read_checkpoint(folder: Path) -> LocalCheckpoint:
@@ -144,7 +144,7 @@ def read_checkpoint(folder: Path) -> LocalCheckpoint:
 
 
 def find_checkpoints(pattern: str) -> LocalRun:
-    """All whole checkpoints of a pattern; ``ValueError`` for two folders of the same step."""
+    """All whole checkpoints of a pattern; ``UserError`` for two folders of the same step."""
     before, _, after = pattern.rpartition(PLACE)
     fits = re.compile(re.escape(before) + r"(\d+)" + re.escape(after))
     paths = glob.iglob(f"{glob.escape(before)}*{glob.escape(after)}")
@@ -158,7 +158,7 @@ def find_checkpoints(pattern: str) -> LocalRun:
             continue
         if step in checkpoints:
             both = f"{checkpoints[step].folder} and {found.folder}"
-            raise ValueError(f"{both} are both step {step}")
+            raise UserError(f"{both} are both step {step}")
         checkpoints[step] = found
     return LocalRun(checkpoints, skipped)
 

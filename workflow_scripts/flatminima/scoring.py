@@ -8,6 +8,7 @@ Perplexity is exp of the token-weighted mean negative log-likelihood (NLL), summ
 sequence of T tokens scores T - 1 of them; documents are packed, so that all weigh the same.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -18,20 +19,22 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from flatminima.errors import Diverged, NotMeasured, one_line
+from flatminima.errors import Diverged, NotMeasured, UserError, one_line
 from flatminima.files import describe_run, file_sha256
-from flatminima.jobs import log
 from flatminima.model import (
     LOGITS_AT_ONCE,
     check_causal,
     head_in_pieces,
     load_model,
+    model_failures_named,
     peculiarities,
     take_device,
 )
 from flatminima.quantizer_specs import FP32, AnyQuantizer, read_specs
 from flatminima.quantizers import Quantized, coverage, coverage_line
 from flatminima.text.tokens import check_ids, read_tokens
+
+logger = logging.getLogger(__name__)
 
 TRIED = 16  # tokens on which a model is shown to be causal
 SCORED_AT_ONCE = 2**20  # logits; what is made of them stays in a processor's cache
@@ -43,15 +46,20 @@ Forward = Callable[[Tensor], Iterator[Tensor]]
 
 
 class _OnRead(dict):
-    """A module's parameters, some of which (``put``) are made when somebody reads the attribute."""
+    """A module's parameters, of which some are replaced at the moment they are read.
 
-    def __init__(self, own: dict, put: Mapping[str, Callable[[], Tensor]]) -> None:
-        super().__init__(own)
-        self._put = put
+    ``nn.Module`` looks its parameters up in this dictionary by ``__getitem__`` each time its code
+    reads an attribute such as ``self.weight``. So a replacement is found whether the layer is
+    called or its weight is read directly, and it exists only while somebody uses it.
+    """
+
+    def __init__(self, parameters: dict, replacements: Mapping[str, Callable[[], Tensor]]) -> None:
+        super().__init__(parameters)
+        self._replacements = replacements
 
     def __getitem__(self, attribute: str) -> Tensor | None:
-        put = self._put.get(attribute)
-        return put() if put else super().__getitem__(attribute)
+        make_replacement = self._replacements.get(attribute)
+        return make_replacement() if make_replacement else super().__getitem__(attribute)
 
 
 def model_logits(model: nn.Module, ids: Tensor, at_once: int = LOGITS_AT_ONCE) -> Iterator[Tensor]:
@@ -74,9 +82,9 @@ def model_logits(model: nn.Module, ids: Tensor, at_once: int = LOGITS_AT_ONCE) -
 class ModelForward:
     """The forward of a model with ``weights`` in place of some of its own, by parameter name.
 
-    A weight is asked for whenever a module reads it, called or not, under whichever of its
-    names; a mapping that makes weights then never holds more than one. ``read`` are the names
-    that were read so far. Raises ``TypeError`` for a model that is not float32.
+    Replacements are looked up lazily, each time a module reads the parameter. A mapping that
+    quantizes on access therefore keeps at most one quantized weight in memory. ``read`` are the
+    names that were read so far. Raises ``TypeError`` for a model that is not float32.
     """
 
     def __init__(
@@ -88,27 +96,44 @@ class ModelForward:
         for name, parameter in model.named_parameters():
             if parameter.dtype != torch.float32:
                 raise TypeError(f"{name} is {parameter.dtype}; measurements need float32")
-        self.model, self.weights, self.at_once = model.eval(), weights or {}, at_once
+        self.model = model.eval()
+        self.weights = weights or {}
+        self.at_once = at_once
         self.read: set[str] = set()
+        self._weights_error: Exception | None = None
 
     def __call__(self, ids: Tensor) -> Iterator[Tensor]:
-        """``model_logits`` of the changed model; ``KeyError`` for a name that is no parameter's."""
-        parameters, own = dict(self.model.named_parameters()), {}
-        makers = {id(parameters[name]): partial(self._make, name) for name in self.weights}
+        """``model_logits`` of the changed model.
+
+        Raises ``KeyError`` for a weight that is not a parameter of the model, and ``NotMeasured``
+        for whatever the model's own code raises. Errors of ``weights`` are raised unchanged.
+        """
+        parameters = dict(self.model.named_parameters())
+        makers = {id(parameters[name]): partial(self._replacement, name) for name in self.weights}
+        parameters_before = {}
         try:
             for module in self.model.modules():
-                put = {a: makers[id(p)] for a, p in module._parameters.items() if id(p) in makers}
-                if put:
-                    own[module] = module._parameters
-                    module.__dict__["_parameters"] = _OnRead(module._parameters, put)
-            return model_logits(self.model, ids, self.at_once)
+                replacements = {
+                    attribute: makers[id(parameter)]
+                    for attribute, parameter in module._parameters.items()
+                    if id(parameter) in makers
+                }
+                if replacements:
+                    parameters_before[module] = module._parameters
+                    module.__dict__["_parameters"] = _OnRead(module._parameters, replacements)
+            with model_failures_named(but=lambda error: error is self._weights_error):
+                return model_logits(self.model, ids, self.at_once)
         finally:
-            for module, before in own.items():
-                module.__dict__["_parameters"] = before
+            for module, module_parameters in parameters_before.items():
+                module.__dict__["_parameters"] = module_parameters
 
-    def _make(self, name: str) -> Tensor:
+    def _replacement(self, name: str) -> Tensor:
         self.read.add(name)
-        return self.weights[name]
+        try:
+            return self.weights[name]
+        except Exception as error:
+            self._weights_error = error
+            raise
 
 
 # Scores
@@ -202,10 +227,12 @@ def score_quantized(
     Raises ``NotMeasured`` for a model that looks ahead, and where it read none of the weights
     that were to be quantized: its gap would be that of no quantizer.
     """
-    embedding = model.get_input_embeddings().weight
-    # First of all: a GPU that is given an id beyond its table is lost to everything else.
+    with model_failures_named():
+        embedding = model.get_input_embeddings().weight
+    # Before any forward: a GPU that gets an id beyond the embedding fails for all later work.
     check_ids(tokens, len(embedding), whose="the vocabulary")
-    check_causal(model, next(batches(tokens[:1, :TRIED], 1, str(embedding.device))))
+    with model_failures_named():
+        check_causal(model, next(batches(tokens[:1, :TRIED], 1, str(embedding.device))))
     forwards = {FP32: ModelForward(model)}
     forwards |= {name: ModelForward(model, Quantized(model, s)) for name, s in specs.items()}
     scores = score(tokens, forwards, **options)
@@ -276,23 +303,26 @@ class Prober:
     def __call__(self, model: nn.Module, step: int) -> pd.DataFrame:
         """``scores_table`` of the model of ``step`` and of its quantized variants.
 
-        Raises ``NotMeasured`` naming the step where the model cannot be scored, for whatever
-        reason; ``Diverged`` where its numbers are not finite. Of the first model it says, and
-        keeps in ``made_by``, which weights are quantized and which are not.
+        Raises ``NotMeasured`` naming the step where the model cannot be scored, and ``Diverged``
+        where its numbers are not finite. Which weights of the first model are quantized, and
+        which are not, is logged and kept in ``made_by``.
         """
         try:
-            scores, covered = score_quantized(model.eval(), self.tokens, self.specs, **self.options)
+            scores, coverages = score_quantized(
+                model.eval(), self.tokens, self.specs, **self.options
+            )
             for name, record in scores.items():
                 if not record.mean_nll() < np.log(np.finfo(np.float64).max):
                     raise Diverged(f"{name}: {record.mean_nll():g} nats, no finite perplexity")
-        except Exception as error:  # whatever somebody's model raises
-            kind = Diverged if isinstance(error, FloatingPointError) else NotMeasured
+        except UserError as error:
+            kind = Diverged if isinstance(error, Diverged) else NotMeasured
             raise kind(f"step {step}: {one_line(error)}") from error
         if "coverage" not in self.made_by:
-            self.made_by |= {"coverage": covered, "peculiarities": peculiarities(model)}
-            lines = [f"{name}: {coverage_line(found)}" for name, found in covered.items()]
-            for line in (*lines, *self.made_by["peculiarities"]):
-                log(line)
+            self.made_by |= {"coverage": coverages, "peculiarities": peculiarities(model)}
+            for name, quantizer_coverage in coverages.items():
+                logger.info(f"{name}: {coverage_line(quantizer_coverage)}")
+            for line in self.made_by["peculiarities"]:
+                logger.info(line)
         return scores_table(scores, step, self.roles)
 
     def checkpoint(self, folder: str | Path, step: int) -> list[pd.DataFrame]:
@@ -304,5 +334,5 @@ class Prober:
             return [self(load_model(folder, self.device), step)]
         except Diverged as error:
             self.made_by.setdefault("left_out", {})[step] = str(error)
-            log(f"not measured: {error}")
+            logger.warning(f"not measured: {error}")
             return []

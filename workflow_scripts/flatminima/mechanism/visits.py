@@ -1,12 +1,15 @@
 """What every measurement does around itself: its checkpoints, their matrices, mean intervals."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
 from torch import Tensor, nn
 
+from flatminima.errors import UserError
 from flatminima.files import write_rows
 from flatminima.intervals import percentile_interval
 from flatminima.jobs import progress
@@ -14,6 +17,8 @@ from flatminima.layers import linear_layers
 from flatminima.missing import leaving_out_diverged
 from flatminima.model import load_model, take_device
 from flatminima.text.tokens import read_tokens
+
+Measured = TypeVar("Measured")
 
 
 @dataclass(frozen=True)
@@ -31,28 +36,42 @@ class Visit:
     device: str = "cpu"
 
 
-def visits(
-    folders: Mapping[int, str], validation: str, settings: Mapping, threads: int
-) -> Iterator[Visit]:
-    """The checkpoints of a job one after another; one model is in memory at a time.
+def measure_each(
+    measure: Callable[[Visit], Measured],
+    folders: Mapping[int, str],
+    validation: str,
+    settings: Mapping,
+    threads: int,
+) -> list[Measured]:
+    """What ``measure`` returns for each checkpoint of a job; one model is in memory at a time.
 
-    ``settings`` has ``device``, ``batch_size``, ``resamples`` and ``sequences``, the number of
-    validation sequences that are used. A checkpoint whose weights are not finite is named and
-    left out. Raises ``ValueError`` for a model whose linear weights are not ``[out, in]``
-    matrices.
+    ``folders`` maps steps to checkpoint folders. ``settings`` has ``device``, ``batch_size``,
+    ``resamples`` and ``sequences``, the number of validation sequences that are used. A
+    checkpoint that has diverged is left out, with a warning. Raises ``UserError`` for a model
+    whose linear weights are not ``[out, in]`` matrices.
     """
-    device, tokens = take_device(settings["device"], threads), read_tokens(validation)
-    options = settings["batch_size"], settings["resamples"], device
-    for step, folder in progress(folders.items(), "checkpoints", total=len(folders)):
-        model = None
-        with leaving_out_diverged(step):
-            model = load_model(folder, device)
-        if model is None:
-            continue
+    device = take_device(settings["device"], threads)
+    tokens = read_tokens(validation)[: settings["sequences"]]
+
+    def measure_checkpoint(step: int, folder: str) -> Measured:
+        # The model is local to this function, so that it is freed before the next one is loaded.
+        model = load_model(folder, device)
         for name, layer in linear_layers(model).items():
             if layer.weight.ndim != 2 or layer.input_axis % 2 != 1:
-                raise ValueError(f"{name} is no [out, in] matrix; mechanism measures no other")
-        yield Visit(step, model, tokens[: settings["sequences"]], *options)
+                raise UserError(
+                    f"step {step}: {name} is not an [out, in] matrix; the measurements under "
+                    "mechanism need nn.Linear layers"
+                )
+        visit = Visit(
+            step, model, tokens, settings["batch_size"], settings["resamples"], device=device
+        )
+        return measure(visit)
+
+    measurements = []
+    for step, folder in progress(folders.items(), "checkpoints", total=len(folders)):
+        with leaving_out_diverged(step):
+            measurements.append(measure_checkpoint(step, folder))
+    return measurements
 
 
 def at_each_checkpoint(measure: Callable[[Visit, Mapping], pd.DataFrame]) -> Callable[..., None]:
@@ -62,10 +81,8 @@ def at_each_checkpoint(measure: Callable[[Visit, Mapping], pd.DataFrame]) -> Cal
     """
 
     def main(*, folders: dict, validation: str, settings: dict, threads: int, table: str) -> None:
-        tables = []
-        for visit in visits(folders, validation, settings, threads):
-            with leaving_out_diverged(visit.step):
-                tables.append(measure(visit, settings))
+        measure_with_settings = partial(measure, settings=settings)
+        tables = measure_each(measure_with_settings, folders, validation, settings, threads)
         write_rows(tables, table)
 
     return main

@@ -7,6 +7,7 @@ lacks this file, is passed over with its reason, and nothing else ever takes its
 
 import io
 import json
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,8 +20,10 @@ from huggingface_hub.errors import HTTPError
 
 from flatminima.errors import UserError, one_line, suggest
 from flatminima.hub import ask, find_revision
-from flatminima.jobs import log, progress
+from flatminima.jobs import progress
 from flatminima.text import corpus
+
+logger = logging.getLogger(__name__)
 
 REMOTE = "hf://"
 MAIN = "main"  # the branch of a hub dataset where no other is named
@@ -221,7 +224,7 @@ def _collect_split(
         except UserError as error:
             name = describe_source(source)
             passed_over.append({"source": name, "reason": str(error)})
-            log(f"{split} text: passed over {name}: {error}")
+            logger.warning(f"{split} text: passed over {name}: {error}")
     else:
         reasons = "; ".join(f"{entry['source']} ({entry['reason']})" for entry in passed_over)
         raise TextError(f"{split} text: none of its sources can be had: {reasons}")

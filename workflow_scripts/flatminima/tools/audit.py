@@ -11,6 +11,7 @@ tell, and says so.
 
 import html
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -43,6 +44,8 @@ from flatminima.tools import sources
 from flatminima.tools.audit_options import AuditOptions
 from flatminima.tools.deployed import probe_deployed
 
+logger = logging.getLogger(__name__)
+
 PASSED, BAD_INPUT, LEFT_PLATEAU = 0, 2, 3
 FEWEST = 4 + SPARE  # checkpoints that a line with a break takes
 PHASE_RESAMPLES = 100
@@ -71,10 +74,10 @@ th, td {{text-align: right; padding: .1em .8em; border-bottom: 1px solid #ddd}}<
 def audit(options: AuditOptions) -> int:
     """Run an audit and return its exit code: ``PASSED``, ``BAD_INPUT`` or ``LEFT_PLATEAU``.
 
-    It is told on standard output, or where that is for JSON on standard error. Whatever a user
-    can put right ends it with one line; what was measured until then stays.
+    Progress goes to standard output, or to standard error with ``--json``. A mistake of the user
+    ends the audit with one line, and the results so far are kept.
     """
-    choose_device(options.device)  # before anything is fetched; a ``ValueError`` of one line
+    choose_device(options.device)  # before anything is fetched
     with redirect_stdout(sys.stderr if options.json else sys.stdout):
         try:
             found = _audit(options)
@@ -164,6 +167,7 @@ def _measure_all(
         _note(record, line)
     tokenizer = source.tokenizer(options.tokenizer)
     for step in progress(source.steps, "checkpoints"):
+        model = None  # freed before the next one is loaded
         try:
             with source.checkpoint(step) as (place, origin):
                 with _named(source, step):
@@ -172,7 +176,8 @@ def _measure_all(
                 if prober is None:  # what is wrong with the text ends the audit
                     prober = _prepare(options, record, model, text, tokenizer)
                 with _named(source, step):
-                    measured = prober(model.to(prober.device), step)
+                    model = model.to(prober.device)
+                    measured = prober(model, step)
                     found = summarise(measured, ["step"], resamples=options.resamples, seed=0)
         except (NotMeasured, RevisionMissing) as reason:
             left_out[step] = str(reason)
@@ -204,13 +209,21 @@ def _measure_all(
 
 @contextmanager
 def _named(source: sources.Source, step: int) -> Iterator[None]:
-    """Whatever a library raises over a checkpoint is a line with place, step and reason."""
+    """Turn any error over one checkpoint into ``NotMeasured`` with place, step and reason.
+
+    The other checkpoints are still measured. ``--traceback`` shows where an unexpected error
+    came from.
+    """
     try:
         yield
     except Exception as error:  # noqa: BLE001
-        place, reason = source.places[step], one_line(error)
-        for known in (f"step {step}: ", f"{place}: "):
-            reason = reason.removeprefix(known)
+        place = source.places[step]
+        reason = one_line(error)
+        if not isinstance(error, UserError | OSError):
+            logger.debug(f"step {step}", exc_info=error)
+            reason = f"unexpected {type(error).__name__}: {reason} (see --traceback)"
+        for prefix in (f"step {step}: ", f"{place}: "):
+            reason = reason.removeprefix(prefix)
         where = f"{source.repo} at {place}" if source.repo else place
         raise NotMeasured(f"{where}: step {step}: {reason}") from error
 

@@ -10,6 +10,7 @@ Whatever goes wrong here is one line of the log: training goes on.
 
 import copy
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -21,11 +22,12 @@ from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from flatminima.errors import one_line
 from flatminima.intervals import gap_pct
-from flatminima.jobs import log
 from flatminima.monitor import ConvergenceMonitor, MonitorError, MonitorState
 from flatminima.quantizer_specs import FP32, read_specs
 from flatminima.quantizers import coverage_line
 from flatminima.scoring import score_quantized
+
+logger = logging.getLogger(__name__)
 
 ACTIONS = ("warn", "save", "probe", "stop")
 # Definitions as under ``quantizers`` in config.yaml, and how much of the evaluation set.
@@ -181,13 +183,14 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
             check_model(model, args)
             return probe_gaps(model, getattr(loader, "dataset", None), self.probe)
         except Exception as error:  # noqa: BLE001, training must go on
-            log(f"monitor: no probe: {one_line(error)}")
+            logger.warning(f"monitor: no probe: {one_line(error)}")
+            logger.debug("", exc_info=error)
             return {}
 
 
 def _log(state: TrainerState, line: str) -> None:
     if state.is_world_process_zero:
-        log(f"monitor: {line}")
+        logger.warning(f"monitor: {line}")
 
 
 def _logged(now: MonitorState) -> dict[str, float]:
@@ -251,6 +254,6 @@ def probe_gaps(model: nn.Module, data: Sequence | None, settings: Mapping) -> di
     finally:
         matmul.allow_tf32, cudnn.allow_tf32 = tf32
     for name, found in covered.items():
-        log(f"monitor: {name}: {coverage_line(found)}")
+        logger.info(f"monitor: {name}: {coverage_line(found)}")
     fp32 = scores.pop(FP32).mean_nll()
     return {f"{n}_gap_pct": float(gap_pct(found.mean_nll(), fp32)) for n, found in scores.items()}

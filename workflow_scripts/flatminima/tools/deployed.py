@@ -19,10 +19,11 @@ from torch import nn
 
 from flatminima.errors import one_line
 from flatminima.intervals import summarise
-from flatminima.jobs import log
 from flatminima.layers import linear_layers
 from flatminima.quantizer_specs import FP32, HIGH_BIT, LOW_BIT
 from flatminima.scoring import ModelForward, Prober, SequenceScores, model_logits, score
+
+logger = logging.getLogger(__name__)
 
 DEPLOYED = "deployed"  # the role of their rows
 GGUF_BLOCK, NF4_BLOCK = 32, 64
@@ -180,7 +181,7 @@ def probe_deployed(
             tables.append(score_format(model, prober, name).table(step, name, DEPLOYED))
         except Exception as error:  # noqa: BLE001, whatever a back-end raises
             reasons[name] = one_line(error)
-            log(f"step {step}: {name} skipped: {reasons[name]}")
+            logger.warning(f"step {step}: {name} skipped: {reasons[name]}")
     rows = summarise(pd.concat(tables), ["step"], resamples=resamples, seed=0)
     by_role = rows[rows["role"] != DEPLOYED].set_index("role")
     measured = rows[rows["role"] == DEPLOYED].set_index("quantizer").drop(columns=["step", "role"])

@@ -138,13 +138,23 @@ def _on_hub(repo: str, revisions: Sequence[str]) -> Source:
         except ValueError as error:
             raise UserError(f"{repo}: {error}; name some, such as --revisions main") from error
         return Source(table.set_index("step")["branch"].to_dict(), repo)
-    places: dict[int, str] = {}  # the last number of a name is its step
+    places: dict[int, str] = {}
     for position, name in enumerate(revisions):
-        step = int((re.findall(r"\d+", name) or [position])[-1])
+        step = step_in_name(name, default=position)
         if step in places:
             raise UserError(f"--revisions: {places[step]!r} and {name!r} are both step {step}")
         places[step] = name
     return Source(dict(sorted(places.items())), repo)
+
+
+def step_in_name(name: str, default: int) -> int:
+    """The number after ``step`` in a revision's name, else its last number, else ``default``.
+
+    ``stage1-step1000-tokens3B`` is step 1,000.
+    """
+    after_step = re.findall(r"step[-_]?(\d+)", name)
+    numbers = after_step or re.findall(r"\d+", name)
+    return int(numbers[-1]) if numbers else default
 
 
 def learning_rates(source: Source) -> tuple[dict[int, float], list[str]]:

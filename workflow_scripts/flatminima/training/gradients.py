@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from flatminima.errors import UserError, one_line
 from flatminima.model import head_in_pieces
 
 PIECE = 2**24  # logits at a time where they are not made at once; 64 MiB, and as much of gradients
@@ -32,11 +33,17 @@ PLAIN = Compute()
 
 
 def set_attention(model: nn.Module, attention: str) -> None:
-    """Make a transformers model use one attention implementation; ``ValueError`` if it cannot."""
-    model.set_attn_implementation(attention)
-    used = model.config._attn_implementation
-    if used != attention:
-        raise ValueError(f"attention {attention!r} was asked for, the model uses {used!r}")
+    """Make a transformers model use one attention implementation.
+
+    Raises ``UserError`` for an implementation that the model does not have.
+    """
+    try:
+        model.set_attn_implementation(attention)
+        reason = f"the model uses {model.config._attn_implementation!r}"
+    except (ValueError, ImportError) as error:  # what transformers raises for a missing one
+        reason = one_line(error)
+    if model.config._attn_implementation != attention:
+        raise UserError(f"compute.attention: {attention!r} is not available; {reason}")
 
 
 def next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ before it takes a machine back, or Ctrl-C) finish its update and save its state 
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -25,8 +26,9 @@ from torch.optim import AdamW
 
 from flatminima.errors import DamagedFile
 from flatminima.files import CHECKPOINT_FILES, DIGESTS_FILE, atomic_path
-from flatminima.jobs import log
 from flatminima.model import load_tensors, save_tensors
+
+logger = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _COUNTERS = "state"  # one key: safetensors writes several in an order that differs by run
@@ -130,11 +132,11 @@ class Workspace:
             step, losses = load_state(self.state, model, optimizer, self.fingerprint)
         except (DamagedFile, FileNotFoundError) as error:
             if isinstance(error, DamagedFile):
-                log(f"{error}; the job begins anew")
+                logger.warning(f"{error}; the job begins anew")
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.mkdir(parents=True, exist_ok=True)
             return start, []
-        log(f"going on from step {step}, where an unfinished job was saved")
+        logger.info(f"going on from step {step}, where an unfinished job was saved")
         return step, losses
 
     def save(self, model: nn.Module, optimizer: AdamW, step: int, losses: list[float]) -> None:
@@ -147,7 +149,9 @@ class Workspace:
                        losses=losses)  # fmt: skip
         if self._asked_to_stop:
             name = signal.Signals(self._asked_to_stop).name
-            log(f"{name}: stopped after step {step}, state saved; the same command goes on here")
+            logger.info(
+                f"{name}: stopped after step {step}, state saved; the same command goes on here"
+            )
             raise SystemExit(128 + self._asked_to_stop)
 
     def staged(self, step: int) -> Path:
