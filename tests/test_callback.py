@@ -1,6 +1,7 @@
 """The monitor as a callback of the Trainer: actions, logs, resume, several processes."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -79,7 +80,8 @@ def checkpoints(folder):
     return sorted(path.name for path in folder.glob("checkpoint-*"))
 
 
-def test_save_probe_and_stop_at_the_step_of_convergence(tmp_path, capsys, monkeypatch):
+def test_save_probe_and_stop_at_the_step_of_convergence(tmp_path, caplog, monkeypatch):
+    caplog.set_level(logging.INFO, "flatminima")
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
     model = build("olmoe")  # rows of experts are 48, those of attention 32: narrower than a group
     callback = ConvergenceCallback(SETTINGS, actions=("save", "probe", "stop"))
@@ -101,12 +103,11 @@ def test_save_probe_and_stop_at_the_step_of_convergence(tmp_path, capsys, monkey
     assert found["eval/evaluations_without_fall"][-1] == (4, 2)
     assert found["eval/loss_slope_per_1000_steps"] == [(3, 0), (4, 0)]
     assert found["eval/int4_gap_pct"] == [(4, pytest.approx(event["int4_gap_pct"], rel=1e-6))]
-    said = capsys.readouterr().err.splitlines()
-    [line] = [line for line in said if "has converged" in line]
+    [line] = [line for line in caplog.messages if "has converged" in line]
     assert line.startswith("monitor: eval_loss has converged at step 4 (no fall in 2 evaluations")
     assert "int4 gap pct" in line
     for words in ("save_total_limit 2 may delete", "groups narrowed to the rows of"):
-        assert any(words in line for line in said)
+        assert any(words in line for line in caplog.messages)
     state = json.loads((tmp_path / "checkpoint-4/trainer_state.json").read_text())
     assert state["stateful_callbacks"]["ConvergenceCallback"]["saved"] == saved(callback)
 
@@ -150,7 +151,7 @@ def test_a_resumed_run_ends_with_the_same_monitors(tmp_path, restore):
 
 
 def test_a_run_that_resumes_without_its_monitor_says_so_and_starts_a_new_one(
-    tiny_model, tmp_path, capsys
+    tiny_model, tmp_path, caplog
 ):
     callback = ConvergenceCallback(SETTINGS)
     trainer_of(tiny_model, tmp_path, callback, steps=2, save_strategy="steps", save_steps=2).train()
@@ -160,7 +161,7 @@ def test_a_run_that_resumes_without_its_monitor_says_so_and_starts_a_new_one(
         callback = ConvergenceCallback({"window": 4, "patience": 2})
         trainer = trainer_of(tiny_model, tmp_path, callback, steps=4)
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-        assert line in capsys.readouterr().err
+        assert line in caplog.text
         assert [step for step, _, _ in saved(callback)["monitor"]["recent"]] == [3, 4]
         state.write_text(json.dumps(without))
 
@@ -168,13 +169,13 @@ def test_a_run_that_resumes_without_its_monitor_says_so_and_starts_a_new_one(
 # What cannot work
 
 
-def test_bad_losses_are_said_and_training_goes_on(tiny_model, tmp_path, capsys):
+def test_bad_losses_are_said_and_training_goes_on(tiny_model, tmp_path, caplog):
     callback = ConvergenceCallback(SETTINGS)
     trainer = trainer_of(tiny_model, tmp_path, callback)
     losses = [(1, 3.0), (2, float("nan")), (3, 2.0), (2, 2.8), (4, 1.5)]
     feed(callback, trainer, [(s, {"eval_loss": x, "eval_loss_stderr": 5.0}) for s, x in losses])
     feed(callback, trainer, [(4, {"eval_other_loss": 9.0})])
-    nan, late = capsys.readouterr().err.splitlines()
+    nan, late = caplog.messages
     assert nan.startswith("monitor: the loss at step 2 is nan")
     assert late.startswith("monitor: step 2 comes after step 3")
     recent = saved(callback)["monitor"]["recent"]
@@ -223,7 +224,7 @@ def collate(parts):
 
 
 @pytest.mark.parametrize("form", ["rows of text", "a plain module", "a stream"])
-def test_what_cannot_be_probed_is_said_at_the_start_and_training_goes_on(form, tmp_path, capsys):
+def test_what_cannot_be_probed_is_said_at_the_start_and_training_goes_on(form, tmp_path, caplog):
     data = Stream() if form == "a stream" else rows(1)
     if form == "rows of text":
         data = [{"text": " ".join(map(str, row["input_ids"]))} for row in data]
@@ -233,13 +234,13 @@ def test_what_cannot_be_probed_is_said_at_the_start_and_training_goes_on(form, t
     trainer = trainer_of(model, tmp_path, callback, remove_unused_columns=False, steps=5, data=data)
     trainer.data_collator = collate
     trainer.train()
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("monitor: ")]
-    assert said[0].startswith("monitor: a probe will not be possible: ")
-    assert any(line.startswith("monitor: no probe: ") for line in said)
+    messages = [line for line in caplog.messages if line.startswith("monitor: ")]
+    assert messages[0].startswith("monitor: a probe will not be possible: ")
+    assert any(line.startswith("monitor: no probe: ") for line in messages)
     assert trainer.state.global_step == 5 and callback.events[0].keys() == {"step", "loss", "slope"}
 
 
-def test_a_model_in_pieces_or_that_looks_ahead_or_without_its_ids_is_not_probed(tmp_path, capsys):
+def test_a_model_in_pieces_or_that_looks_ahead_or_without_its_ids_is_not_probed(tmp_path, caplog):
     """One rank's forward would hang, a perplexity would mean nothing, a GPU would be lost."""
     for change, line in (
         (lambda t: setattr(t.args, "fsdp", True), "spread over processes"),
@@ -250,12 +251,12 @@ def test_a_model_in_pieces_or_that_looks_ahead_or_without_its_ids_is_not_probed(
         trainer = trainer_of(tiny_llama(), tmp_path, callback)
         change(trainer)
         feed(callback, trainer, [(step, {"eval_loss": 3.0}) for step in range(1, 5)])
-        said = capsys.readouterr().err
-        assert "monitor: no probe: " in said and line in said
+        assert "monitor: no probe: " in caplog.text and line in caplog.text
+        caplog.clear()
         assert callback.events[0].keys() == {"step", "loss", "slope"}
 
 
-def test_a_metric_that_never_comes_is_said_at_the_start(tmp_path, capsys):
+def test_a_metric_that_never_comes_is_said_at_the_start(tmp_path, caplog):
     one, several = rows(1), {"a": rows(1, 4), "b": rows(2, 4)}
     for data, strategy, metric, line in (
         (one, "no", "eval_loss", "no evaluation is planned, so nothing can converge"),
@@ -267,8 +268,9 @@ def test_a_metric_that_never_comes_is_said_at_the_start(tmp_path, capsys):
         trainer_of(
             tiny_llama(), tmp_path, callback, eval_strategy=strategy, steps=1, data=data
         ).train()
-        said = [one for one in capsys.readouterr().err.splitlines() if one.startswith("monitor: ")]
-        assert len(said) == bool(line) and all(line in one for one in said)
+        messages = [message for message in caplog.messages if message.startswith("monitor: ")]
+        assert len(messages) == bool(line) and all(line in message for message in messages)
+        caplog.clear()
 
 
 def test_what_cannot_be_asked_is_one_line_before_training():

@@ -1,5 +1,6 @@
 """Companion notebooks: committed bare, readable alone, rendered whole or not at all."""
 
+import logging
 import re
 import subprocess
 import sys
@@ -87,12 +88,15 @@ def test_notebooks_render_from_any_directory_offline(name, results, tmp_path, mo
         assert place not in page
 
 
-def test_a_failing_cell_is_named_and_leaves_no_html(tmp_path, capsys):
-    html, notebook, executed = (tmp_path / name for name in ("b.html", "b.ipynb", "done.ipynb"))
+def test_a_failing_cell_is_named_and_leaves_no_html(tmp_path, caplog):
+    caplog.set_level(logging.DEBUG)
+    html = tmp_path / "bad.html"
+    notebook = tmp_path / "bad.ipynb"
+    executed = tmp_path / "executed.ipynb"
     cells = [nbformat.v4.new_code_cell(code) for code in ("print(6 * 7)", "x = 0\n1 / x")]
     cells[1]["id"] = "division"
     nbformat.write(nbformat.v4.new_notebook(cells=cells), notebook)
     with pytest.raises(UserError, match="cell 'division' failed, ZeroDivisionError"):
         render_notebook.main(str(notebook), str(executed), str(html), "mini", str(tmp_path))
     assert not html.exists() and not executed.exists()
-    assert "Traceback" in capsys.readouterr().err
+    assert "Traceback" in caplog.text
