@@ -123,6 +123,7 @@ rule plot_bit_widths:
     """Figure 5: gaps at every bit width."""
     input:
         audit="results/{suite}/audit.csv",
+        phases="results/{suite}/phases.json",
         table1="resources/paper/table1.csv",
     output:
         figure("results/{suite}/figures/fig5_bit_widths", "Audit", "5"),

@@ -8,7 +8,7 @@ import pandas as pd
 from flatminima import audit_figure, tables
 from flatminima.comparisons import all_statistics
 from flatminima.early_warning import warning_table
-from flatminima.missing import diverged_steps, holes, left_out_words, missing_steps, missing_words
+from flatminima.missing import diverged_steps, hole_words, holes, left_out_words, missing_steps
 from flatminima.phases import describe_phases
 from tests import synthetic
 from tests.test_phases import suite as run_of
@@ -26,12 +26,16 @@ PHASES = synthetic.phases() | {"missing": [LOST]}
 
 
 def test_words():
-    assert missing_words([]) == left_out_words({}) == left_out_words(synthetic.phases()) == ""
-    assert missing_words([LOST]) == left_out_words(PHASES) == WORDS
+    assert left_out_words({}) == left_out_words(synthetic.phases()) == ""
+    assert left_out_words(PHASES) == WORDS
     both = left_out_words({"missing": [LOST], "diverged": [5680, 5720]})
     assert both == f"{WORDS}; diverged: steps 5,680, 5,720"
-    assert missing_words([8, 4]) == "missing: steps 4, 8"
-    assert missing_words(range(0, 9000, 1000)).endswith("4,000, 5,000 and 3 more")
+    assert left_out_words({"missing": [8, 4]}) == "missing: steps 4, 8"
+    many = left_out_words({"missing": range(0, 9000, 1000)})
+    assert many.endswith("4,000, 5,000 and 3 more")
+    assert (
+        hole_words([40, 160], 40, {"diverged": [80, 200]}) == "missing: step 120; diverged: step 80"
+    )
     table = synthetic.suite_table(missing=(LOST,))
     assert missing_steps(table) == [LOST] and len(table) == 154
     audit = synthetic.audit()
@@ -96,6 +100,9 @@ def test_statistics_leave_it_out_and_note_it():
     assert found.loc[about_run, "note"].str.contains(WORDS).all()
     assert not found.loc[~about_run, "note"].fillna("").str.contains("missing").any()
     assert not whole["note"].fillna("").str.contains("missing").any()
+    diverged = {"diverged": [LOST]} | synthetic.phases()
+    others = all_statistics(synthetic.forks(), audit, kurtosis, diverged, **more)
+    assert others.loc[about_run, "note"].str.contains("diverged: step 3,080").all()
     counts = pd.concat([found["n_a"], whole["n_a"]], axis=1)[about_run]
     assert (counts.iloc[:, 0] < counts.iloc[:, 1]).sum() >= 4
     assert found.loc[about_run & (found["n_a"] > 20), "value"].notna().all()
@@ -106,7 +113,7 @@ def test_figures_say_so():
     figures = [
         audit_figure.draw(audit, PHASES, suite=MINI),
         plot_kurtosis.draw(kurtosis, audit, PHASES, suite=MINI),
-        plot_bit_widths.draw(audit, synthetic.PAPER_TABLE1, suite=MINI),
+        plot_bit_widths.draw(audit, PHASES, synthetic.PAPER_TABLE1, suite=MINI),
     ]
     assert all(figure.get_suptitle().endswith(f"; {WORDS}") for figure in figures)
     assert "at 153 checkpoints" in figures[0].get_suptitle()

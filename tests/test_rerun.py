@@ -129,8 +129,8 @@ CHANGES = {
     "code of the phases": (
         code("flatminima/phases"),
         LAST | AFTER_PHASES | {"detect_phases": 1, "tabulate_audit": 1, "plot_audit": 1,
-                "plot_scaling_law": 1, "plot_kurtosis": 1, "tabulate_forks": 1,
-                "judge_claims_paper": 1},
+                "plot_scaling_law": 1, "plot_kurtosis": 1, "plot_bit_widths": 1,
+                "tabulate_forks": 1, "judge_claims_paper": 1},
     ),
     "code of a figure": (code("plot_forks"), {"plot_forks": 1, "render_notebook": 2}),
     "period of one schedule": (

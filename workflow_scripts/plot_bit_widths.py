@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from flatminima import style
 from flatminima.comparisons import BLOCKS, bit_width_rows
 from flatminima.hypothesis_tests import join_notes
-from flatminima.missing import holes, missing_words
+from flatminima.missing import hole_words
 from flatminima.style import GREY, LOSS, PAPER_MODEL
 
 PAPER_SPACING = 1000  # steps between the paper's evenly spaced checkpoints
@@ -18,7 +18,7 @@ PAPER_NAMES = {"low_bit": "INT4", "high_bit": "INT8"}
 HALF_DIGIT_PCT = 0.005  # half of the last printed digit of the INT8 gaps in Table 1
 
 
-def draw(audit: pd.DataFrame, table1: pd.DataFrame, suite: dict) -> Figure:
+def draw(audit: pd.DataFrame, phases: dict, table1: pd.DataFrame, suite: dict) -> Figure:
     """Loss added by the high-bit quantizer against that of the low-bit one, per checkpoint.
 
     Of the evenly spaced steps; ``table1`` is the paper's, always in a panel of its own. Slope
@@ -27,7 +27,7 @@ def draw(audit: pd.DataFrame, table1: pd.DataFrame, suite: dict) -> Figure:
     """
     names, spacing = style.role_labels(audit, suite), suite["spacing"]
     title = f"{suite['label']}: loss added by rounding, beside the paper's"
-    figure = style.page(join_notes(title, missing_words(holes(audit["step"], spacing))), 4.2)
+    figure = style.page(join_notes(title, hole_words(audit["step"], spacing, phases)), 4.2)
     ours, papers = figure.subplots(1, 2)
     own = style.with_ends(style.even(audit, spacing))
     warning = "" if suite["is_paper_model"] else "; not comparable"

@@ -5,6 +5,7 @@ The same comparison stands with the run, the probe and a stretch of the text as 
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -26,7 +27,7 @@ from flatminima.hypothesis_tests import (
     t_columns,
     t_tests,
 )
-from flatminima.missing import even_steps, holes, missing_words
+from flatminima.missing import even_steps, hole_words
 from flatminima.quantizer_specs import FP32, LOW_BIT
 
 _KEYS = ["schedule", "seed", "step"]
@@ -182,7 +183,8 @@ def kurtosis_rows(
     the paper took, and over the late ones of these.
     """
     steps = even_steps(np.intersect1d(audit["step"], kurtosis["step"]), spacing)
-    lost, (late, start) = missing_words(holes(steps, spacing)), late_checkpoints(phases)
+    lost = hole_words(steps, spacing, phases)
+    late, start = late_checkpoints(phases)
     fallback = "no onset, so from FP32 convergence on" if phases["onset"]["step"] is None else ""
     note = join_notes(fallback, lost)
     at = np.linspace(0, len(steps) - 1, min(len(steps), PAPER_KURTOSIS_CHECKPOINTS))
@@ -202,16 +204,20 @@ def kurtosis_rows(
             yield from correlations(measured[wanted].to_numpy(float), gap, where, remark)
 
 
-def bit_width_rows(audit: pd.DataFrame, spacing: int) -> Iterator[Row]:
+def bit_width_rows(
+    audit: pd.DataFrame, spacing: int, phases: Mapping = MappingProxyType({})
+) -> Iterator[Row]:
     """Section 4.4: does the high-bit delta NLL grow in proportion to the low-bit one?
 
     Correlation of the deltas along the evenly spaced checkpoints, and on sums over
     ``BLOCKS`` stretches of the run the slope of ln(high) on ln(low) (1 means proportional)
     and the ratio low/high. Single high-bit deltas are as small as their scatter, so
-    logarithms of those that happen to be positive would be a selection by sign.
+    logarithms of those that happen to be positive would be a selection by sign. ``phases`` says
+    which of the absent checkpoints have diverged.
     """
     steps, measure = even_steps(audit["step"], spacing), "delta_nll_nats_per_token"
-    lost, ends = missing_words(holes(steps, spacing)), ("interval_low", "interval_high")
+    lost = hole_words(steps, spacing, phases)
+    ends = ("interval_low", "interval_high")
     high, low = (_curve(audit, role, measure, steps) for role in ("high_bit", LOW_BIT))
     where = {"comparison": "high_bit v low_bit (even steps)", "unit": "checkpoint"}
     yield from correlations(high, low, {**where, "measure": measure}, lost)
@@ -322,5 +328,6 @@ def all_statistics(
         rows += cooled_rows(cooled, baseline)
     if sequences is not None:
         rows += text_rows(sequences, forks, baseline, resamples=resamples, seed=seed)
-    rows += [*kurtosis_rows(kurtosis, audit, phases, spacing), *bit_width_rows(audit, spacing)]
+    rows += kurtosis_rows(kurtosis, audit, phases, spacing)
+    rows += bit_width_rows(audit, spacing, phases)
     return in_families(rows, primary)

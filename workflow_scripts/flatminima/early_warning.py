@@ -15,7 +15,7 @@ from scipy import stats
 
 from flatminima.hypothesis_tests import join_notes
 from flatminima.intervals import PairedScores, paired_scores
-from flatminima.missing import even_steps, holes, missing_words
+from flatminima.missing import even_steps, hole_words
 from flatminima.monitor import ConvergenceMonitor, paired_standard_error
 from flatminima.quantizer_specs import FP32, LOW_BIT
 
@@ -178,6 +178,7 @@ def warning_table(
         about = {"suite": phases["suite"], "rule": rule, "parameter": parameter}
         rows.append(about | judgement)
     table = pd.DataFrame(rows)
-    lost, words = missing_words(holes(steps, spacing)), ["suite", "rule", "parameter", "note"]
+    lost = hole_words(steps, spacing, phases)
+    words = ["suite", "rule", "parameter", "note"]
     table["note"] = [join_notes(note, lost) for note in table["note"]]
     return table.astype(dict.fromkeys(table.columns.difference(words), "Int64"))

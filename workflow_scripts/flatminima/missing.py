@@ -61,9 +61,15 @@ def holes(steps: Iterable[int], spacing: int) -> list[int]:
     ]
 
 
-def missing_words(missing: Collection[int]) -> str:
-    """``missing: step 70,000``, or nothing."""
-    return _named_steps(MISSING, missing)
+def hole_words(steps: Iterable[int], spacing: int, phases: Mapping) -> str:
+    """``left_out_words`` of the ``holes`` among measured ``steps``.
+
+    A hole that is not among the diverged steps of phases.json counts as missing.
+    """
+    absent = holes(steps, spacing)
+    diverged = [step for step in absent if step in phases.get(DIVERGED, ())]
+    missing = [step for step in absent if step not in diverged]
+    return left_out_words({MISSING: missing, DIVERGED: diverged})
 
 
 def left_out_words(phases: Mapping) -> str:
