@@ -83,7 +83,7 @@ def test_an_environment_has_what_its_rules_import_and_no_more():
         lacking = {user: found - packages.keys() for user, found in users.items()}
         assert not any(lacking.values()), f"{name} lacks what is imported: {lacking}"
         # What these are for cannot be seen in an import: kernels, Markdown and LaTeX of tables.
-        unseen = {"python", "jupyter", "ipykernel", "tabulate", "jinja2", "accelerate"}
+        unseen = {"python", "ipykernel", "tabulate", "jinja2", "accelerate"}
         assert packages.keys() - set().union(*users.values()) - unseen == set(), name
 
 

@@ -1,5 +1,6 @@
 """Frozen measurements: whole, honest about their origin, and enough to redraw everything."""
 
+import hashlib
 import json
 import platform
 import subprocess
@@ -112,6 +113,22 @@ def test_nothing_is_trained_or_probed_and_what_is_not_frozen_is_refused_in_one_l
             "Error: suite mini-published has no checkpoints, only what is frozen in "
             "resources/published/mini; what it lacks is measured under results/mini/"
         )
+
+
+def test_a_frozen_deployed_table_is_restored_and_allows_nothing_else(tmp_path):
+    folder = copy_checkout(tmp_path / "deployed")
+    frozen = folder / "resources/published/mini"
+    (frozen / "deployed.csv").write_text("suite,step\nmini,5720\n")
+    digest = hashlib.sha256((frozen / "deployed.csv").read_bytes()).hexdigest()
+    with (frozen / "SHA256SUMS").open("a") as digests:
+        digests.write(f"{digest}  deployed.csv\n")
+    assert planned("results/mini-published/deployed.csv", folder=folder) == {
+        "restore_measurements_mini-published": 1
+    }
+    for name in ("probes/step1000.csv", "averages/run.csv", "mechanism/layers/step1000.csv"):
+        run = dry_run(f"results/mini-published/{name}", folder=folder)
+        assert run.returncode != 0 and "Traceback" not in run.stdout
+        assert "has no checkpoints" in run.stdout.splitlines()[-1], name
 
 
 def make(*arguments: str) -> subprocess.CompletedProcess:

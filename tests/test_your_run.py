@@ -155,10 +155,7 @@ def test_a_second_run_has_nothing_to_do_until_a_checkpoint_changes(mine):
     assert planned(*OWN, folder=checkout) == {}
     before = pd.read_csv(mine / "suite.csv", index_col="step")
     file = checkout / "results/example/run/checkpoint-8/model.safetensors"
-    stamp, kept = file.stat(), file.read_bytes()
-    file.write_bytes(kept)
-    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    assert planned(*OWN, folder=checkout) == {}, "the same weights once more"
+    kept = file.read_bytes()
     file.write_bytes(kept[:-4] + bytes(4))
     os.utime(file, (1577836800, 1577836800))  # as cp -p, rsync -a and backups leave it
     jobs = planned(*OWN, folder=checkout)
@@ -167,7 +164,7 @@ def test_a_second_run_has_nothing_to_do_until_a_checkpoint_changes(mine):
     target = ("results/mine/audit.csv", *OWN)
     run = snakemake(*target, "--cores", "2", folder=checkout)
     assert run.returncode == 0, run.stdout[-5000:]
-    said = "suite mine: results/example/run/checkpoint-8 was replaced since it was measured"
+    said = "suite mine: results/example/run/checkpoint-8 was changed since it was measured"
     assert run.stdout.count(said) == 1
     assert planned(*target, folder=checkout) == {}
     after = pd.read_csv(mine / "suite.csv", index_col="step")
