@@ -87,6 +87,8 @@ def test_what_was_not_measured_is_not_in_the_frozen_suite():
     bare = frozen_section(suite, set(measured_files(suite)), folder="x", commit="0" * 40)
     assert "mechanism" not in bare
     assert not {"rivals", "rival_seeds", "pilot", "amplitudes"} & set(bare["fork"])
+    # Nor is a test of what was not measured the primary one.
+    assert not {"cooldown_steps", "primary"} & set(bare["fork"])
     every = set(measured_files(suite)) | set(further_files(suite))
     whole = frozen_section(suite, every, folder="x", commit="0" * 40)
     assert whole["mechanism"] == suite.config.mechanism.dump(exclude={"second_arm"})

@@ -22,7 +22,6 @@ from flatminima.config.plan import (
 from flatminima.config.suites import Suite
 from flatminima.errors import ConfigError, find
 from flatminima.files import CHECKPOINT_FILES
-from flatminima.quantizer_specs import AnyQuantizer
 from flatminima.schedules import (
     AverageKind,
     Condition,
@@ -338,25 +337,21 @@ def is_calibrated(suite: Suite) -> bool:
 
     A code book has levels at uneven distances.
     """
-    return bool(suite.config.fork.oli) and low_bit(suite).kind == "affine"
-
-
-def low_bit(suite: Suite) -> AnyQuantizer:
-    """The quantizer whose collapse is audited."""
-    return suite.quantizers[suite.config.probe.low_bit]
+    return bool(suite.config.fork.oli) and suite.quantizer("low_bit").kind == "affine"
 
 
 def calibration_settings(suite: Suite) -> dict:
     """What the amplitude of the first OLI schedule is derived from."""
     fork = suite.key("fork")
     if not is_calibrated(suite):
+        low_bit = suite.quantizer("low_bit").description
         raise ConfigError(
             f"suite {suite.name}: calibration.json needs a schedule of kind oli in fork.schedules "
-            f"and a probe.low_bit of kind affine; probe.low_bit is {low_bit(suite).description}"
+            f"and a probe.low_bit of kind affine; probe.low_bit is {low_bit}"
         )
     run = read_schedule(schedule(suite), suite.last)
     return {
-        "quantizer": low_bit(suite).dump(),
+        "quantizer": suite.quantizer("low_bit").dump(),
         "start": fork.start,
         "batch_size": fork.batch_size,
         "batches": CALIBRATION_BATCHES,

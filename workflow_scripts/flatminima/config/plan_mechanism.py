@@ -34,8 +34,7 @@ def measured(suite: Suite) -> list[str]:
     levels where a quantizer has no such step.
     """
     config = suite.config
-    probed = (config.probe.low_bit, config.probe.high_bit)
-    even = all(suite.quantizers[name].kind == "affine" for name in probed)
+    even = all(suite.quantizer(role).kind == "affine" for role in ("low_bit", "high_bit"))
     possible = dict.fromkeys(("factorial", "sensitivity", "drift"), even) | {
         "phase_flips": even and config.fork and config.fork.oli,
         "replication": suite.source in ("pretrain", "published"),
@@ -123,7 +122,7 @@ def measure_settings(suite: Suite, measure: str) -> dict:
 
 def probed_quantizer(suite: Suite, role: str = "low_bit") -> dict:
     """Definition of the suite's low-bit or high-bit quantizer."""
-    return suite.quantizers[getattr(suite.config.probe, role)].dump()
+    return suite.quantizer(role).dump()
 
 
 def probed_cells(suite: Suite) -> dict[str, dict]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from flatminima.config.keys import AnySuite, Config, nearest
 from flatminima.config.loading import ROOT, read_config
@@ -26,6 +26,7 @@ from flatminima.revisions import (
     read_table,
 )
 
+Role = Literal["low_bit", "high_bit"]
 # No leading zeros: one name for one revision.
 _RANGE = re.compile(r"step(0|[1-9][0-9]*)(?:-step(0|[1-9][0-9]*))?")
 
@@ -90,6 +91,10 @@ class Suite:
         if value is None:
             raise ConfigError(f"suite {self.name}: config key {path} is needed for this target")
         return value
+
+    def quantizer(self, role: Role) -> AnyQuantizer:
+        """The quantizer that the suite's probes have in a role."""
+        return self.quantizers[getattr(self.config.probe, role)]
 
     @property
     def is_even(self) -> bool:
