@@ -182,6 +182,27 @@ def test_any_number_of_weight_decays_has_line_styles_of_its_own():
     assert sum(said.startswith("weight decay") for said in words(added).splitlines()) == 5
 
 
+def test_sensitivity_before_the_end_of_rapid_learning_alone_leaves_one_panel_empty():
+    table = pd.read_csv(FROZEN / "mechanism/sensitivity.csv")
+    cost, growth, _ = draw("sensitivity", sensitivity=table[table["step"] < 280]).axes
+    assert len(cost.get_lines()) > 1 and "from step 280 on" in words(growth)
+    assert [line.get_label() for line in growth.get_lines()] == ["best FP32"]
+
+
+def test_two_oscillating_schedules_are_not_drawn_as_one():
+    flips = pd.read_csv(FROZEN / "mechanism/phase_flips.csv")
+    other = flips.assign(
+        phases_of="slow",
+        schedule=flips["schedule"].replace("oli", "slow"),
+        flipped_own=2 * flips["flipped_own"],
+    )
+    alone, both = (
+        draw("drift", phase_flips=table).axes[2] for table in (flips, pd.concat([other, flips]))
+    )
+    for one, two in zip(alone.get_lines(), both.get_lines(), strict=True):
+        assert np.array_equal(one.get_xydata(), two.get_xydata())
+
+
 def test_audit_curves_are_the_table():
     audit = synthetic.audit().assign(lr_pct=lambda table: 100 * table["lr_fraction"])
     gap, ppl, rate = draw("audit").axes

@@ -93,7 +93,7 @@ def audit_table(audit: pd.DataFrame, phases: dict, paper: pd.DataFrame, *, suite
         "validation text. Phases are the suite's own."
     )
     if left_out:
-        text += f" Not measured: {left_out_words(phases)}."
+        text += f" No numbers ({left_out_words(phases)})."
     marks = {row: left_out[step] for row, step in enumerate(steps) if step in left_out}
     return _table(measured, printed, suite, text, label="audit", key="step", marks=marks)
 
