@@ -20,6 +20,7 @@ from tests.workflow import ROOT, copy_checkout, flatminima, planned, rule_names
 PAGES = {path.stem: path.read_text() for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))}
 TEXT = "the weights of a model are rounded to few values and the loss is what it is\n\n" * 3000
 FOLDERS = "rules|workflow_scripts|docs|resources|tests|profiles|envs|notebooks|benchmarks"
+CALLBACK, MONITOR = 0, 1  # Python examples of docs/training.md, in their order
 OWN_SUITES = ("results/mine/", "results/mini3/", "results/pythia-160m/", "results/example/run")
 
 
@@ -98,7 +99,7 @@ def test_every_target_is_planned(tmp_path):
 
 def test_the_monitor_says_when_a_list_of_losses_has_converged(capsys):
     losses = [1 + 4 / (1 + step) for step in range(30)] + [1.13] * 30
-    exec(compile(blocks("python", "training")[0], "training.md", "exec"), {"losses": losses})
+    exec(compile(blocks("python", "training")[MONITOR], "training.md", "exec"), {"losses": losses})
     [line] = capsys.readouterr().out.splitlines()
     step = int(re.search(r"converged at step (\d+): save a checkpoint", line)[1])
     assert 30 < step < 50
@@ -118,7 +119,7 @@ def test_the_trainer_is_watched(tmp_path):
             report_to="none", disable_tqdm=True, save_strategy="no", logging_steps=1,
         ),
     }  # fmt: skip
-    exec(compile(blocks("python", "training")[1], "training.md", "exec"), given)
+    exec(compile(blocks("python", "training")[CALLBACK], "training.md", "exec"), given)
     # A rate of nearly zero: ten evaluations fill the window, five more are the patience.
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-28"]
     history = given["trainer"].state.log_history
