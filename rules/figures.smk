@@ -419,6 +419,7 @@ rule draw_index:
     """The front page of a suite: drawings to look around in, claims, links to the rest."""
     input:
         unpack(planned(plan.index_files)),
+        template="resources/templates/suite.html.j2",
     output:
         page=in_report("results/{suite}/index.html", "Audit", "Front page"),
     log:

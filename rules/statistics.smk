@@ -116,8 +116,8 @@ OF_THE_PAPER = {
     "table1": "resources/paper/table1.csv",
     "table2": "resources/paper/table2.csv",
     "lambada": "resources/paper/pythia_lambada.csv",
-    "page_html": "resources/paper/page.html.j2",
-    "page_md": "resources/paper/page.md.j2",
+    "page_html": "resources/templates/claims.html.j2",
+    "page_md": "resources/templates/claims.md.j2",
 }
 # And of a suite.
 OF_THE_SUITE = {"suite_table": "results/{suite}/suite.csv"} | {

@@ -26,10 +26,11 @@ from workflow_scripts.judge_claims import main
 PAPER = ROOT / "resources" / "paper"
 FILES = {
     "claims": "claims.yaml", "excerpts": "excerpts.yaml", "table1": "table1.csv",
-    "table2": "table2.csv", "lambada": "pythia_lambada.csv", "page_html": "page.html.j2",
-    "page_md": "page.md.j2",
+    "table2": "table2.csv", "lambada": "pythia_lambada.csv",
 }  # fmt: skip
 PATHS = {name: str(PAPER / file) for name, file in FILES.items()}
+PATHS["page_html"] = str(ROOT / "resources/templates/claims.html.j2")
+PATHS["page_md"] = str(ROOT / "resources/templates/claims.md.j2")
 LEDGER = read_ledger(PATHS["claims"], PATHS["excerpts"])
 ROWS = {row.id: row for row in LEDGER.rows}
 OLD = [f"C{n:02d}" for n in range(1, 80)] + [f"X{n:02d}" for n in range(1, 34)]

@@ -92,3 +92,14 @@ def test_what_is_recorded_of_a_run_comes_with_the_wheel():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     brought = {re.split("[<>=]", name)[0] for name in project["dependencies"]}
     assert set(RECORDED) <= brought | {"tokenizers"}, "transformers brings tokenizers"
+
+
+def test_the_wheel_has_every_package_and_the_audits_template(tmp_path):
+    setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    package = ROOT / "workflow_scripts/flatminima"
+    folders = {path.parent.relative_to(package.parent) for path in package.rglob("*.py")}
+    names = {folder.as_posix().replace("/", ".") for folder in folders}
+    assert set(setup["packages"]) == names | {"flatminima.templates"}
+    templates = ROOT / setup["package-dir"]["flatminima.templates"]
+    for name in setup["package-data"]["flatminima.templates"]:
+        assert (templates / name).is_file()

@@ -27,6 +27,7 @@ def page(tmp_path_factory) -> Path:
     }).to_csv(folder / "claims.csv", index=False)  # fmt: skip
     names = ("audit.csv", "kurtosis.csv", "forks.csv", "claims.csv", "phases.json")
     shown = {name.partition(".")[0]: read_content(folder / name) for name in names}
+    shown["template"] = synthetic.ROOT / "resources/templates/suite.html.j2"
     links = ["audit.csv", "tables/table1.md"]
     draw_index.main(**shown, page=folder / "index.html", suite=LONG, links=links)
     # Without forks and claims, which a suite may lack, it is drawn all the same.

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
-from jinja2 import Environment, StrictUndefined
 
 from flatminima.claims.evidence import Interval
 from flatminima.claims.ledger import ANSWERS, NOT_MEASURED, Judged, Ledger
 from flatminima.errors import UserError
 from flatminima.files import atomic_path
+from flatminima.pages import render
 
 ASKED = {
     "self": "the paper with itself",
@@ -158,9 +158,8 @@ def write(ledger: Ledger, judged: Sequence[Judged], suite: Mapping | None,
             found = {"asked_for": path.stem, "successor": found["id"]} | found
         text = json.dumps(found, ensure_ascii=False, indent=2) + "\n"
     else:
-        jinja = Environment(undefined=StrictUndefined, autoescape=path.suffix == ".html")
-        page = Path(paths[f"page_{path.suffix[1:]}"]).read_text(encoding="utf-8")
+        template = Path(paths[f"page_{path.suffix[1:]}"]).read_text(encoding="utf-8")
         shown = context(ledger, judged, suite, paths, path.parent)
-        text = jinja.from_string(page).render(shown) + "\n"
+        text = render(template, shown, html=path.suffix == ".html")
     with atomic_path(path) as partial:
         partial.write_text(text, encoding="utf-8")

@@ -9,7 +9,6 @@ however far it went: that is not a plateau left. With too few checkpoints the ru
 tell, and says so.
 """
 
-import html
 import json
 import logging
 import os
@@ -33,6 +32,7 @@ from flatminima.intervals import summarise
 from flatminima.jobs import progress
 from flatminima.missing import even_steps
 from flatminima.model import choose_device, load_model, tensor_digests
+from flatminima.pages import packaged_template, render
 from flatminima.phases import SPARE, describe_phases
 from flatminima.quantizer_specs import FP32, HIGH_BIT, LOW_BIT, printed_names
 from flatminima.quantizers import coverage_line
@@ -56,19 +56,6 @@ FILES = (AUDIT, SEQUENCES, RECORD, VALIDATION, *FIGURES, PAGE, DEPLOYED)
 # What is printed of a checkpoint, and how wide.
 COLUMNS = {"step": 9, "FP32 ppl": 11, "INT4 ppl": 11, "INT4 gap %": 12, "95 % interval": 20,
            "INT8 gap %": 12, "top-1 %": 9}  # fmt: skip
-_SVG = '<svg role="img" aria-label="gaps, FP32 perplexity and learning rate over training steps" '
-_PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>body {{font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em}}
-svg {{width: 100%; height: auto}} .wide {{overflow-x: auto}} table {{border-collapse: collapse}}
-th, td {{text-align: right; padding: .1em .8em; border-bottom: 1px solid #ddd}}</style></head>
-<body><h1>{title}</h1>
-<ul>{answers}</ul>
-{figure}
-<h2>Checkpoints</h2><div class="wide">{table}</div>
-<h2>What was measured</h2><ul>{notes}</ul></body></html>
-"""
 
 
 def audit(options: AuditOptions) -> int:
@@ -304,22 +291,20 @@ def _line(shown: Iterable[str]) -> str:
 def _write_page(options: AuditOptions, record: dict, audited: pd.DataFrame) -> None:
     """All of it in one file that needs no other."""
     svg = options.folder / "audit.svg"
-    drawn = svg.read_text("utf-8") if svg.is_file() else ""
-    notes = [
-        f"{record['target']}, {record['text']}",
-        *(f"{name}: {coverage_line(part)}" for name, part in record["coverage"].items()),
-        *record["notes"],
-        *record["peculiarities"],
-        *(f"not measured: {line}" for line in record["left_out"].values()),
-    ]
-    rows = [cells(rows) for _, rows in audited.groupby("step")]
-    page = _PAGE.format(
-        title=html.escape(f"Audit of {options.name}"),
-        answers="".join(f"<li>{html.escape(line)}</li>" for line in record["answers"]),
-        figure=drawn[drawn.find("<svg") :].replace("<svg ", _SVG, 1),
-        table=pd.DataFrame(rows, columns=[*COLUMNS]).to_html(index=False, border=0),
-        notes="".join(f"<li>{html.escape(line)}</li>" for line in notes),
-    )
+    drawing = svg.read_text("utf-8") if svg.is_file() else ""
+    notes = [f"{record['target']}, {record['text']}"]
+    notes += [f"{name}: {coverage_line(part)}" for name, part in record["coverage"].items()]
+    notes += [*record["notes"], *record["peculiarities"]]
+    notes += [f"not measured: {reason}" for reason in record["left_out"].values()]
+    context = {
+        "title": f"Audit of {options.name}",
+        "answers": record["answers"],
+        "drawing": drawing[drawing.find("<svg") :],  # without the XML declaration before it
+        "columns": list(COLUMNS),
+        "rows": [cells(rows) for _, rows in audited.groupby("step")],
+        "notes": notes,
+    }
+    page = render(packaged_template("audit.html.j2"), context)
     (options.folder / PAGE).write_text(page, encoding="utf-8")
 
 
