@@ -189,7 +189,7 @@ MISTAKES = {
     "no tokenizer": ("RUN", {"tokenizer": "EMPTY"}, "no tokenizer.json in"),
     "broken tokenizer": ("RUN", {"tokenizer": "LITTLE.txt"}, "LITTLE.txt: is no tokenizer.json"),
     "no sequence": ("RUN", {"sequences": 0}, "--sequences 0: 2 or more"),
-    "no device": ("RUN", {"device": "tpu"}, "'tpu' is not available here"),
+    "no device": ("RUN", {"device": "tpu"}, "'tpu' is not available"),
     "no revisions on the hub": ("tiny/plain", {}, "tiny/plain: none of 1 branches fits"),
     "gated, no token": ("tiny/gated", {}, "tiny/gated at its list of branches: the repository is"),
     "no such branch": ("tiny/run", {"revisions": ("v2",)}, "tiny/run at v2: the hub has no such"),
