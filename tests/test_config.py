@@ -226,7 +226,9 @@ def plan_everything(config: Config) -> None:
         suite = find_suite(config, name)
         assert plan.pretraining_jobs(suite) or suite.source == "hub"
         ranges = f"step{suite.steps[0]}-step{suite.steps[-1]}"
-        plan.checkpoint_files(suite, ranges), plan.weights(suite, ranges), suite.folders(ranges)
+        plan.checkpoint_files(suite, ranges, f"probes/{ranges}.csv")
+        plan.weights(suite, ranges)
+        suite.folders(ranges)
         for ask in (plan.probe, plan.text, plan.batches, plan.schedule, plan.facts,
                     plan.tokens_per_step, plan.vocabulary):  # fmt: skip
             ask(suite)
