@@ -186,7 +186,7 @@ def test_sensitivity_before_the_end_of_rapid_learning_alone_leaves_one_panel_emp
     table = pd.read_csv(FROZEN / "mechanism/sensitivity.csv")
     cost, growth, _ = draw("sensitivity", sensitivity=table[table["step"] < 280]).axes
     assert len(cost.get_lines()) > 1 and "from step 280 on" in words(growth)
-    assert [line.get_label() for line in growth.get_lines()] == ["best FP32"]
+    assert [line.get_label() for line in growth.get_lines()] == ["FP32 minimum"]
 
 
 def test_two_oscillating_schedules_are_not_drawn_as_one():

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pandas as pd
 
-from flatminima import audit_figure, tables
+from flatminima import gap_figure, tables
 from flatminima.comparisons import all_statistics
 from flatminima.early_warning import warning_table
 from flatminima.missing import diverged_steps, hole_words, holes, left_out_words, missing_steps
@@ -111,7 +111,7 @@ def test_statistics_leave_it_out_and_note_it():
 def test_figures_say_so():
     audit, kurtosis = without(synthetic.audit()), without(synthetic.kurtosis())
     figures = [
-        audit_figure.draw(audit, PHASES, suite=MINI),
+        gap_figure.draw(audit, PHASES, suite=MINI),
         plot_kurtosis.draw(kurtosis, audit, PHASES, suite=MINI),
         plot_bit_widths.draw(audit, PHASES, synthetic.PAPER_TABLE1, suite=MINI),
     ]
@@ -127,5 +127,5 @@ def test_the_papers_points_are_all_to_be_seen():
     paper = synthetic.PAPER_TABLE1
     audit = synthetic.audit()
     audit[["gap_pct", "gap_low_pct", "gap_high_pct"]] = [4.0, 3.0, 5.0]
-    axes = audit_figure.draw(audit, PHASES, suite=MINI, paper_points=paper).axes[0]
+    axes = gap_figure.draw(audit, PHASES, suite=MINI, paper_points=paper).axes[0]
     assert axes.get_yscale() == "log" and axes.get_ylim()[1] > paper["int4_gap_pct"].max() > 500

@@ -3,13 +3,13 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from flatminima import audit_figure, style
+from flatminima import gap_figure, style
 
 
 def draw(audit: pd.DataFrame, phases: dict, table1: pd.DataFrame, suite: dict) -> Figure:
     """Figure 1 of ``suite`` (keys label, is_paper_model, quantizers)."""
     points = table1 if suite["is_paper_model"] else None
-    return audit_figure.draw(audit, phases, suite=suite, paper_points=points)
+    return gap_figure.draw(audit, phases, suite=suite, paper_points=points)
 
 
 if __name__ == "__main__":

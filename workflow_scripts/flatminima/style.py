@@ -1,8 +1,8 @@
-"""How everything is drawn and called: sizes, palette, scales, legends, saving.
+"""How everything is drawn and named: sizes, palette, scales, legends, saving.
 
-Figures are ``matplotlib.figure.Figure`` objects without pyplot's global state, as wide as the
-page on which they are printed, with 8 point text. Matplotlib's constrained layout finds room
-for titles and legends, which stand outside the axes and so hide nothing.
+Figures are ``matplotlib.figure.Figure`` objects without pyplot's global state. They are as wide
+as a printed page and have 8 point text. Matplotlib's constrained layout finds room for titles
+and legends. Legends are outside the axes, so they hide nothing.
 """
 
 import textwrap
@@ -23,12 +23,15 @@ from matplotlib.figure import Figure
 from flatminima.jobs import arguments, logged
 from flatminima.missing import even_steps
 
-PAGE_IN = 7.0
+PAGE_IN = 7.0  # width of a page, inches
+MOST_WITH_BARS = 8  # points of a curve; one with as many or more has a band
 BLUE, ORANGE, GREEN, RED = sns.color_palette("colorblind", 4).as_hex()
 GREY = "#6e6e6e"
 BANDS = ("#ffffff", "#eeeeee")
-DASHED, DOTTED = (0, (4, 1.5)), (0, (1, 1))
-LOSS = ["delta_nll_nats_per_token", "low", "high"]  # of ``with_ends``
+DASHED = (0, (4, 1.5))
+DOTTED = (0, (1, 1))
+# Columns of the added loss and of its interval, see ``with_ends``.
+LOSS = ["delta_nll_nats_per_token", "low", "high"]
 
 PAPER_MODEL = "Pythia-160m"
 SCHEDULES = {"cosine": "cosine", "sgdr": "SGDR", "oli": "OLI"}
@@ -94,7 +97,9 @@ def save(figure: Figure, paths: Iterable[str | Path]) -> None:
 
     Neither dates nor random ids are written, so the bytes depend on the drawing alone.
     """
-    figure.draw_without_rendering()  # lays the page out, with last digits that differ by the run
+    # The layout differs in its last digits from run to run. So the page is laid out once, and
+    # positions are rounded and kept.
+    figure.draw_without_rendering()
     figure.set_layout_engine("none")
     for axes in figure.axes:
         axes.set_position(np.round(axes.get_position().bounds, 4))
@@ -127,22 +132,23 @@ def with_ends(table: pd.DataFrame) -> pd.DataFrame:
 def role_labels(table: pd.DataFrame, suite: Mapping) -> dict[str, str]:
     """Printed name of each role in a table with the columns ``role`` and ``quantizer``.
 
-    ``suite`` has under ``quantizers`` the printed names of the configuration's names
-    (``quantizer_specs.printed_names``); one that it lacks is printed as it is. Raises
+    ``suite["quantizers"]`` maps names of the configuration to printed names
+    (``quantizer_specs.printed_names``). A name that it lacks is printed unchanged. Raises
     ``ValueError`` where a role belongs to more than one quantizer.
     """
-    printed, labels = suite.get("quantizers", {}), {}
+    printed_names = suite.get("quantizers", {})
+    labels = {}
     for role, names in table.groupby("role")["quantizer"].unique().items():
         if len(names) > 1:
-            raise ValueError(f"role {role}: one quantizer is expected, found {', '.join(names)}")
-        labels[role] = printed.get(names[0], names[0])
+            raise ValueError(f"role {role}: one quantizer is expected, not {', '.join(names)}")
+        labels[role] = printed_names.get(names[0], names[0])
     return labels | {"fp32": "FP32"}
 
 
 def fork_looks(schedules: Iterable[str]) -> dict[str, Look]:
     """Looks of schedules by name; names beyond the paper's three get looks of their own."""
-    spare = cycle(_OTHER_LOOKS)
-    return {name: LOOKS.get(name) or next(spare) for name in schedules}
+    other_looks = cycle(_OTHER_LOOKS)
+    return {name: LOOKS.get(name) or next(other_looks) for name in schedules}
 
 
 def shades(names: Sequence) -> dict:
@@ -168,11 +174,13 @@ def explain_dashes(axes: Axes, dashes: Mapping, name: str) -> None:
 
 
 def with_interval(row: object, digits: int) -> str:
-    """What is printed of a ``hypothesis_tests.Row``: its value and its interval, if any."""
+    """The value of a ``hypothesis_tests.Row`` in print, with its interval if it has one."""
     if pd.isna(row.value):
         return "none"
-    ends = f" [{row.interval_low:.{digits}f}, {row.interval_high:.{digits}f}]"
-    return f"{row.value:.{digits}f}{'' if pd.isna(row.interval_low) else ends}".replace("-", "−")
+    printed = f"{row.value:.{digits}f}"
+    if not pd.isna(row.interval_low):
+        printed += f" [{row.interval_low:.{digits}f}, {row.interval_high:.{digits}f}]"
+    return printed.replace("-", "−")
 
 
 # The page: its title, its panels and their legends.
@@ -196,20 +204,27 @@ def row_of_panels(
     return figure, panels
 
 
-def legends(panels: Sequence[Axes], columns: Sequence[int] = (), *, whole: bool = False) -> None:
-    """What is drawn in each panel, in ``columns`` or one, between its name and its axes.
+def legends(panels: Sequence[Axes], columns: Sequence[int] = (), *, of_page: bool = False) -> None:
+    """A legend for each panel, between its title and its axes, with ``columns`` or one column.
 
-    ``whole`` lists what is drawn on the whole page.
+    With ``of_page`` each legend lists the curves of all panels of the page.
     """
-    rows = []
-    for axes, count in zip_longest(panels, columns, fillvalue=1):
-        drawn = [a.get_legend_handles_labels() for a in (axes.figure.axes if whole else [axes])]
-        handles, labels = (sum(part, []) for part in zip(*drawn, strict=True))
-        rows.append(-(-len(labels) // count))
+    rows_by_panel = []
+    for axes, column_count in zip_longest(panels, columns, fillvalue=1):
+        handles = []
+        labels = []
+        for source in axes.figure.axes if of_page else [axes]:
+            source_handles, source_labels = source.get_legend_handles_labels()
+            handles += source_handles
+            labels += source_labels
+        rows_by_panel.append(-(-len(labels) // column_count))  # rounded up
         if labels:
-            axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1), ncols=count)
+            axes.legend(
+                handles, labels, loc="lower left", bbox_to_anchor=(0, 1), ncols=column_count
+            )
+    # All titles of a row of panels get the same distance, so that they are on one line.
     for axes in panels:
-        axes.set_title(axes.get_title(loc="left"), pad=4 + 11.5 * max(rows))
+        axes.set_title(axes.get_title(loc="left"), pad=4 + 11.5 * max(rows_by_panel))
 
 
 # Axes.
@@ -218,19 +233,21 @@ def legends(panels: Sequence[Axes], columns: Sequence[int] = (), *, whole: bool 
 def choose_scale(
     axes: Axes, values: pd.Series, *, decisive: pd.Series | None = None, span: float = 30.0
 ) -> str:
-    """Make the y axis linear or logarithmic according to the data, and say which.
+    """Make the y axis linear or logarithmic according to the data, and return a note on it.
 
-    Values that span more than a factor of ``span`` get a logarithmic axis; where some of them
-    are zero or negative it is a symmetric one, linear around zero, so that they stay visible.
-    ``decisive`` are the values whose span counts, by default all. Returns a line for the axis
-    label, empty where the axis is linear.
+    Values that span more than a factor of ``span`` get a logarithmic axis. If some of them are
+    zero or negative, the axis is linear around zero, so that they stay visible. ``decisive`` are
+    the values whose span counts, by default all. The note is a line for the axis label; it is
+    empty for a linear axis.
     """
-    judged = values if decisive is None else decisive
-    if not (judged > 0).any() or judged.max() <= span * _linear_part(judged):
+    if decisive is None:
+        decisive = values
+    if not (decisive > 0).any() or decisive.max() <= span * _linear_part(decisive):
         return ""
     if values.min() > 0:
         log_axis(axes.yaxis)
         return "\nlog scale"
+    # The next power of ten; the small number keeps an exact power of ten as it is.
     threshold = 10.0 ** np.ceil(np.log10(_linear_part(values)) - 1e-9)
     axes.set_yscale("symlog", linthresh=threshold, linscale=0.6)
     plain_numbers(axes.yaxis)
@@ -238,12 +255,12 @@ def choose_scale(
 
 
 def _linear_part(values: pd.Series) -> float:
-    """How far from zero an axis must be linear: over all that is negative or small."""
+    """The distance from zero up to which an axis must be linear: negative and small values."""
     return max(values[values > 0].quantile(0.05, interpolation="lower"), -values.min())
 
 
 def log_axis(*axes: Axis) -> None:
-    """Make axes logarithmic; where one spans little it is labelled at 1, 2 and 5 of a decade."""
+    """Make axes logarithmic; a short axis has ticks at 1, 2 and 5 of each decade."""
     for axis in axes:
         axis.axes.set(**{f"{axis.axis_name}scale": "log"})
         low, high = axis.get_view_interval()
@@ -254,10 +271,13 @@ def log_axis(*axes: Axis) -> None:
 
 def plain_numbers(axis: Axis) -> None:
     """Ticks without exponents, with thousands set apart."""
-    axis.set_major_formatter(
-        lambda value, _: f"{value:,.0f}" if abs(value) >= 1000
-        else np.format_float_positional(float(f"{value:g}"), trim="-")
-    )  # fmt: skip
+
+    def plain(value: float, _: int) -> str:
+        if abs(value) >= 1000:
+            return f"{value:,.0f}"
+        return np.format_float_positional(float(f"{value:g}"), trim="-")
+
+    axis.set_major_formatter(plain)
     axis.set_minor_formatter(ticker.NullFormatter())
 
 
@@ -272,7 +292,10 @@ def step_axis(axes: Axes, last: int, *, ticks: int = 4) -> None:
 
 
 def with_bars(table: pd.DataFrame, columns: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Value, and how far its interval reaches to both sides, as ``Axes.errorbar`` takes them."""
+    """Values, and the distances to both ends of their intervals, as ``Axes.errorbar`` takes them.
+
+    ``columns`` are value, low and high. The distances are ``[2, rows]``.
+    """
     value, low, high = table[list(columns)].to_numpy(float).T
     return value, np.clip([value - low, high - value], 0, None)
 
@@ -280,11 +303,14 @@ def with_bars(table: pd.DataFrame, columns: Sequence[str]) -> tuple[np.ndarray, 
 def band(
     axes: Axes, x: pd.Series, table: pd.DataFrame, columns: Sequence[str], **look: object
 ) -> None:
-    """A curve with its interval, if any: ``columns`` are value, low and high; few have bars."""
+    """A curve with its interval; ``columns`` are value, low and high.
+
+    A curve of few points has bars, a longer one has a band.
+    """
     value, bars = with_bars(table, columns)
     if table.empty:
         return
-    if len(table) < 8:
+    if len(table) < MOST_WITH_BARS:
         axes.errorbar(x, value, bars, **{"marker": "o", "elinewidth": 0.7, "capsize": 1.5} | look)
         return
     axes.fill_between(x, value - bars[0], value + bars[1], color=look["color"], alpha=0.18, lw=0)
@@ -301,19 +327,23 @@ def along_the_run(panels: Iterable[Axes], last: int, phases: Mapping) -> None:
 def mark_best(axes: Axes, phases: Mapping) -> None:
     """A line at FP32 convergence, in the grey band of its interval."""
     best = phases["convergence"]
-    axes.axvline(best["step"], color=GREY, lw=0.7, ls=DOTTED, zorder=-5, label="best FP32")
+    axes.axvline(best["step"], color=GREY, lw=0.7, ls=DOTTED, zorder=-5, label="FP32 minimum")
     if best["step_low"] is not None:
         axes.axvspan(best["step_low"], best["step_high"], color=BANDS[1], lw=0, zorder=-10)
 
 
 def shade_phases(panels: Iterable[Axes], phases: Mapping) -> str:
-    """Shade the phases behind ``panels``, white and grey in turn; returns their names."""
-    said, first = [], 0
+    """Shade the phases behind ``panels``, white and grey in turn; returns a line that names them."""
+    names = []
+    first_step = 0
     for segment in phases["segments"]:
-        number, last = segment["phase"], segment["last_step"]
+        last_step = segment["last_step"]
+        color = BANDS[segment["phase"] % 2]
         for axes in panels:
-            axes.axvspan(first, last, color=BANDS[number % 2], lw=0, zorder=-10)
-        said.append(f"{number} {segment['name']} to step {last:,}")
-        first = last
-    lacking = " (no onset found)" if phases["onset"]["step"] is None else ""
-    return f"phases: {', '.join(said)}{lacking}"
+            axes.axvspan(first_step, last_step, color=color, lw=0, zorder=-10)
+        shade = "grey" if segment["phase"] % 2 else "white"
+        names.append(f"{shade}: {segment['name']} (to step {last_step:,})")
+        first_step = last_step
+    if phases["onset"]["step"] is None:
+        names.append("no onset found")
+    return "; ".join(names)

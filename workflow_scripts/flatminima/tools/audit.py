@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from torch import nn
 from tqdm import tqdm
 
-from flatminima import audit_figure, style
+from flatminima import gap_figure, style
 from flatminima.audit_table import gather_audit
 from flatminima.errors import NotMeasured, UserError, one_line
 from flatminima.files import read_json, weights_digest, write_json, write_table
@@ -123,7 +123,7 @@ def _audit(options: AuditOptions) -> dict:
     if len(digests) > 1:  # else it is no curve
         label = options.name.replace("$", r"\$")  # mathematics to matplotlib
         suite = {"label": label, "quantizers": printed_names(prober.specs)}
-        figure = audit_figure.draw(audited, phases, suite=suite)
+        figure = gap_figure.draw(audited, phases, suite=suite)
         style.save(figure, [folder / name for name in FIGURES])
     _write_page(options, record, audited)
     if options.deployed:
