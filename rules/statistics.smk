@@ -50,7 +50,7 @@ rule fit_scaling_law:
         "../workflow_scripts/fit_scaling_law.py"
 
 
-rule test_hypotheses:
+rule compute_statistics:
     """Every summary and test, with the probe and with the seed as the unit."""
     input:
         audit="results/{suite}/audit.csv",
@@ -66,9 +66,9 @@ rule test_hypotheses:
     output:
         statistics=in_report("results/{suite}/statistics.csv", "Tests", "All tests"),
     log:
-        "logs/{suite}/test_hypotheses.log",
+        "logs/{suite}/compute_statistics.log",
     benchmark:
-        "benchmarks/{suite}/test_hypotheses.tsv"
+        "benchmarks/{suite}/compute_statistics.tsv"
     localrule: True
     conda:
         "../envs/analysis.yaml"
@@ -78,11 +78,11 @@ rule test_hypotheses:
         primary=planned(plan_forks.primary),
         resamples=setting("probe.resamples"),
         seed=0,
-        code=code_hash("workflow_scripts/test_hypotheses.py"),
+        code=code_hash("workflow_scripts/compute_statistics.py"),
     message:
         "Testing the hypotheses on {wildcards.suite}"
     script:
-        "../workflow_scripts/test_hypotheses.py"
+        "../workflow_scripts/compute_statistics.py"
 
 
 rule warn_early:

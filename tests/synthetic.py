@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from flatminima.comparisons import all_statistics
 from flatminima.config.keys import EvenGrid
 from flatminima.equivalents import PAPER_LAST, equivalent_step, grid_steps
 from flatminima.schedules import (
@@ -22,6 +21,7 @@ from flatminima.schedules import (
     RunSchedule,
     read_kind,
 )
+from flatminima.statistics_table import all_statistics
 
 ROOT = Path(__file__).resolve().parents[1]
 MINI = {

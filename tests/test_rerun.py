@@ -99,7 +99,7 @@ TABLES = {"tabulate_audit": 1, "tabulate_forks": 1}
 FIGURES = dict.fromkeys(
     ("plot_audit", "plot_kurtosis", "plot_forks", "plot_bit_widths", "plot_scaling_law"), 1
 )
-LAST = {"test_hypotheses": 1, "judge_claims": 1, "draw_index": 1, "render_notebook": 4}
+LAST = {"compute_statistics": 1, "judge_claims": 1, "draw_index": 1, "render_notebook": 4}
 AFTER_PHASES = {"fit_scaling_law": 1, "warn_early": 1}
 AFTER_PROBES = {"summarise_probes": 2, "gather_audit": 1, "detect_phases": 1} | AFTER_PHASES
 AUDIT = {"probe_checkpoints": 2} | AFTER_PROBES

@@ -73,7 +73,7 @@ def clean(tmp_path_factory) -> Path:
 
 def test_a_suite_is_planned_whole(clean):
     drawn = {"gather_audit", "judge_claims", "plot_audit", "plot_kurtosis", "plot_forks",
-             "tabulate_audit", "tabulate_forks", "test_hypotheses", "render_notebook_tour",
+             "tabulate_audit", "tabulate_forks", "compute_statistics", "render_notebook_tour",
              "render_notebook_audit", "render_notebook_kurtosis", "render_notebook_forks",
              "collect_text", "fix_batches", "gather_suite", "gather_kurtosis", "detect_phases",
              "judge_claims_paper", "all"}  # fmt: skip

@@ -4,9 +4,9 @@ import logging
 
 import pandas as pd
 
+from flatminima.absent_steps import diverged_steps, missing_steps
 from flatminima.files import write_json
 from flatminima.jobs import run
-from flatminima.missing import diverged_steps, missing_steps
 from flatminima.phases import describe_phases, onset_words
 
 logger = logging.getLogger(__name__)

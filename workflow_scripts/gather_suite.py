@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from flatminima.absent_steps import missing_steps
 from flatminima.files import read_rows, write_table
 from flatminima.integrity import IntegrityError, decide, examine, suite_table
 from flatminima.jobs import run
-from flatminima.missing import missing_steps
 
 logger = logging.getLogger(__name__)
 

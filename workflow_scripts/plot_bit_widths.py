@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flatminima import style
-from flatminima.comparisons import BLOCKS, bit_width_rows
+from flatminima.absent_steps import hole_words
 from flatminima.hypothesis_tests import join_notes
-from flatminima.missing import hole_words
+from flatminima.statistics_table import BLOCKS, bit_width_rows
 from flatminima.style import GREY, LOSS, PAPER_MODEL
 
 PAPER_SPACING = 1000  # steps between the paper's evenly spaced checkpoints

@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flatminima import style
-from flatminima.comparisons import kurtosis_rows, late_checkpoints
+from flatminima.absent_steps import left_out_words
 from flatminima.hypothesis_tests import join_notes
-from flatminima.missing import left_out_words
+from flatminima.statistics_table import kurtosis_rows, late_checkpoints
 from flatminima.style import GREY
 
 SUMMARIES = {"mean_over_tensors": ("mean over tensors", "-"),

@@ -4,11 +4,11 @@ import logging
 import shutil
 from pathlib import Path
 
+from flatminima.absent_steps import MISSING
 from flatminima.files import write_json, write_rows
 from flatminima.hub import WEIGHTS_FILE, RevisionMissing, download_checkpoint
 from flatminima.jobs import progress, run
 from flatminima.kurtosis import kurtosis_of_checkpoint
-from flatminima.missing import MISSING
 from flatminima.revisions import describe_checkpoint, fingerprint_checkpoint, revision_table
 from flatminima.scoring import Prober
 

@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from flatminima.absent_steps import even_steps, hole_words
 from flatminima.hypothesis_tests import join_notes
 from flatminima.intervals import PairedScores, paired_scores
-from flatminima.missing import even_steps, hole_words
 from flatminima.monitor import ConvergenceMonitor, paired_standard_error
 from flatminima.quantizer_specs import FP32, LOW_BIT
 

@@ -28,8 +28,8 @@ from itertools import groupby, pairwise
 import numpy as np
 import pandas as pd
 
+from flatminima.absent_steps import MISSING, PRESENT
 from flatminima.errors import UserError
-from flatminima.missing import MISSING, PRESENT
 
 # Columns of a table of revisions that hold whole numbers, also beside gaps.
 COUNT_COLUMNS = ["bytes", "n_tensors", "n_weights"]

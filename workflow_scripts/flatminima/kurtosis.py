@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from flatminima.absent_steps import leaving_out_diverged
 from flatminima.errors import Diverged
 from flatminima.layers import matrices_of
-from flatminima.missing import leaving_out_diverged
 from flatminima.model import load_model
 
 PART = 2**22  # numbers that are in memory in float64 at a time

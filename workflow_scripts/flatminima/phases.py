@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 from statsmodels.nonparametric.smoothers_lowess import lowess
 
+from flatminima.absent_steps import DIVERGED, MISSING, even_steps
 from flatminima.errors import UserError
 from flatminima.intervals import CONFIDENCE, percentile_interval, resampled_curves
-from flatminima.missing import DIVERGED, MISSING, even_steps
 from flatminima.quantizer_specs import FP32
 
 SPARE = 2  # checkpoints beyond the number of parameters that a fit needs

@@ -28,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from flatminima.absent_steps import PRESENT
 from flatminima.errors import DamagedFile, UserError
 from flatminima.files import (
     CONFIG_FILE,
@@ -40,7 +41,6 @@ from flatminima.files import (
     weights_digest,
 )
 from flatminima.integrity import COUNT_COLUMNS, WHOLE
-from flatminima.missing import PRESENT
 
 STEP_GROUP = r"(?P<step>\d+)"
 DEFAULT_PATTERN = f"step{STEP_GROUP}"  # Pythia and PolyPythias

@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 from scipy import optimize, stats
 
+from flatminima.absent_steps import even_steps
 from flatminima.errors import UserError
 from flatminima.intervals import CONFIDENCE
-from flatminima.missing import even_steps
 
 FEWEST = 3  # checkpoints that the law is fitted to
 FEWEST_CORRELATED = 6  # below, residuals count as independent

@@ -20,8 +20,8 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
+from flatminima.absent_steps import even_steps
 from flatminima.jobs import arguments, logged
-from flatminima.missing import even_steps
 
 PAGE_IN = 7.0  # width of a page, inches
 MOST_WITH_BARS = 8  # points of a curve; one with as many or more has a band

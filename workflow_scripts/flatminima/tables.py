@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from flatminima.absent_steps import DIVERGED, left_out_words
 from flatminima.equivalents import PAPER_LAST, equivalent_step, grid_steps, schedule_of_kind
 from flatminima.files import atomic_path
-from flatminima.missing import DIVERGED, left_out_words
 from flatminima.style import PAPER_MODEL, SCHEDULES, role_labels
 
 BASELINE = "cosine"  # the condition that the others are compared with

@@ -19,10 +19,10 @@ import numpy as np
 import pandas as pd
 from scipy import signal, stats
 
+from flatminima.absent_steps import diverged_steps, even_steps, missing_steps
 from flatminima.equivalents import equivalent_step, grid_steps, schedule_of_kind
 from flatminima.hypothesis_tests import correlate, smallest_p
 from flatminima.intervals import CONFIDENCE, t_interval
-from flatminima.missing import diverged_steps, even_steps, missing_steps
 from flatminima.phases import Phases, find_phases
 from flatminima.scaling_law import printed_excess
 from flatminima.schedules import RunSchedule, read_schedule

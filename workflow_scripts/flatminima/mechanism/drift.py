@@ -23,9 +23,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from flatminima.absent_steps import leaving_out_diverged
 from flatminima.errors import NotMeasured
 from flatminima.layers import matrices_of
-from flatminima.missing import leaving_out_diverged
 from flatminima.model import load_model
 from flatminima.quantizer_specs import AffineQuantizer
 from flatminima.quantizers import fake_quantize, grid_steps

@@ -23,14 +23,18 @@ from tokenizers import Tokenizer
 from torch import nn
 from tqdm import tqdm
 
+<<<<<<< HEAD
 from flatminima import gap_figure, style
+=======
+from flatminima import audit_figure, style
+from flatminima.absent_steps import even_steps
+>>>>>>> 532a83e (statistics_table, compute_statistics and absent_steps are named after what they are)
 from flatminima.audit_table import gather_audit
 from flatminima.errors import NotMeasured, UserError, one_line
 from flatminima.files import read_json, weights_digest, write_json, write_table
 from flatminima.hub import RevisionMissing
 from flatminima.intervals import summarise
 from flatminima.jobs import progress
-from flatminima.missing import even_steps
 from flatminima.model import choose_device, load_model, tensor_digests
 from flatminima.pages import packaged_template, render
 from flatminima.phases import SPARE, describe_phases

@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from flatminima.comparisons import all_statistics, read_fork_sequences
 from flatminima.files import write_table
 from flatminima.jobs import run
+from flatminima.statistics_table import all_statistics, read_fork_sequences
 
 
 def main(

@@ -12,6 +12,7 @@ import pandas as pd
 from scipy import stats
 
 from flatminima import intervals
+from flatminima.absent_steps import even_steps, hole_words
 from flatminima.hypothesis_tests import (
     ONE_RUN,
     PROBES_DEPEND,
@@ -27,7 +28,6 @@ from flatminima.hypothesis_tests import (
     t_columns,
     t_tests,
 )
-from flatminima.missing import even_steps, hole_words
 from flatminima.quantizer_specs import FP32, LOW_BIT
 
 _KEYS = ["schedule", "seed", "step"]

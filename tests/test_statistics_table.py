@@ -9,7 +9,10 @@ from arch.bootstrap import StationaryBootstrap
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from flatminima.comparisons import (
+from flatminima.errors import UserError
+from flatminima.hypothesis_tests import COLUMNS
+from flatminima.intervals import summarise
+from flatminima.statistics_table import (
     BLOCKS,
     bit_width_rows,
     fork_rows,
@@ -17,9 +20,6 @@ from flatminima.comparisons import (
     read_fork_sequences,
     text_rows,
 )
-from flatminima.errors import UserError
-from flatminima.hypothesis_tests import COLUMNS
-from flatminima.intervals import summarise
 from tests import synthetic
 from tests.statistics_helpers import close, rows_of, select, sequence_scores
 

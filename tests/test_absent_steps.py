@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 
 from flatminima import gap_figure, tables
-from flatminima.comparisons import all_statistics
+from flatminima.absent_steps import diverged_steps, hole_words, holes, left_out_words, missing_steps
 from flatminima.early_warning import warning_table
-from flatminima.missing import diverged_steps, hole_words, holes, left_out_words, missing_steps
 from flatminima.phases import describe_phases
+from flatminima.statistics_table import all_statistics
 from tests import synthetic
 from tests.test_phases import suite as run_of
 from workflow_scripts import plot_bit_widths, plot_kurtosis
