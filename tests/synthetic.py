@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 
 from flatminima.config.keys import EvenGrid
-from flatminima.equivalents import PAPER_LAST, equivalent_step, grid_steps
+from flatminima.equivalents import equivalent_step, grid_steps
+from flatminima.paper import PAPER_LAST_STEP, PAPER_SPACING
 from flatminima.schedules import (
     Condition,
     CosineNeoxV1,
@@ -33,8 +34,8 @@ MINI = {
     "quantizers": {"int4_g64": "INT4", "int8_channel": "INT8"},
 }
 PYTHIA = MINI | {
-    "name": "pythia-160m", "label": "Pythia-160m", "is_paper_model": True, "spacing": 1000,
-    "last": 143_000,
+    "name": "pythia-160m", "label": "Pythia-160m", "is_paper_model": True, "spacing": PAPER_SPACING,
+    "last": PAPER_LAST_STEP,
 }  # fmt: skip
 # As config.yaml has it: its grid is not the paper's on another scale.
 FRESH = {
@@ -111,7 +112,7 @@ def facts(suite: dict) -> dict:
 
 def _curve(suite: dict, steps: list[int], column: str, at_zero: float) -> np.ndarray:
     """Table 1's column over ``steps``, log-interpolated from ``at_zero`` at step 0."""
-    known = np.r_[1.0, PAPER_TABLE1["step"] * suite["last"] / PAPER_LAST]
+    known = np.r_[1.0, PAPER_TABLE1["step"] * suite["last"] / PAPER_LAST_STEP]
     values = np.log(np.r_[at_zero, PAPER_TABLE1[column]])
     return np.exp(np.interp(np.log(np.maximum(steps, 1)), np.log(known), values))
 

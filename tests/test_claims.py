@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from flatminima.claims import evidence, ledger
-from flatminima.claims.evidence import Interval, Measured, NotFound, NotMeasured, Printed, printed
+from flatminima.claims.evidence import Measured, NotFound, NotMeasured, Printed
+from flatminima.claims.interval_arithmetic import Interval, printed
 from flatminima.claims.ledger import ANSWERS, judge_row, read_ledger
 from flatminima.config.plan import ledger_facts
 from flatminima.errors import UserError

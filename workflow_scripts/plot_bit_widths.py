@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from flatminima import style
 from flatminima.absent_steps import hole_words
 from flatminima.hypothesis_tests import join_notes
+from flatminima.paper import PAPER_MODEL, PAPER_SPACING
 from flatminima.statistics_table import BLOCKS, bit_width_rows
-from flatminima.style import GREY, LOSS, PAPER_MODEL
+from flatminima.style import GREY, LOSS
 
-PAPER_SPACING = 1000  # steps between the paper's evenly spaced checkpoints
 PAPER_NAMES = {"low_bit": "INT4", "high_bit": "INT8"}
 HALF_DIGIT_PCT = 0.005  # half of the last printed digit of the INT8 gaps in Table 1
 

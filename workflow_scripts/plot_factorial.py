@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flatminima import style
-from flatminima.mechanism.factors import PAPER_LAYERS
+from flatminima.paper import PAPER_LAYERS
 from flatminima.style import BLUE, GREY, LOSS, RED
 
 _TERMS = {"bits": ("black", "o"), "granularity": (BLUE, "s"), "symmetry": (RED, "^"),

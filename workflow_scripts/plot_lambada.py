@@ -4,14 +4,16 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from flatminima import style
+from flatminima.paper import PAPER_BEST_STEP, PAPER_MODEL, PAPER_ONSET_STEP
 from flatminima.style import DASHED, DOTTED, GREY, LOOKS, ORANGE, Look
 
-PAPER_MODEL = "pythia-160m"
-PAPER_STEPS = {"the paper's best FP32 (160m)": (77_000, DOTTED),  # section 4.2
-               "its onset": (82_000, DASHED)}  # section 4.3  # fmt: skip
+PAPER_STEPS = {
+    "the paper's best FP32 (160m)": (PAPER_BEST_STEP, DOTTED),
+    "its onset": (PAPER_ONSET_STEP, DASHED),
+}
 FIRST_SHOWN = 3_000  # before it every model falls from about 3.6 million
 _LOOKS = {
-    PAPER_MODEL: LOOKS["low_bit"],
+    PAPER_MODEL.lower(): LOOKS["low_bit"],
     "pythia-70m": Look(GREY, DOTTED, "^"),
     "pythia-160m-deduped": Look(ORANGE, DASHED, "s"),
     "pythia-410m": Look(GREY, DASHED, "v"),
@@ -30,10 +32,12 @@ def draw(lambada: pd.DataFrame) -> Figure:
     axes = figure.subplots()
     shown = lambada[lambada["step"] >= FIRST_SHOWN].rename(columns={"lambada_openai_ppl": "ppl"})
     for model, part in sorted(shown.groupby("model"), key=lambda item: -item[1]["ppl"].iloc[-1]):
-        look, own, curve = _LOOKS[model], model == PAPER_MODEL, part.set_index("step")["ppl"]
+        look = _LOOKS[model]
+        is_paper_model = model == PAPER_MODEL.lower()
+        curve = part.set_index("step")["ppl"]
         axes.plot(curve, color=look.color, ls=look.linestyle, marker=look.marker,
                   markevery=[curve.argmin()], ms=5, mfc="white", clip_on=False,
-                  lw=1.8 if own else 0.9, zorder=3 if own else 2,
+                  lw=1.8 if is_paper_model else 0.9, zorder=3 if is_paper_model else 2,
                   label=f"{model}: best {curve.min():.1f} at {curve.idxmin():,}")  # fmt: skip
     for name, (step, dashes) in PAPER_STEPS.items():
         axes.axvline(step, color="black", lw=0.6, ls=dashes, label=f"{name}: step {step:,}")

@@ -8,8 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flatminima import style
-from flatminima.scaling_law import PAPER_WEIGHTS, printed_excess, printed_losses
-from flatminima.style import BLUE, DASHED, LOSS, PAPER_MODEL
+from flatminima.paper import PAPER_MODEL, PAPER_WEIGHTS
+from flatminima.scaling_law import printed_excess, printed_losses
+from flatminima.style import BLUE, DASHED, LOSS
 
 
 def draw(

@@ -4,8 +4,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from flatminima import style
+from flatminima.paper import PAPER_MODEL
 from flatminima.scaling_law import printed_losses
-from flatminima.style import BLUE, LOSS, PAPER_MODEL
+from flatminima.style import BLUE, LOSS
 
 SMOOTH = 5  # probes in a running mean, for the eye
 

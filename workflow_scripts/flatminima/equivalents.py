@@ -6,7 +6,7 @@ table and the same number in a claim come from the same checkpoint and the same 
 
 from collections.abc import Iterable, Mapping
 
-PAPER_LAST = 143_000  # last step of the paper's run
+from flatminima.paper import PAPER_LAST_STEP
 
 
 def grid_steps(spacing: int, last: int) -> range:
@@ -20,7 +20,7 @@ def equivalent_step(paper_step: float, steps: Iterable[int], last: int) -> int:
     ``last`` is the last step of the suite's run. Of two steps that are equally near it is the
     earlier one.
     """
-    exact = paper_step * last / PAPER_LAST
+    exact = paper_step * last / PAPER_LAST_STEP
     return min(steps, key=lambda step: (abs(step - exact), step))
 
 

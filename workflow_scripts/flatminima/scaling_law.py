@@ -17,13 +17,12 @@ from scipy import optimize, stats
 from flatminima.absent_steps import even_steps
 from flatminima.errors import UserError
 from flatminima.intervals import CONFIDENCE
+from flatminima.paper import PAPER_RAPID_LEARNING_END, PAPER_TOKENS_PER_STEP, PAPER_WEIGHTS
 
 FEWEST = 3  # checkpoints that the law is fitted to
 FEWEST_CORRELATED = 6  # below, residuals count as independent
 RHO = np.linspace(-0.9, 0.98, 95)
 MOST_TOLERATED = 10.0  # times; an interval around 1 that reaches further either way says nothing
-PAPER_WEIGHTS = 84_934_656  # of Pythia-160m's linear layers in its blocks
-PAPER_TOKENS_PER_STEP = 2_097_152
 
 
 def fit_line(x: np.ndarray, y: np.ndarray, at: float) -> np.ndarray:
@@ -144,7 +143,8 @@ def printed_excess(table: pd.DataFrame) -> dict:
     tokens = table["step"].to_numpy(float) * PAPER_TOKENS_PER_STEP
     delta = np.log1p(table["int4_gap_pct"].to_numpy(float) / 100.0)
     stop = tokens[table["fp32_ppl"].argmin()]
-    return {"unit": "tokens", **fit_power_law(tokens, delta, 7_000 * PAPER_TOKENS_PER_STEP, stop)}
+    start = PAPER_RAPID_LEARNING_END * PAPER_TOKENS_PER_STEP
+    return {"unit": "tokens", **fit_power_law(tokens, delta, start, stop)}
 
 
 class Answer(StrEnum):

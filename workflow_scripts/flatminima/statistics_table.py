@@ -28,10 +28,10 @@ from flatminima.hypothesis_tests import (
     t_columns,
     t_tests,
 )
+from flatminima.paper import PAPER_KURTOSIS_CHECKPOINTS
 from flatminima.quantizer_specs import FP32, LOW_BIT
 
 _KEYS = ["schedule", "seed", "step"]
-PAPER_KURTOSIS_CHECKPOINTS = 16
 BLOCKS = 8
 
 

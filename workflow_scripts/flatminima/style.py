@@ -33,7 +33,6 @@ DOTTED = (0, (1, 1))
 # Columns of the added loss and of its interval, see ``with_ends``.
 LOSS = ["delta_nll_nats_per_token", "low", "high"]
 
-PAPER_MODEL = "Pythia-160m"
 SCHEDULES = {"cosine": "cosine", "sgdr": "SGDR", "oli": "OLI"}
 
 

@@ -14,9 +14,10 @@ import numpy as np
 import pandas as pd
 
 from flatminima.absent_steps import DIVERGED, left_out_words
-from flatminima.equivalents import PAPER_LAST, equivalent_step, grid_steps, schedule_of_kind
+from flatminima.equivalents import equivalent_step, grid_steps, schedule_of_kind
 from flatminima.files import atomic_path
-from flatminima.style import PAPER_MODEL, SCHEDULES, role_labels
+from flatminima.paper import PAPER_LAST_STEP, PAPER_MODEL
+from flatminima.style import SCHEDULES, role_labels
 
 BASELINE = "cosine"  # the condition that the others are compared with
 MISSING_CELL = "NA"
@@ -105,7 +106,7 @@ def _equivalent_rows(
 
     Returns them with the rows of ``paper`` that belong to them: of several the nearest.
     """
-    wanted = paper["step"] * last / PAPER_LAST
+    wanted = paper["step"] * last / PAPER_LAST_STEP
     nearest = paper["step"].map(lambda step: equivalent_step(step, choice, last))
     kept = (nearest - wanted).abs().groupby(nearest).idxmin().sort_index()
     return nearest[kept].reset_index(drop=True), paper.loc[kept].reset_index(drop=True)

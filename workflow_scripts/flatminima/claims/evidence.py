@@ -10,9 +10,7 @@ where something was looked for and is not there ``NotFound``.
 # ruff: noqa: D102
 
 import math
-import operator
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partialmethod
 
 import numpy as np
@@ -20,6 +18,15 @@ import pandas as pd
 from scipy import signal, stats
 
 from flatminima.absent_steps import diverged_steps, even_steps, missing_steps
+from flatminima.claims.interval_arithmetic import (
+    Interval,
+    every,
+    interval,
+    log,
+    meets,
+    printed,
+    read_interval,
+)
 from flatminima.equivalents import equivalent_step, grid_steps, schedule_of_kind
 from flatminima.hypothesis_tests import correlate, smallest_p
 from flatminima.intervals import CONFIDENCE, t_interval
@@ -42,132 +49,6 @@ class NotMeasured(Exception):
 
 class NotFound(Exception):
     """What a claim speaks of was looked for and is not there; the message says why."""
-
-
-def _of_ends(operation: Callable[[float, float], float]) -> Callable:
-    def method(self: "Interval", other: object) -> "Interval":
-        o = interval(other)
-        ends = [operation(a, b) for a in self.range for b in o.range]
-        return Interval(operation(self.value, o.value), min(ends), max(ends))
-
-    return method
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A number and the range it can lie in: what rounding hides, or a 95 % interval.
-
-    Arithmetic keeps the range wide enough for independent inputs. ``a < b`` is true or false
-    where the ranges do not meet and ``None`` where they do.
-    """
-
-    value: float
-    low: float
-    high: float
-
-    __add__ = __radd__ = _of_ends(operator.add)
-    __mul__ = __rmul__ = _of_ends(operator.mul)
-    __sub__, _divided = _of_ends(operator.sub), _of_ends(operator.truediv)
-
-    def __neg__(self) -> "Interval":
-        return self * -1
-
-    def __truediv__(self, other: object) -> "Interval":
-        o = interval(other)
-        if o.low <= 0.0 <= o.high:
-            ratio = self.value / o.value if o.value else math.nan
-            return Interval(ratio, -math.inf, math.inf)
-        return self._divided(o)
-
-    def __rsub__(self, other: object) -> "Interval":
-        return interval(other) - self
-
-    def __rtruediv__(self, other: object) -> "Interval":
-        return interval(other) / self
-
-    def __lt__(self, other: object) -> bool | None:
-        o = interval(other)
-        return True if self.high < o.low else False if self.low >= o.high else None
-
-    def __gt__(self, other: object) -> bool | None:
-        return interval(other) < self
-
-    def __abs__(self) -> "Interval":
-        if self.low < 0.0 < self.high:
-            return Interval(abs(self.value), 0.0, max(-self.low, self.high))
-        return self if self.low >= 0.0 else -self
-
-    def __float__(self) -> float:
-        return float(self.value)
-
-    @property
-    def range(self) -> tuple[float, float]:
-        """Both ends."""
-        return self.low, self.high
-
-    @property
-    def alone(self) -> "Interval":
-        """The value without its range."""
-        return interval(self.value)
-
-    def map(self, function: Callable[[float], float]) -> "Interval":
-        """The interval through a function that increases."""
-        return Interval(*(float(function(x)) for x in (self.value, self.low, self.high)))
-
-    def __format__(self, spec: str) -> str:
-        if math.inf in map(abs, self.range):
-            return "not determined"
-        value, low, high = (f"{x:{spec or 'g'}}" for x in (self.value, *self.range))
-        return value if low == high else f"{value} [{low}, {high}]"
-
-
-def interval(number: object) -> Interval:
-    """A plain number as an exact interval; an interval as it is."""
-    return number if isinstance(number, Interval) else Interval(*[float(number)] * 3)
-
-
-def read_interval(row: Mapping, value: str, low: str, high: str) -> Interval:
-    """Three entries of a table's row or of a JSON file; the value alone where it has no ends."""
-    return Interval(*(float(row[value if pd.isna(row[n]) else n]) for n in (value, low, high)))
-
-
-def printed(text: str) -> Interval:
-    """A number as printed, with what its rounding hides: half a unit of its last digit.
-
-    A number with a thousands comma is a count and exact; zeros at the end of a whole number
-    without one are rounding. ``70,000 ±5,000`` gives another half width, ``three = 3`` a word.
-    """
-    number, _, half = text.split("=")[-1].partition("±")
-    digits = number.strip().replace(",", "")
-    if half:
-        width = float(half.replace(",", ""))
-    elif "," in number or "=" in text:
-        width = 0.0
-    elif "." in digits:
-        width = 0.5 * 10 ** -len(digits.split(".")[1])
-    else:
-        width = 0.5 * 10 ** (len(digits) - len(digits.rstrip("0") or "0"))
-    value = float(digits)
-    return Interval(value, value - width, value + width)
-
-
-# ---- statistics without a table --------------------------------------------------------------
-
-
-def log(x: object) -> Interval:
-    """Natural logarithm; below zero there is none and the end is minus infinity."""
-    return interval(x).map(lambda v: math.log(v) if v > 0 else -math.inf)
-
-
-def meets(a: object, b: object) -> bool:
-    """Whether two rounded numbers can be the same."""
-    a, b = interval(a), interval(b)
-    return bool(a.low <= b.high + 1e-9 and b.low <= a.high + 1e-9)
-
-
-def every(*answers: bool | None) -> bool | None:
-    """All of three-valued answers."""
-    return False if False in answers else None if None in answers else True
 
 
 def p_of_t(t: object, df: float) -> float:

@@ -20,14 +20,12 @@ import yaml
 from flatminima.claims.evidence import (
     FUNCTIONS,
     Evidence,
-    Interval,
     Measured,
     NotFound,
     NotMeasured,
     Printed,
-    interval,
-    printed,
 )
+from flatminima.claims.interval_arithmetic import Interval, interval, printed
 from flatminima.errors import ConfigError, suggest
 
 REPLICATED, NOT_REPLICATED = "replicated", "not replicated"

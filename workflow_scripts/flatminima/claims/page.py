@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from flatminima.claims.evidence import Interval
+from flatminima.claims.interval_arithmetic import Interval
 from flatminima.claims.ledger import ANSWERS, NOT_MEASURED, Judged, Ledger
 from flatminima.errors import UserError
 from flatminima.files import atomic_path

@@ -23,8 +23,8 @@ import statsmodels.formula.api as smf
 from statsmodels.stats.anova import anova_lm
 
 from flatminima.intervals import paired_scores, percentile_interval, resampled_means
+from flatminima.paper import PAPER_LAYERS
 
-PAPER_LAYERS = "blocks"  # the layer set that the paper quantizes
 FACTORS = {"bits": "bits", "symmetric": "symmetry", "granularity": "granularity"}  # in print
 FORMULA = "log_loss ~ (C(bits) + C(symmetric) + C(granularity)) ** 2"
 COLUMNS = ["step", "response", "analysis", "term", "measure", "value", "low", "high", "n"]

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from flatminima import scoring
 from flatminima.intervals import summarise
-from flatminima.mechanism.factors import PAPER_LAYERS
 from flatminima.mechanism.visits import Visit, embedding_names, matrices
+from flatminima.paper import PAPER_LAYERS
 from flatminima.quantizer_specs import AffineQuantizer, AnyQuantizer, fit_group, read_spec
 from flatminima.quantizers import fake_quantize, grid_steps
 
