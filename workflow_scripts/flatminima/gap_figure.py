@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flatminima import style
+from flatminima.absent_steps import left_out_words
 from flatminima.hypothesis_tests import join_notes
-from flatminima.missing import left_out_words
 from flatminima.style import GREY, LOOKS
 
 QUANTIZED = ("low_bit", "high_bit")

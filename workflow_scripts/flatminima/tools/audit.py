@@ -23,12 +23,8 @@ from tokenizers import Tokenizer
 from torch import nn
 from tqdm import tqdm
 
-<<<<<<< HEAD
 from flatminima import gap_figure, style
-=======
-from flatminima import audit_figure, style
 from flatminima.absent_steps import even_steps
->>>>>>> 532a83e (statistics_table, compute_statistics and absent_steps are named after what they are)
 from flatminima.audit_table import gather_audit
 from flatminima.errors import NotMeasured, UserError, one_line
 from flatminima.files import read_json, weights_digest, write_json, write_table
