@@ -37,8 +37,9 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "workflow_scripts"))
 
+from flatminima.device import prepare_backend  # noqa: E402
 from flatminima.files import atomic_path, write_table  # noqa: E402
-from flatminima.model import build_model, load_model, prepare_backend, save_model  # noqa: E402
+from flatminima.model import build_model, load_model, save_model  # noqa: E402
 from flatminima.quantizer_specs import FP32, AffineQuantizer  # noqa: E402
 from flatminima.quantizers import Quantized, fake_quantize, linear_weights  # noqa: E402
 from flatminima.scoring import ModelForward, score  # noqa: E402

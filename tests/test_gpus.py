@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from flatminima import model, scoring
+from flatminima import device as device_module
+from flatminima import scoring
 from flatminima.jobs import own_gpu
 from flatminima.text.tokens import write_tokens
 from tests.test_workspace import PROCESSES
@@ -78,7 +79,7 @@ def test_a_probe_takes_its_gpu_before_it_looks_for_devices(tmp_path, monkeypatch
     monkeypatch.setattr(torch.cuda, "device_count", lambda: GPUS)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: order.append(os.environ.get(
         "CUDA_VISIBLE_DEVICES")) or False)  # fmt: skip
-    monkeypatch.setattr(model, "slots_folder", lambda: tmp_path / "slots")
+    monkeypatch.setattr(device_module, "slots_folder", lambda: tmp_path / "slots")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # as it was, after the test
     settings = {"quantizers": {}, "roles": {}, "batch_size": 1, "device": "auto"}
     assert scoring.Prober(str(tmp_path / "v.safetensors"), settings, 1).device == "cpu"

@@ -6,12 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from flatminima import device as device_module
 from flatminima import model as model_module
 from flatminima.errors import UserError
 from flatminima.files import atomic_path, weights_digest
 from flatminima.model import (
     WEIGHTS_FILE,
-    available_bytes,
     build_model,
     is_legacy_buffer,
     load_model,
@@ -112,7 +112,7 @@ def test_a_save_replaces_a_whole_checkpoint_or_leaves_the_old_one(
 
 
 def test_a_model_larger_than_the_memory_is_refused_before_it_is_loaded(checkpoint, monkeypatch):
-    monkeypatch.setattr(model_module, "available_bytes", lambda device: 2**10)
+    monkeypatch.setattr(device_module, "available_bytes", lambda device: 2**10)
     with pytest.raises(UserError, match=f"{checkpoint}: .* GiB are missing"):
         load_model(checkpoint)
 
@@ -124,7 +124,7 @@ def test_only_files_of_the_form_that_is_loaded_count(checkpoint, monkeypatch):
     save_file(weights, checkpoint / "consolidated.safetensors")
     save_file({"codes": torch.zeros(8, 8, dtype=torch.int32)}, checkpoint / "other.safetensors")
     assert model_module.check_kind(checkpoint) == numbers
-    monkeypatch.setattr(model_module, "available_bytes", lambda device: 4 * numbers)
+    monkeypatch.setattr(device_module, "available_bytes", lambda device: 4 * numbers)
     load_model(checkpoint)
 
 
@@ -132,10 +132,10 @@ def test_a_device_that_is_not_there_is_a_mistake_of_the_user(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(UserError, match="'cuda' .* valid: auto, cpu"):
-        model_module.choose_device("cuda")
-    assert model_module.choose_device("auto") == "cpu"
+        device_module.choose_device("cuda")
+    assert device_module.choose_device("auto") == "cpu"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert model_module.choose_device("auto") == model_module.choose_device("cuda") == "cuda"
+    assert device_module.choose_device("auto") == device_module.choose_device("cuda") == "cuda"
 
 
 def test_the_memory_of_a_batch_job_is_what_its_cgroups_leave(tmp_path):
@@ -144,7 +144,7 @@ def test_the_memory_of_a_batch_job_is_what_its_cgroups_leave(tmp_path):
         (tmp_path / place / "memory.max").write_text(limit)
         (tmp_path / place / "memory.current").write_text("1000")
     (tmp_path / "cgroup").write_text("0::/job/step\n")
-    assert available_bytes("cpu", tmp_path, tmp_path / "cgroup") == 2000
+    assert device_module.available_bytes("cpu", tmp_path, tmp_path / "cgroup") == 2000
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):

@@ -15,8 +15,9 @@ from torch import nn
 from transformers import BertConfig, BertForMaskedLM, BertLMHeadModel
 
 from flatminima import scoring
+from flatminima.device import prepare_backend
 from flatminima.errors import NotMeasured
-from flatminima.model import build_model, prepare_backend
+from flatminima.model import build_model
 from flatminima.quantizer_specs import FP32
 from flatminima.quantizers import Quantized, quantized_weights
 from flatminima.scoring import (

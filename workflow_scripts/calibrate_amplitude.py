@@ -1,8 +1,9 @@
 """Derive OLI's amplitude from gradient statistics at the fork point (appendix B)."""
 
+from flatminima.device import take_device
 from flatminima.files import write_json
 from flatminima.jobs import run
-from flatminima.model import load_model, load_tensors, take_device
+from flatminima.model import load_model, load_tensors
 from flatminima.text.tokens import read_tokens
 from flatminima.training.amplitude import calibrate
 

@@ -1,8 +1,9 @@
 """Train a suite from one step to another, or one small run, and keep the checkpoints due."""
 
+from flatminima.device import take_device
 from flatminima.files import describe_run, file_sha256
 from flatminima.jobs import run
-from flatminima.model import build_model, take_device
+from flatminima.model import build_model
 from flatminima.schedules import read_schedule
 from flatminima.text.tokens import check_ids, read_tokens
 from flatminima.training.loop import read_recipe, train_job

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+from flatminima.device import take_device
 from flatminima.files import write_table
 from flatminima.jobs import run
 from flatminima.mechanism.phase_flips import trace_phases
-from flatminima.model import load_model, take_device
+from flatminima.model import load_model
 from flatminima.quantizer_specs import read_spec
 from flatminima.text.tokens import read_tokens
 

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from flatminima.device import take_device
 from flatminima.errors import UserError
 from flatminima.files import describe_run, file_sha256
 from flatminima.jobs import run
-from flatminima.model import load_model, take_device
+from flatminima.model import load_model
 from flatminima.schedules import Condition
 from flatminima.text.tokens import check_ids, read_tokens
 from flatminima.training.gradients import set_attention

@@ -1,4 +1,4 @@
-"""A model: its files, its numeric mode and device, its head, and how a GPT-NeoX is built.
+"""A model: its files, its head, and how a GPT-NeoX is built.
 
 A checkpoint is a folder in Hugging Face format, loaded as float32. One that does not load as
 a whole, or that is no longer what its writer wrote, is a ``DamagedFile`` with one line that
@@ -11,16 +11,16 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from flatminima.device import check_memory
 from flatminima.errors import DamagedFile, Diverged, NotMeasured, UserError, one_line
 from flatminima.files import (
     CONFIG_FILE,
@@ -35,7 +35,6 @@ from flatminima.files import (
     temporary_name,
     write_digests,
 )
-from flatminima.jobs import own_gpu, slots_folder
 
 logger = logging.getLogger(__name__)
 
@@ -52,69 +51,6 @@ LEGACY_BUFFERS = (
 )  # fmt: skip
 LOGITS_AT_ONCE = 2**23  # numbers; 32 MiB, which the caches of processors hold for the most part
 LOOKS_AHEAD = 1e-4  # of the largest logit: what rounding may move in a causal model
-_HELD: list[object] = []  # this process's GPU, until it ends
-
-
-# Numeric mode and device
-
-
-def prepare_backend() -> None:
-    """Turn TF32 off and flush subnormals to zero."""
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
-    torch.set_flush_denormal(True)
-
-
-def choose_device(wanted: str) -> str:
-    """The device to use: ``wanted``, or the fastest one for ``auto``.
-
-    Raises ``UserError`` for a device that this machine does not have.
-    """
-    available_devices = ["cpu"]
-    if torch.backends.mps.is_available():
-        available_devices.insert(0, "mps")
-    if torch.cuda.is_available():
-        available_devices.insert(0, "cuda")
-    if wanted == "auto":
-        return available_devices[0]
-    if wanted not in available_devices:
-        valid = ", ".join(("auto", *available_devices))
-        raise UserError(f"device: {wanted!r} is not available on this machine; valid: {valid}")
-    return wanted
-
-
-def take_device(wanted: str, threads: int) -> str:
-    """The device for a job, of several GPUs one of its own; sets threads and numeric mode."""
-    torch.set_num_threads(threads)
-    prepare_backend()
-    # First of all: what has been asked of a GPU decides which one is used.
-    _HELD.append(own_gpu(wanted, torch.cuda.device_count(), os.environ, slots_folder()))
-    return choose_device(wanted)
-
-
-def available_bytes(
-    device: str, groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
-) -> int:
-    """Bytes that a model can still take on a device; limits of a batch job's cgroups kept."""
-    if device.startswith("cuda"):
-        return torch.cuda.mem_get_info()[0]
-    left = psutil.virtual_memory().available
-    name = own.read_text().partition("0::/")[2].split("\n")[0] if own.exists() else ""
-    for place in (groups / name, *(groups / name).parents):
-        with suppress(OSError, ValueError):  # no limit here
-            limit = int((place / "memory.max").read_text())
-            left = min(left, limit - int((place / "memory.current").read_text()))
-    return max(0, left)
-
-
-def check_memory(folder: Path, device: str, numbers: int) -> None:
-    """``UserError`` with what is missing where ``numbers`` in float32 are more than there is."""
-    for place in dict.fromkeys(("cpu", device)):
-        needed, there = 4 * numbers / 2**30, available_bytes(place) / 2**30
-        if needed > there:
-            said = f"{needed:.1f} GiB in float32 and {there:.1f} GiB are free on {place}"
-            missing = f"{needed - there:.1f} GiB are missing"
-            raise UserError(f"{folder}: its weights take {said}; {missing}")
 
 
 # Checkpoints

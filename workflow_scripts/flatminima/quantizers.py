@@ -16,7 +16,7 @@ symmetric    scale = max(|w|) / (2^(b-1) - 1), zero = 0,
 one sign are quantized as well as any other. A group whose scale is zero or subnormal (a
 constant group, say) is returned unchanged. Groups whose weights are all smaller than about
 1e-30 may differ in the last bit between a processor that flushes subnormal numbers to zero
-(``model.prepare_backend``) and one that does not.
+(``device.prepare_backend``) and one that does not.
 
 The four-bit code books scale a group, take the nearest entry (the lower one at a tie) and
 scale back; a group whose scale is zero becomes zero.

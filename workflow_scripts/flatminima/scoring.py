@@ -19,6 +19,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from flatminima.device import take_device
 from flatminima.errors import Diverged, NotMeasured, UserError, one_line
 from flatminima.files import describe_run, file_sha256
 from flatminima.model import (
@@ -28,7 +29,6 @@ from flatminima.model import (
     load_model,
     model_failures_named,
     peculiarities,
-    take_device,
 )
 from flatminima.quantizer_specs import FP32, AnyQuantizer, read_specs
 from flatminima.quantizers import Quantized, coverage, coverage_line

@@ -10,12 +10,13 @@ import pandas as pd
 from torch import Tensor, nn
 
 from flatminima.absent_steps import leaving_out_diverged
+from flatminima.device import take_device
 from flatminima.errors import UserError
 from flatminima.files import write_rows
 from flatminima.intervals import percentile_interval
 from flatminima.jobs import progress
 from flatminima.layers import linear_layers
-from flatminima.model import load_model, take_device
+from flatminima.model import load_model
 from flatminima.text.tokens import read_tokens
 
 Measured = TypeVar("Measured")

@@ -26,12 +26,13 @@ from tqdm import tqdm
 from flatminima import gap_figure, style
 from flatminima.absent_steps import even_steps
 from flatminima.audit_table import gather_audit
+from flatminima.device import choose_device
 from flatminima.errors import NotMeasured, UserError, one_line
 from flatminima.files import read_json, weights_digest, write_json, write_table
 from flatminima.hub import RevisionMissing
 from flatminima.intervals import summarise
 from flatminima.jobs import progress
-from flatminima.model import choose_device, load_model, tensor_digests
+from flatminima.model import load_model, tensor_digests
 from flatminima.pages import packaged_template, render
 from flatminima.phases import SPARE, describe_phases
 from flatminima.quantizer_specs import FP32, HIGH_BIT, LOW_BIT, printed_names

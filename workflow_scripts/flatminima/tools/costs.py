@@ -24,10 +24,10 @@ from flatminima.config.keys import PYTHIA_VOCABULARY, FoundArchitecture
 from flatminima.config.keys import Suite as SuiteConfig
 from flatminima.config.plan_requests import forward_flop
 from flatminima.config.suites import read_suite
+from flatminima.device import choose_device, prepare_backend
 from flatminima.errors import UserError
 from flatminima.jobs import dry_run
 from flatminima.layers import count_weights, linear_layers
-from flatminima.model import choose_device, prepare_backend
 
 ADAM_BYTES = 12  # of one parameter in a saved training state: weight and two moments, float32
 CHECKPOINT_BYTES = 4  # of one parameter in a checkpoint that is written here
