@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from flatminima.conditions import Condition
 from flatminima.config.keys import EvenGrid
 from flatminima.equivalents import equivalent_step, grid_steps
 from flatminima.paper import PAPER_LAST_STEP, PAPER_SPACING
 from flatminima.schedules import (
-    Condition,
     CosineNeoxV1,
     ForkSchedule,
     RunSchedule,

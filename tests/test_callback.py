@@ -13,8 +13,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import Trainer, TrainingArguments
 
+from flatminima.convergence_monitor import MonitorError
 from flatminima.model import build_model
-from flatminima.monitor import MonitorError
 from flatminima.quantizer_specs import read_specs
 from flatminima.quantizers import quantized_weights
 from flatminima.scoring import score_variants

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from flatminima.convergence_monitor import ConvergenceMonitor, paired_standard_error
 from flatminima.early_warning import (
     MONITOR_RULE,
     PAPER_RULE,
@@ -18,7 +19,6 @@ from flatminima.early_warning import (
     warning_table,
 )
 from flatminima.intervals import paired_scores, summarise
-from flatminima.monitor import ConvergenceMonitor, paired_standard_error
 from tests.statistics_helpers import sequence_scores
 
 pytestmark = pytest.mark.filterwarnings("error")

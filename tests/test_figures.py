@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from flatminima import style
+from flatminima.conditions import Condition
 from flatminima.config.plan import facts
 from flatminima.config.suites import read_suite
 from flatminima.scaling_law import suite_excess
-from flatminima.schedules import Condition
 from tests import synthetic
 from tests.workflow import copy_checkout, dry_run
 from workflow_scripts import plot_forks, plot_layers

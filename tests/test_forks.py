@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
+from flatminima.conditions import Condition
 from flatminima.config import plan_forks
 from flatminima.config.plan_mechanism import extended_outputs
 from flatminima.config.suites import Suite
@@ -16,7 +17,7 @@ from flatminima.errors import ConfigError
 from flatminima.files import read_json
 from flatminima.model import build_model, save_model
 from flatminima.quantizers import linear_weights, quantized_weights
-from flatminima.schedules import Condition, Cosine
+from flatminima.schedules import Cosine
 from flatminima.text.tokens import write_tokens
 from flatminima.training import amplitude
 from flatminima.training.loop import Recipe, build_optimizer, train

@@ -1,5 +1,6 @@
 """Every job on a machine with several GPUs has one of its own; the devices here are names."""
 
+import logging
 import os
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,6 +20,7 @@ GPUS = 4
 
 def hold(folder: str, pipe: Connection) -> None:
     """Take a GPU, tell which, and keep it until told to end."""
+    logging.basicConfig(level=logging.INFO)  # to standard error, where the test looks
     environment: dict[str, str] = {}
     slot = own_gpu("cuda", GPUS, environment, Path(folder))
     pipe.send(environment["CUDA_VISIBLE_DEVICES"])

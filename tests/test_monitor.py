@@ -10,8 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from flatminima.convergence_monitor import (
+    ConvergenceMonitor,
+    MonitorError,
+    paired_standard_error,
+    slope_of,
+)
 from flatminima.early_warning import slope_not_negative
-from flatminima.monitor import ConvergenceMonitor, MonitorError, paired_standard_error, slope_of
 
 LOSSES = st.lists(st.floats(0.5, 20.0), min_size=4, max_size=40)
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flatminima.conditions import Condition
 from flatminima.config import plan, plan_forks, plan_mechanism
 from flatminima.config.loading import check_config
 from flatminima.config.suites import Suite, find_suite, read_suite
 from flatminima.errors import ConfigError
-from flatminima.schedules import Condition
 from tests.test_config import CONFIG
 from tests.test_config import changed as with_key
 

@@ -6,7 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flatminima import style
-from flatminima.schedules import Condition, OscillatoryLockIn
+from flatminima.conditions import Condition
+from flatminima.schedules import OscillatoryLockIn
 from flatminima.style import GREY, SCHEDULES, Look, role_labels
 
 MOST_NAMED = 6  # steps of a cycle that are listed one by one

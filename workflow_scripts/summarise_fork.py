@@ -2,10 +2,10 @@
 
 import pandas as pd
 
+from flatminima.conditions import Condition
 from flatminima.files import write_table
 from flatminima.intervals import summarise
 from flatminima.jobs import run
-from flatminima.schedules import Condition
 
 
 def main(

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from flatminima.conditions import Condition
 from flatminima.device import take_device
 from flatminima.errors import UserError
 from flatminima.files import describe_run, file_sha256
 from flatminima.jobs import run
 from flatminima.model import load_model
-from flatminima.schedules import Condition
 from flatminima.text.tokens import check_ids, read_tokens
 from flatminima.training.gradients import set_attention
 from flatminima.training.loop import fork_recipe, train_job

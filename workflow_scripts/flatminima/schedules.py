@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
@@ -390,54 +390,3 @@ _RIVALS: TypeAdapter = TypeAdapter(AnyRival)
 def read_kind(definition: Mapping) -> ScheduleKind | AverageKind:
     """The class behind an entry of ``fork.schedules`` or ``fork.rivals``, else a ``ValueError``."""
     return _RIVALS.validate_python(dict(definition))
-
-
-class Condition(Section):
-    """What one fork is: when it starts, stops and is saved, at which rate it trains.
-
-    The configuration makes one of each entry, and every job that works on the fork reads the
-    same settings. ``definition`` is an entry of ``fork.schedules`` or ``fork.rivals`` that is
-    trained; ``fork``, ``training`` and ``compute`` are the sections of the suite with what the
-    condition changes in them; ``total_steps`` is the last step of the suite's own run. ``fork``
-    may also have ``length`` (tokens per training sequence) and ``probe_at`` or ``probe_last``
-    (updates).
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    definition: AnySchedule
-    fork: dict[str, Any]
-    training: dict[str, Any]
-    total_steps: int
-    compute: dict[str, Any] = {}
-
-    @property
-    def start(self) -> int:
-        """Step of the checkpoint that the fork leaves from."""
-        return self.fork["start"]
-
-    @property
-    def stop(self) -> int:
-        """Step after the fork's last update."""
-        return self.start + self.fork["steps"]
-
-    @property
-    def saved_steps(self) -> list[int]:
-        """Steps whose weights are kept and measured, counted back from the end.
-
-        All of the fork, or with ``probe_last`` that many steps of its end, or with ``probe_at``
-        after exactly these numbers of updates.
-        """
-        if "probe_at" in self.fork:
-            return [self.start + done for done in self.fork["probe_at"]]
-        every = self.fork["probe_every"]
-        span = self.fork.get("probe_last", self.fork["steps"])
-        return list(range(self.stop - span + every, self.stop + 1, every))
-
-    @property
-    def schedule(self) -> ForkSchedule:
-        """Learning rate by absolute step."""
-        rewarmed = self.fork["optimizer_state"] == "rewarmed"
-        run = read_schedule(self.training, self.total_steps)
-        rewarm_steps = self.fork["rewarm_steps"] if rewarmed else 0
-        return ForkSchedule(self.definition, run, self.start, self.stop, rewarm_steps)

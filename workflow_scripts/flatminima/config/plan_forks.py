@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from flatminima.conditions import Condition
 from flatminima.config.keys import Compute, Fork
 from flatminima.config.plan import (
     checkpoint_files,
@@ -24,7 +25,6 @@ from flatminima.errors import ConfigError, find
 from flatminima.files import CHECKPOINT_FILES
 from flatminima.schedules import (
     AverageKind,
-    Condition,
     Continued,
     Cooldown,
     OscillatoryLockIn,

@@ -12,10 +12,11 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
+from flatminima.conditions import Condition
 from flatminima.mechanism.drift import code_flips
 from flatminima.quantizer_specs import AffineQuantizer
 from flatminima.quantizers import linear_weights
-from flatminima.schedules import Condition, ForkSchedule
+from flatminima.schedules import ForkSchedule
 from flatminima.training.gradients import set_attention
 from flatminima.training.loop import build_optimizer, fork_recipe, train
 from flatminima.training.workspace import load_state

@@ -9,9 +9,9 @@ the schedule of a run, nor the Trainer for a monitor.
 from importlib import import_module
 
 _HOMES = {
-    "ConvergenceMonitor": "flatminima.monitor",
-    "MonitorError": "flatminima.monitor",
-    "paired_standard_error": "flatminima.monitor",
+    "ConvergenceMonitor": "flatminima.convergence_monitor",
+    "MonitorError": "flatminima.convergence_monitor",
+    "paired_standard_error": "flatminima.convergence_monitor",
     "ConvergenceCallback": "flatminima.tools.callback",
     "AuditOptions": "flatminima.tools.audit_options",
     "audit": "flatminima.tools.audit",

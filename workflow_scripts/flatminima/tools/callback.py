@@ -20,9 +20,9 @@ from torch import nn
 from transformers import PreTrainedModel, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
+from flatminima.convergence_monitor import ConvergenceMonitor, MonitorError, MonitorState
 from flatminima.errors import one_line
 from flatminima.intervals import gap_pct
-from flatminima.monitor import ConvergenceMonitor, MonitorError, MonitorState
 from flatminima.quantizer_specs import FP32, read_specs
 from flatminima.quantizers import coverage_line
 from flatminima.scoring import score_quantized

@@ -21,11 +21,12 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
+from flatminima.conditions import Condition
 from flatminima.errors import Diverged
 from flatminima.files import file_sha256, write_json, write_table
 from flatminima.jobs import progress
 from flatminima.model import WEIGHTS_FILE, save_model
-from flatminima.schedules import Condition, Schedule
+from flatminima.schedules import Schedule
 from flatminima.training.gradients import PLAIN, Compute, batch_gradients, sharpness_aware_gradients
 from flatminima.training.workspace import Workspace, fingerprint, load_state, save_state
 
