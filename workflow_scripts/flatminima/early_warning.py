@@ -14,9 +14,9 @@ import pandas as pd
 from scipy import stats
 
 from flatminima.absent_steps import even_steps, hole_words
+from flatminima.convergence_monitor import ConvergenceMonitor, paired_standard_error
 from flatminima.hypothesis_tests import join_notes
 from flatminima.intervals import PairedScores, paired_scores
-from flatminima.convergence_monitor import ConvergenceMonitor, paired_standard_error
 from flatminima.quantizer_specs import FP32, LOW_BIT
 
 PAPER_RULE = "FP32 perplexity slope >= 0"
