@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = "workflow_scripts"
 PACKAGE = "flatminima"
 # Modules of the package outside the hash; a test edits each and sees that nothing reruns.
-INFRASTRUCTURE = frozenset({"jobs", "files", "errors", "sections", "code_hash"})
+INFRASTRUCTURE = frozenset({"jobs", "files", "errors", "config_section", "code_hash"})
 # Names whose texts are for a reader, by the module that they must be imported from: a
 # function of the same name from elsewhere, such as ``np.log``, decides numbers.
 _MESSAGES = {"flatminima.jobs": {"log", "progress"}}

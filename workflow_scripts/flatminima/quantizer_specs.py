@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
 
-from flatminima.sections import LARGEST_COUNT, Section
+from flatminima.config_section import LARGEST_COUNT, Section
 
 Layers = Literal["blocks", "blocks+head"]
 Granularity = Literal["tensor", "channel", "group"]

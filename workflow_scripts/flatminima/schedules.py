@@ -20,7 +20,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from flatminima.sections import Count, Factor, Mistakes, Section
+from flatminima.config_section import Count, Factor, Mistakes, Section
 
 Schedule = Callable[[int], float]
 OliPhase = Literal["bump", "cool"]

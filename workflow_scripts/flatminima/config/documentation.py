@@ -9,7 +9,7 @@ from functools import cache
 
 from flatminima.config.keys import Config
 from flatminima.config.loading import ROOT
-from flatminima.sections import DECIDING
+from flatminima.config_section import DECIDING
 
 SCHEMA_FILE = ROOT / "rules/schemas/config.schema.json"
 KEYS_FILE = ROOT / "docs/configuration.md"

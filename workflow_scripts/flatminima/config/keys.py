@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, StrictBool, Tag
 
+from flatminima.config_section import LARGEST_COUNT, Count, Factor, Mistakes, Section, key
 from flatminima.errors import suggest
 from flatminima.quantizer_specs import FP32, AnyQuantizer, Layers
 from flatminima.revisions import check_pattern
 from flatminima.schedules import AnyRival, AnySchedule, AverageKind, OscillatoryLockIn
-from flatminima.sections import LARGEST_COUNT, Count, Factor, Mistakes, Section, key
 from flatminima.text.corpus import file_format, package_root, package_versions
 
 PRINTED_SUITE = "paper"  # results/paper holds the verdicts on the paper's own tables

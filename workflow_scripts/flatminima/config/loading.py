@@ -20,8 +20,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from flatminima.config.keys import Config
+from flatminima.config_section import DECIDING
 from flatminima.errors import ConfigError, suggest
-from flatminima.sections import DECIDING
 
 ROOT = Path(__file__).resolve().parents[3]
 # Replaced whole, since half of one and half of another would mean nothing.

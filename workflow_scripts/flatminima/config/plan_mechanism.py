@@ -9,8 +9,8 @@ from flatminima.config.keys import CONTROL, block_weights
 from flatminima.config.plan import checkpoint_files, checkpoint_states, training, weights
 from flatminima.config.plan_forks import branch, fork_measurements, fork_point
 from flatminima.config.suites import Suite, chunk_names, range_name
+from flatminima.config_section import Section
 from flatminima.errors import ConfigError, find
-from flatminima.sections import Section
 
 # Measurements made in jobs on ranges of checkpoints; each gives a table of its own name.
 RANGED = ("factorial", "layers", "sensitivity", "curvature", "activations")
