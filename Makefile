@@ -80,7 +80,7 @@ freeze: $(READY)
 	touch $@
 
 bench: .venv-bench/ready
-	.venv-bench/bin/python benchmarks/bench.py $(if $(ROWS),--rows $(ROWS))
+	.venv-bench/bin/python bench/bench.py $(if $(ROWS),--rows $(ROWS))
 
 zoo: $(READY)
 	PYTHONPATH=.:workflow_scripts OMP_NUM_THREADS=1 $(BIN)/python -m tests.zoo
@@ -96,4 +96,4 @@ lock:
 	envs/lock.sh
 
 clean:
-	rm -rf results logs benchmarks/*/ .snakemake
+	rm -rf results logs benchmarks .snakemake

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from benchmarks.bench import ROWS, judge, line, read, write
+from bench.bench import ROWS, judge, line, read, write
 from tests.workflow import ROOT
 
 
@@ -24,16 +24,16 @@ def test_rows_that_are_measured_again_replace_themselves_only(tmp_path):
 
 @pytest.mark.slow
 def test_a_quick_run_of_all_rows(tmp_path):
-    command = [sys.executable, "benchmarks/bench.py", "--quick", "--output", str(tmp_path)]
+    command = [sys.executable, "bench/bench.py", "--quick", "--output", str(tmp_path)]
     run = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=900)
     assert run.returncode == 0, run.stderr
     assert {found["row"] for found in read(tmp_path / "results.csv")} == set(ROWS)
 
 
 def test_the_committed_table_has_every_row_and_honest_verdicts():
-    lines = read(ROOT / "benchmarks/results.csv")
+    lines = read(ROOT / "bench/results.csv")
     assert {found["row"] for found in lines} == set(ROWS)
-    page = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
+    page = (ROOT / "bench/README.md").read_text(encoding="utf-8")
     for found in lines:
         assert found["machine"] and "quick" not in found["conditions"]
         assert f"| {found['row']} | {found['what']} | {found['against']} |" in page

@@ -19,7 +19,7 @@ from tests.workflow import ROOT, copy_checkout, flatminima, planned, rule_names
 
 PAGES = {path.stem: path.read_text() for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))}
 TEXT = "the weights of a model are rounded to few values and the loss is what it is\n\n" * 3000
-FOLDERS = "rules|workflow_scripts|docs|resources|tests|profiles|envs|notebooks|benchmarks"
+FOLDERS = "bench|rules|workflow_scripts|docs|resources|tests|profiles|envs|notebooks|benchmarks"
 CALLBACK, MONITOR = 0, 1  # Python examples of docs/training.md, in their order
 OWN_SUITES = ("results/mine/", "results/mini3/", "results/pythia-160m/", "results/example/run")
 
