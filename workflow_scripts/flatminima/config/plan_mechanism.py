@@ -22,8 +22,8 @@ TABLES = {
     "phase_flips": ["phase_flips"],
     "replication": ["replication"],
 }
-# What figures read besides.
-BESIDE = {"factorial": ["factorial"], "replication": ["replication_runs"]}
+# Further tables under mechanism/ that only figures read, by measurement.
+FIGURE_TABLES = {"factorial": ["factorial"], "replication": ["replication_runs"]}
 
 
 def measured(suite: Suite) -> list[str]:
@@ -256,7 +256,7 @@ def extended_outputs(suite: Suite, figures: Mapping[str, list[str]]) -> list[str
     ``figures`` are those beyond the paper, with what they are drawn from.
     """
     of_forks, asked, config = fork_measurements(suite), measured(suite), suite.config
-    made = {f"mechanism/{name}.csv" for m in asked for name in (*TABLES[m], *BESIDE.get(m, ()))}
+    made = {f"mechanism/{name}.csv" for m in asked for name in (*TABLES[m], *FIGURE_TABLES.get(m, ()))}
     made |= {f"{name}.csv" for name in of_forks}
     stems = [
         f"{suite.root}/figures/{stem}"
