@@ -54,7 +54,7 @@ else
 endif
 
 publish: $(READY)
-	@$(BIN)/python workflow_scripts/publish_measurements.py $(if $(SUITE),--suite $(SUITE))
+	@$(BIN)/flatminima publish $(NAMED)
 
 # Tests of one file share what they build, so a file stays on one worker.
 test: $(READY)

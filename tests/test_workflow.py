@@ -13,9 +13,6 @@ from tests.workflow import ROOT, copy_checkout, declared_rules, dry_run, planned
 
 pytestmark = pytest.mark.workflow
 
-# A script that is a command of its own and belongs to no rule.
-COMMANDS = {"publish_measurements"}
-
 
 def test_every_rule_declares_everything_under_its_name():
     """Its own name or that of its script: what is made by ``use rule`` keeps the latter.
@@ -41,13 +38,13 @@ def test_every_rule_declares_everything_under_its_name():
     assert len(set(cells)) == len(cells) == 6
     scripts = {path.stem for path in (ROOT / "workflow_scripts").glob("*.py")} - {"__init__"}
     used = {Path(rule["script"]).stem for rule in rules.values() if rule["script"]}
-    assert scripts == used | COMMANDS
+    assert scripts == used
 
 
 def test_scripts_have_one_guard():
     for path in (ROOT / "workflow_scripts").glob("[a-z]*.py"):
         guard = r'if __name__ == "__main__":\n    (style\.)?run(_job)?\(\w+, snakemake\)\n\Z'
-        assert path.stem in COMMANDS or re.search(guard, path.read_text()), path
+        assert re.search(guard, path.read_text()), path
 
 
 def test_lint_and_format():
@@ -163,7 +160,7 @@ MISTAKEN_TARGETS = {
     "results/mini/averages/lawa.csv": "suite mini: average 'lawa' is not known; did you mean lawa",
     "results/mini/claims/C999.json": "claims.yaml: claim 'C999' is not known; valid: C01",
     "results/pythia-70m/forks.csv": "suite pythia-70m: config key fork.seeds is needed for this",
-    "results/mini-published/probes/step0.csv": "has no checkpoints, only what is frozen in",
+    "results/mini-published/probes/step0.csv": "stored measurements only",
     "results/pythia-160m/checkpoints/step1001/model.safetensors":
         "suite pythia-160m: step 1001 is not a revision of this suite; nearest: 1000 and 2000",
 }  # fmt: skip

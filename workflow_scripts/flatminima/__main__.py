@@ -1,4 +1,4 @@
-"""The command ``flatminima``: audit a run, plan a suite, freeze a hub suite's revisions."""
+"""The command ``flatminima``: audit a run; plan or publish a suite; freeze its revisions."""
 
 import argparse
 import logging
@@ -27,6 +27,10 @@ COMMANDS = {  # what each does, and an example
         "list a hub suite's revisions once, for planning without the hub",
         "flatminima freeze --suite olmo-2-1b        (in a clone of the workflow)",
     ),
+    "publish": (
+        "copy a finished suite's measurements to resources/published, to be committed",
+        "flatminima publish --suite mini        (in a clone of the workflow)",
+    ),
 }
 
 
@@ -42,7 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = vars(parser().parse_args(arguments))
     command = options.pop("command")
     with_traceback = options.pop("traceback")
-    run_command = {"audit": _audit, "plan": _plan, "freeze": _freeze}[command]
+    run_command = {
+        "audit": _audit,
+        "plan": _plan,
+        "freeze": _freeze,
+        "publish": _publish,
+    }[command]
     handler = logging.StreamHandler()
     handler.setLevel(logging.DEBUG if with_traceback else logging.INFO)
     with message_handlers(handler):
@@ -88,6 +97,9 @@ def parser() -> argparse.ArgumentParser:
         if name == "plan":
             timed = "to time this machine for (default: 5; 0: not)"
             part.add_argument("--seconds", type=float, default=5.0, help=timed)
+        if name == "publish":
+            commit = "commit that measured the results (default: HEAD, which must be up to date)"
+            part.add_argument("--measured-by", metavar="COMMIT", help=commit)
     return top
 
 
@@ -133,6 +145,13 @@ def _plan(suite: str | None, configfiles: list[str], seconds: float) -> int:
     from flatminima.tools.costs import plan_suite
 
     return plan_suite(suite, configfiles, seconds)
+
+
+def _publish(suite: str | None, configfiles: list[str], measured_by: str | None) -> int:
+    _need_clone("publish")
+    from flatminima.tools.publish import publish_suite
+
+    return publish_suite(suite, configfiles, measured_by)
 
 
 def _freeze(suite: str | None, configfiles: list[str]) -> int:

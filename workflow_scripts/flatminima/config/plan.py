@@ -44,9 +44,10 @@ def checkpoint_files(suite: Suite, steps: Steps, makes: str) -> list[str]:
     """
     if suite.source == "published" and makes not in frozen_names(suite):
         folder = suite.config.measurements
+        measured_suite = Path(folder).name
         raise ConfigError(
-            f"suite {suite.name} has no checkpoints, only what is frozen in {folder}; what it "
-            f"lacks is measured under results/{Path(folder).name}/"
+            f"suite {suite.name} has stored measurements only ({folder}), no checkpoints; for "
+            f"this file run the suite {measured_suite}: results/{measured_suite}/{makes}"
         )
     return _paths(suite, steps)
 

@@ -251,24 +251,35 @@ def findings_inputs(suite: Suite) -> dict[str, str]:
 
 
 def extended_outputs(suite: Suite, figures: Mapping[str, list[str]]) -> list[str]:
-    """Everything beyond the paper that the suite's configuration asks for.
+    """Everything beyond the paper that the suite's configuration requests.
 
-    ``figures`` are those beyond the paper, with what they are drawn from.
+    ``figures`` maps the stems of figures beyond the paper to the files they are drawn from.
     """
-    of_forks, asked, config = fork_measurements(suite), measured(suite), suite.config
-    made = {f"mechanism/{name}.csv" for m in asked for name in (*TABLES[m], *FIGURE_TABLES.get(m, ()))}
-    made |= {f"{name}.csv" for name in of_forks}
-    stems = [
-        f"{suite.root}/figures/{stem}"
-        for stem, files in figures.items()
-        if made.issuperset(file for file in files if file.startswith(("mechanism/", "rivals")))
-    ]
-    names = ["mechanism/findings.csv"] if asked else []
-    if asked and config.mechanism.second_arm:
+    config = suite.config
+    measures = measured(suite)
+    paths_of_forks = fork_measurements(suite)
+    tables = {f"{name}.csv" for name in paths_of_forks}
+    for measure in measures:
+        names = [*TABLES[measure], *FIGURE_TABLES.get(measure, ())]
+        tables |= {f"mechanism/{name}.csv" for name in names}
+
+    # A figure is made if all its inputs beyond the paper are.
+    stems = []
+    for stem, files in figures.items():
+        needed = [file for file in files if file.startswith(("mechanism/", "rivals"))]
+        if tables.issuperset(needed):
+            stems.append(f"{suite.root}/figures/{stem}")
+    if measures and config.mechanism.second_arm:
         stems.append(f"results/{config.mechanism.second_arm}/figures/fig15_tokens")
-    if asked and config.fork and suite.is_even:
+
+    names = []
+    if measures:
+        names.append("mechanism/findings.csv")
+    if measures and config.fork and suite.is_even:
         names += [f"claims_extended.{suffix}" for suffix in ("csv", "md", "html")]
-    if set(asked) == set(TABLES) and "rivals" in of_forks:
+    if set(measures) == set(TABLES) and "rivals" in paths_of_forks:
         names.append("notebooks/mechanism.html")
-    drawn = [f"{stem}.{suffix}" for stem in stems for suffix in ("pdf", "svg", "png")]
-    return [*of_forks.values(), *drawn, *(f"{suite.root}/{name}" for name in names)]
+
+    figure_files = [f"{stem}.{suffix}" for stem in stems for suffix in ("pdf", "svg", "png")]
+    other_files = [f"{suite.root}/{name}" for name in names]
+    return [*paths_of_forks.values(), *figure_files, *other_files]

@@ -146,7 +146,9 @@ def publish(
     first_record = next(name for name in measured if name.endswith(".json"))
     made_by = read_json(results / first_record)
     provenance = {"suite": suite.name, "commit": commit, "machine": machine}
-    provenance |= {key: made_by[key] for key in ("python", "packages", "device", "threads", "dtype")}
+    provenance |= {
+        key: made_by[key] for key in ("python", "packages", "device", "threads", "dtype")
+    }
     provenance |= {"files": len(names), "bytes": n_bytes}
     write_json(unfinished / "provenance.json", provenance)
 
