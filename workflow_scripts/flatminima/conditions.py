@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import ConfigDict
 
+from flatminima.config_section import Section
 from flatminima.schedules import AnySchedule, ForkSchedule, read_schedule
-from flatminima.sections import Section
 
 
 class Condition(Section):
