@@ -332,7 +332,7 @@ def mark_best(axes: Axes, phases: Mapping) -> None:
 
 
 def shade_phases(panels: Iterable[Axes], phases: Mapping) -> str:
-    """Shade the phases behind ``panels``, white and grey in turn; returns a line that names them."""
+    """Shade the phases behind ``panels``, white and grey in turn; return a line of their names."""
     names = []
     first_step = 0
     for segment in phases["segments"]:
