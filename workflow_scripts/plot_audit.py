@@ -8,8 +8,8 @@ from flatminima import gap_figure, style
 
 def draw(audit: pd.DataFrame, phases: dict, table1: pd.DataFrame, suite: dict) -> Figure:
     """Figure 1 of ``suite`` (keys label, is_paper_model, quantizers)."""
-    points = table1 if suite["is_paper_model"] else None
-    return gap_figure.draw(audit, phases, suite=suite, paper_points=points)
+    paper_points = table1 if suite["is_paper_model"] else None
+    return gap_figure.draw(audit, phases, suite=suite, paper_points=paper_points)
 
 
 if __name__ == "__main__":

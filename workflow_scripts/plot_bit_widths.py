@@ -21,73 +21,104 @@ HALF_DIGIT_PCT = 0.005  # half of the last printed digit of the INT8 gaps in Tab
 def draw(audit: pd.DataFrame, phases: dict, table1: pd.DataFrame, suite: dict) -> Figure:
     """Loss added by the high-bit quantizer against that of the low-bit one, per checkpoint.
 
-    Of the evenly spaced steps; ``table1`` is the paper's, always in a panel of its own. Slope
-    and ratio are those of statistics.csv. The dashed line is what the distance of the levels
-    alone would give: an error that grows with its square. Section 4.4.
+    Evenly spaced steps only. The paper's ``table1`` always has a panel of its own. Slope and
+    ratio are those of statistics.csv. The dashed line is what the distance of the levels alone
+    would give: an error that grows with its square. Section 4.4.
     """
-    names, spacing = style.role_labels(audit, suite), suite["spacing"]
-    title = f"{suite['label']}: loss added by rounding, beside the paper's"
-    figure = style.page(join_notes(title, hole_words(audit["step"], spacing, phases)), 4.2)
-    ours, papers = figure.subplots(1, 2)
-    own = style.with_ends(style.even(audit, spacing))
+    spacing = suite["spacing"]
+    title = join_notes(
+        f"{suite['label']}: loss added by rounding, beside the paper's",
+        hole_words(audit["step"], spacing, phases),
+    )
+    figure = style.page(title, 4.2)
+    suite_axes, paper_axes = figure.subplots(1, 2)
+    _draw_side(
+        suite_axes,
+        title="this suite",
+        table=style.with_ends(style.even(audit, spacing)),
+        names=style.role_labels(audit, suite),
+        spacing=spacing,
+        bars="95 % intervals",
+    )
     warning = "" if suite["is_paper_model"] else "; not comparable"
-    _draw_side(ours, "this suite", own, names, spacing, "95 % intervals")
-    _draw_side(papers, f"paper's Table 1 ({PAPER_MODEL}{warning})", _printed(table1), PAPER_NAMES,
-               PAPER_SPACING, "rounding")  # fmt: skip
+    _draw_side(
+        paper_axes,
+        title=f"paper's Table 1 ({PAPER_MODEL}{warning})",
+        table=_printed(table1),
+        names=PAPER_NAMES,
+        spacing=PAPER_SPACING,
+        bars="rounding",
+    )
     return figure
 
 
-def _printed(paper: pd.DataFrame) -> pd.DataFrame:
-    """Table 1 in the columns of an audit; ``low`` and ``high`` are its rounding."""
-    parts = []
+def _printed(table1: pd.DataFrame) -> pd.DataFrame:
+    """Table 1 in the columns of an audit; ``low`` and ``high`` are the limits of its rounding."""
+    tables = []
     for role, name in PAPER_NAMES.items():
-        gap = paper[f"{name.lower()}_gap_pct"]
-        ends = {"gap_low_pct": gap - HALF_DIGIT_PCT, "gap_high_pct": gap + HALF_DIGIT_PCT}
-        part = pd.DataFrame({"step": paper["step"], "role": role, **ends})
-        parts.append(style.with_ends(part.assign(**{LOSS[0]: np.log1p(gap / 100)})))
-    return pd.concat(parts, ignore_index=True)
+        gap = table1[f"{name.lower()}_gap_pct"]
+        table = pd.DataFrame(
+            {
+                "step": table1["step"],
+                "role": role,
+                "gap_low_pct": gap - HALF_DIGIT_PCT,
+                "gap_high_pct": gap + HALF_DIGIT_PCT,
+                LOSS[0]: np.log1p(gap / 100),
+            }
+        )
+        tables.append(style.with_ends(table))
+    return pd.concat(tables, ignore_index=True)
 
 
 def _draw_side(
-    axes: Axes, title: str, table: pd.DataFrame, names: dict, spacing: int, bars: str
+    axes: Axes, *, title: str, table: pd.DataFrame, names: dict, spacing: int, bars: str
 ) -> None:
-    low, high = (
+    """One panel: a point per checkpoint, and in its title what statistics.csv says of them."""
+    low_bit, high_bit = (
         table[table["role"] == role].set_index("step").sort_index() for role in PAPER_NAMES
     )
-    grown = (low[LOSS[0]] > 0) & (high[LOSS[0]] > 0)
-    x, y = low.loc[grown, LOSS[0]], high[grown]
-    axes.plot(x, y[LOSS[0]], ls="", marker="o", color="black", mew=0, zorder=3)
-    if not grown.any():
+    # A logarithmic axis has no place for a loss that is zero or negative.
+    has_cost = (low_bit[LOSS[0]] > 0) & (high_bit[LOSS[0]] > 0)
+    low_bit_loss = low_bit.loc[has_cost, LOSS[0]]
+    shown = high_bit[has_cost]
+    axes.plot(low_bit_loss, shown[LOSS[0]], ls="", marker="o", color="black", mew=0, zorder=3)
+    if not has_cost.any():
         axes.set(xlim=(0.001, 1), ylim=(0.001, 1))
     style.log_axis(axes.xaxis, axes.yaxis)
     # Bars that reach zero, and the line, must not stretch the axes.
     axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
-    axes.vlines(x, y["low"].clip(lower=1e-12), y["high"], color=GREY, lw=0.4, alpha=0.6, zorder=2)
-    rows = {row.test: row for row in bit_width_rows(table, spacing)}
-    lines = [
+    bar_ends = shown["low"].clip(lower=1e-12), shown["high"]
+    axes.vlines(low_bit_loss, *bar_ends, color=GREY, lw=0.4, alpha=0.6, zorder=2)
+
+    statistics = {row.test: row for row in bit_width_rows(table, spacing)}
+    ratio = style.with_interval(statistics["ratio"], 0)
+    slope = style.with_interval(statistics["log-log regression"], 2)
+    title_lines = [
         title,
-        f"sums of {BLOCKS} stretches: low/high {style.with_interval(rows['ratio'], 0)}",
-        f"slope {style.with_interval(rows['log-log regression'], 2)}",
-        f"left out, no loss added: {(~grown).sum()} of {len(grown)} checkpoints",
+        f"sums of {BLOCKS} stretches: low/high {ratio}",
+        f"slope {slope}",
+        f"left out, no loss added: {(~has_cost).sum()} of {len(has_cost)} checkpoints",
         f"bars: {bars}{_draw_expected(axes, names)}",
     ]
-    axes.set_title("\n".join(lines))
+    axes.set_title("\n".join(title_lines))
     axes.set_xlabel(f"loss added by {names['low_bit']} (nats/token, log scale)")
     axes.set_ylabel(f"loss added by {names['high_bit']} (nats/token, log scale)")
 
 
 def _draw_expected(axes: Axes, names: dict[str, str]) -> str:
-    """Where the high-bit loss would be if only the distance of the levels counted.
+    """A dashed line where the high-bit loss would be if only the distance of the levels counted.
 
-    Returns words for it; empty, with nothing drawn, where the names tell no bit widths.
+    Returns a note on it. If the names contain no bit widths, nothing is drawn and the note is
+    empty.
     """
-    bits = [re.fullmatch(r"INT(\d+)", names[role]) for role in PAPER_NAMES]
-    if not all(bits):
+    matches = [re.fullmatch(r"INT(\d+)", names[role]) for role in PAPER_NAMES]
+    if not all(matches):
         return ""
-    low, high = (2 ** int(found[1]) - 1 for found in bits)
-    ratio, ends = (high / low) ** 2, np.array(axes.get_xlim())
-    axes.plot(ends, ends / ratio, color=style.BLUE, lw=0.9, ls=style.DASHED, zorder=1)
-    return f"; dashed: ({high}/{low})² = {ratio:.0f}"
+    low_steps, high_steps = (2 ** int(match[1]) - 1 for match in matches)
+    ratio = (high_steps / low_steps) ** 2
+    x = np.array(axes.get_xlim())
+    axes.plot(x, x / ratio, color=style.BLUE, lw=0.9, ls=style.DASHED, zorder=1)
+    return f"; dashed: ({high_steps}/{low_steps})² = {ratio:.0f}"
 
 
 if __name__ == "__main__":

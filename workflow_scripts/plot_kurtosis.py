@@ -13,44 +13,57 @@ from flatminima.hypothesis_tests import join_notes
 from flatminima.statistics_table import kurtosis_rows, late_checkpoints
 from flatminima.style import GREY
 
-SUMMARIES = {"mean_over_tensors": ("mean over tensors", "-"),
-             "pooled": ("pooled weights", style.DASHED)}  # fmt: skip
-TURNS = ("levels", "detrended", "differences")
+# Label and line style of the two statistics of the whole model.
+SUMMARIES = {
+    "mean_over_tensors": ("mean over tensors", "-"),
+    "pooled": ("pooled weights", style.DASHED),
+}
+# The correlation of levels, and two that a common trend does not raise.
+CORRELATIONS = ("levels", "detrended", "differences")
 
 
 def draw(kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, suite: dict) -> Figure:
-    """Excess kurtosis over steps, and beside it the gap against it in phase 3.
+    """Excess kurtosis over steps, and the gap against kurtosis in phase 3.
 
-    Where no onset was found the relations are those after FP32 convergence. Their axis spans all
-    that kurtosis moves over the run, so that a small part of it looks small. r with its 95 %
-    interval is that of statistics.csv. The paper's figure 2, section 4.5.
+    Where no onset was found, the relations are those after FP32 convergence. Their x axis spans
+    the kurtosis of the complete run, so that a small part of it looks small. r and its 95 %
+    interval are those of statistics.csv. The paper's figure 2, section 4.5.
     """
     title = f"{suite['label']}: excess kurtosis of the weights"
     figure = style.page(join_notes(title, left_out_words(phases)), 3.4)
-    course, *relations = figure.subplots(1, 3)
-    relations[1].sharey(relations[0])
-    relations[1].tick_params(labelleft=False)
-    _draw_course(course, kurtosis)
-    style.shade_phases([course], phases)
-    _draw_relations(relations, kurtosis, audit, phases, suite)
+    course_axes, *relation_panels = figure.subplots(1, 3)
+    relation_panels[1].sharey(relation_panels[0])
+    relation_panels[1].tick_params(labelleft=False)
+    _draw_course(course_axes, kurtosis)
+    style.shade_phases([course_axes], phases)
+    _draw_relations(relation_panels, kurtosis, audit, phases, suite)
     return figure
 
 
 def _draw_course(axes: Axes, kurtosis: pd.DataFrame) -> None:
+    """Kurtosis of each tensor (thin) and of the model (thick) over steps."""
     values = kurtosis["excess_kurtosis"]
-    words = style.choose_scale(axes, values, decisive=values.clip(lower=1), span=100)
-    wide = kurtosis[kurtosis["statistic"] == "per_tensor"].pivot(
+    scale_note = style.choose_scale(axes, values, decisive=values.clip(lower=1), span=100)
+    by_tensor = kurtosis[kurtosis["statistic"] == "per_tensor"].pivot(
         index="step", columns="tensor", values="excess_kurtosis"
     )
-    for line in axes.plot(wide, color=GREY, lw=0.4, alpha=0.6):
+    lines = axes.plot(by_tensor, color=GREY, lw=0.4, alpha=0.6)
+    for line in lines:
         line.set_label(None)
-    line.set_label(f"each of {wide.shape[1]} tensors")
-    for statistic, (name, dashes) in SUMMARIES.items():
-        part = kurtosis[kurtosis["statistic"] == statistic]
-        axes.plot(part["step"], part["excess_kurtosis"], color="black", ls=dashes, lw=1.6,
-                  label=name)  # fmt: skip
+    # One entry in the legend stands for all tensors.
+    lines[-1].set_label(f"each of {by_tensor.shape[1]} tensors")
+    for statistic, (label, linestyle) in SUMMARIES.items():
+        curve = kurtosis[kurtosis["statistic"] == statistic]
+        axes.plot(
+            curve["step"],
+            curve["excess_kurtosis"],
+            color="black",
+            ls=linestyle,
+            lw=1.6,
+            label=label,
+        )
     axes.axhline(0, color=GREY, lw=0.5, zorder=0)
-    axes.set_ylabel(f"excess kurtosis (0: normal){words}")
+    axes.set_ylabel(f"excess kurtosis (0: normal){scale_note}")
     style.step_axis(axes, kurtosis["step"].max())
     style.legends([axes])
 
@@ -58,26 +71,34 @@ def _draw_course(axes: Axes, kurtosis: pd.DataFrame) -> None:
 def _draw_relations(
     panels: Sequence[Axes], kurtosis: pd.DataFrame, audit: pd.DataFrame, phases: dict, suite: dict
 ) -> None:
-    label, start = late_checkpoints(phases)
-    when = label if label == "phase 3" else f"{label} (no onset)"
-    low = audit[(audit["role"] == "low_bit") & (audit["step"] >= start)]
-    low, even = (style.even(table, suite["spacing"]) for table in (low, kurtosis))
-    rows = kurtosis_rows(kurtosis, audit, phases, suite["spacing"])
-    found = {(row.comparison, row.test): row for row in rows}
-    words = style.choose_scale(panels[0], low["gap_pct"])
-    for axes, (statistic, (name, _)) in zip(panels, SUMMARIES.items(), strict=True):
-        whole = even[even["statistic"] == statistic]
-        part = whole.merge(low, on="step")
-        axes.plot(part["excess_kurtosis"], part["gap_pct"], ls="", marker="o", color="black")
-        axes.update_datalim([(x, low["gap_pct"].iloc[0]) for x in whole["excess_kurtosis"]])
+    """The low-bit gap against both statistics of kurtosis, at the late checkpoints."""
+    spacing = suite["spacing"]
+    period, start = late_checkpoints(phases)
+    period_name = period if period == "phase 3" else f"{period} (no onset)"
+    is_late_low_bit = (audit["role"] == "low_bit") & (audit["step"] >= start)
+    low_bit = style.even(audit[is_late_low_bit], spacing)
+    even_kurtosis = style.even(kurtosis, spacing)
+    rows = kurtosis_rows(kurtosis, audit, phases, spacing)
+    row_of_test = {(row.comparison, row.test): row for row in rows}
+    scale_note = style.choose_scale(panels[0], low_bit["gap_pct"])
+    for axes, (statistic, (label, _)) in zip(panels, SUMMARIES.items(), strict=True):
+        over_the_run = even_kurtosis[even_kurtosis["statistic"] == statistic]
+        late = over_the_run.merge(low_bit, on="step")
+        axes.plot(late["excess_kurtosis"], late["gap_pct"], ls="", marker="o", color="black")
+        # The x axis covers the complete run, also where nothing is drawn.
+        gap = low_bit["gap_pct"].iloc[0]
+        axes.update_datalim([(x, gap) for x in over_the_run["excess_kurtosis"]])
         axes.autoscale_view()
         axes.xaxis.set_major_locator(ticker.MaxNLocator(3))
-        comparison = f"kurtosis {statistic} v low_bit gap ({label})"
-        rows = {turn: found[comparison, f"Pearson r, {turn}"] for turn in TURNS}
-        lines = [f"{turn} {style.with_interval(row, 2)}" for turn, row in rows.items()]
-        axes.set_title("\n".join([when, f"{name}: r [95 %]", *lines]))
+        title_lines = [period_name, f"{label}: r [95 %]"]
+        for correlation in CORRELATIONS:
+            comparison = f"kurtosis {statistic} v low_bit gap ({period})"
+            row = row_of_test[comparison, f"Pearson r, {correlation}"]
+            title_lines.append(f"{correlation} {style.with_interval(row, 2)}")
+        axes.set_title("\n".join(title_lines))
         axes.set_xlabel("excess kurtosis")
-    panels[0].set_ylabel(f"{style.role_labels(audit, suite)['low_bit']} gap (% of FP32){words}")
+    low_bit_name = style.role_labels(audit, suite)["low_bit"]
+    panels[0].set_ylabel(f"{low_bit_name} gap (% of FP32){scale_note}")
 
 
 if __name__ == "__main__":
