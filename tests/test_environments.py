@@ -82,8 +82,8 @@ def test_an_environment_has_what_its_rules_import_and_no_more():
         users = {r["name"]: needed(r) for r in rules if Path(r["conda"]).name == name}
         lacking = {user: found - packages.keys() for user, found in users.items()}
         assert not any(lacking.values()), f"{name} lacks what is imported: {lacking}"
-        # What these are for cannot be seen in an import: kernels, Markdown and LaTeX of tables.
-        unseen = {"python", "ipykernel", "tabulate", "jinja2", "accelerate"}
+        # No import shows these: Jupyter for readers, kernels, Markdown and LaTeX of tables.
+        unseen = {"python", "jupyter", "ipykernel", "tabulate", "jinja2", "accelerate"}
         assert packages.keys() - set().union(*users.values()) - unseen == set(), name
 
 
