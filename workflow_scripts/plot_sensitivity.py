@@ -8,12 +8,15 @@ from flatminima import style
 from flatminima.mechanism.findings import near
 from flatminima.style import BLUE, DASHED, DOTTED, GREEN, GREY, RED
 
-_SECOND, _MEASURED, _PREDICTED = (
-    [f"{term}_nats", f"{term}_low", f"{term}_high"]
-    for term in ("second_order", "measured", "predicted")
-)
-CONTROLS = {"noise": (BLUE, DASHED, "normal, same norm"),
-            "dither": ("black", DOTTED, "uniform in its own cell")}  # fmt: skip
+# Columns of each term: value, low and high, in nats per token.
+_MEASURED = ["measured_nats", "measured_low", "measured_high"]
+_PREDICTED = ["predicted_nats", "predicted_low", "predicted_high"]
+_SECOND_ORDER = ["second_order_nats", "second_order_low", "second_order_high"]
+# Colour, line style and label of each control noise.
+CONTROLS = {
+    "noise": (BLUE, DASHED, "normal, same norm"),
+    "dither": ("black", DOTTED, "uniform in its own cell"),
+}
 
 
 def draw(sensitivity: pd.DataFrame, audit: pd.DataFrame, phases: dict, suite: dict) -> Figure:
@@ -21,51 +24,84 @@ def draw(sensitivity: pd.DataFrame, audit: pd.DataFrame, phases: dict, suite: di
 
     Bands are 95 % intervals over batches.
     """
-    name = style.role_labels(audit, suite)["low_bit"]
-    whole = sensitivity[sensitivity["tensor"] == "all"].sort_values("step")
-    rounding = whole[whole["perturbation"] == "low_bit"]
-    figure, (cost, factors, control) = style.row_of_panels(
-        f"{suite['label']}: noise × sensitivity against the loss that {name} adds",
+    low_bit_name = style.role_labels(audit, suite)["low_bit"]
+    of_model = sensitivity[sensitivity["tensor"] == "all"].sort_values("step")
+    rounding = of_model[of_model["perturbation"] == "low_bit"]
+    figure, (cost_axes, factor_axes, control_axes) = style.row_of_panels(
+        f"{suite['label']}: noise × sensitivity against the loss that {low_bit_name} adds",
         ["second order = measured?", "which factor grows?", "does the position matter?"],
         height=3.2,
     )
-    for columns, color, dashes, label in (
+    for columns, color, linestyle, label in (
         (_MEASURED, RED, "-", "measured"),
         (_PREDICTED, "black", DASHED, "g·Δ + ½ Δ·H·Δ"),
-        (_SECOND, GREEN, DOTTED, "½ Δ·H·Δ alone"),
+        (_SECOND_ORDER, GREEN, DOTTED, "½ Δ·H·Δ alone"),
     ):
-        style.band(cost, rounding["step"], rounding, columns, color=color, ls=dashes, label=label)
-    cost.set_ylabel(f"loss added by {name} (nats/token)")
-    _draw_growth(factors, rounding, phases)
-    style.band(control, rounding["step"], rounding, _SECOND, color=RED, label=f"{name} rounding")
-    for kind, (color, dashes, label) in CONTROLS.items():
-        rows = whole[whole["perturbation"].str.startswith(kind)]
-        mean = rows.groupby("step", as_index=False)[_SECOND].mean()
-        style.band(control, mean["step"], mean, _SECOND, color=color, lw=0.9, ls=dashes,
-                   label=label)  # fmt: skip
-    control.set_ylabel("½ Δ·H·Δ (nats/token)")
-    style.along_the_run(figure.axes, whole["step"].max(), phases)
+        style.band(
+            cost_axes, rounding["step"], rounding, columns, color=color, ls=linestyle, label=label
+        )
+    cost_axes.set_ylabel(f"loss added by {low_bit_name} (nats/token)")
+    _draw_growth(factor_axes, rounding, phases)
+    _draw_controls(control_axes, of_model, low_bit_name)
+    style.along_the_run(figure.axes, of_model["step"].max(), phases)
     style.legends(figure.axes)
     return figure
 
 
-def _draw_growth(axes: Axes, rows: pd.DataFrame, phases: dict) -> None:
+def _draw_growth(axes: Axes, rounding: pd.DataFrame, phases: dict) -> None:
+    """Noise and sensitivity after rapid learning, relative to the step nearest FP32's minimum."""
     axes.set(ylabel="relative to the best FP32 step")
-    learned = phases["rapid_learning_end"]["step"]
-    rows = rows[rows["step"] >= learned]
+    rapid_learning_end = phases["rapid_learning_end"]["step"]
+    rows = rounding[rounding["step"] >= rapid_learning_end]
     if rows.empty:
-        axes.annotate(f"no checkpoint measured\nfrom step {learned:,} on", (0.5, 0.5),
-                      xycoords="axes fraction", ha="center", color=GREY)  # fmt: skip
+        axes.annotate(
+            f"no checkpoint measured\nfrom step {rapid_learning_end:,} on",
+            (0.5, 0.5),
+            xycoords="axes fraction",
+            ha="center",
+            color=GREY,
+        )
         return
-    base = rows[rows["step"] == near(rows["step"], phases["convergence"]["step"])].iloc[0]
-    noise, size = (rows[c] / base[c] for c in ("noise_norm2", "weight_norm2"))
-    scaled = rows[_SECOND].div(noise, axis=0) / base[_SECOND[0]]
-    style.band(axes, rows["step"], scaled, _SECOND, color=GREEN, label="½ Δ·H·Δ / |Δ|²")
+    reference_step = near(rows["step"], phases["convergence"]["step"])
+    reference = rows[rows["step"] == reference_step].iloc[0]
+    noise = rows["noise_norm2"] / reference["noise_norm2"]
+    weight_size = rows["weight_norm2"] / reference["weight_norm2"]
+    sensitivity = rows[_SECOND_ORDER].div(noise, axis=0) / reference[_SECOND_ORDER[0]]
+    style.band(axes, rows["step"], sensitivity, _SECOND_ORDER, color=GREEN, label="½ Δ·H·Δ / |Δ|²")
     axes.plot(rows["step"], noise, color="black", label="noise |Δ|²")
-    axes.plot(rows["step"], noise / size, color=GREY, lw=0.9, ls=DASHED,
-              label="relative noise |Δ|²/|w|²")  # fmt: skip
+    axes.plot(
+        rows["step"],
+        noise / weight_size,
+        color=GREY,
+        lw=0.9,
+        ls=DASHED,
+        label="relative noise |Δ|²/|w|²",
+    )
     axes.axhline(1, color=GREY, lw=0.4, zorder=0)
     axes.set(ylim=(0, None))
+
+
+def _draw_controls(axes: Axes, of_model: pd.DataFrame, low_bit_name: str) -> None:
+    """The second-order loss of rounding and of random noises of the same size."""
+    rounding = of_model[of_model["perturbation"] == "low_bit"]
+    style.band(
+        axes, rounding["step"], rounding, _SECOND_ORDER, color=RED, label=f"{low_bit_name} rounding"
+    )
+    for kind, (color, linestyle, label) in CONTROLS.items():
+        # Each kind was drawn several times.
+        draws = of_model[of_model["perturbation"].str.startswith(kind)]
+        mean = draws.groupby("step", as_index=False)[_SECOND_ORDER].mean()
+        style.band(
+            axes,
+            mean["step"],
+            mean,
+            _SECOND_ORDER,
+            color=color,
+            lw=0.9,
+            ls=linestyle,
+            label=label,
+        )
+    axes.set_ylabel("½ Δ·H·Δ (nats/token)")
 
 
 if __name__ == "__main__":

@@ -8,44 +8,52 @@ from flatminima.paper import PAPER_MODEL
 from flatminima.scaling_law import printed_losses
 from flatminima.style import BLUE, LOSS
 
+RUN_KEYS = ["width", "weight_decay", "seed"]
 SMOOTH = 5  # probes in a running mean, for the eye
 
 
 def draw(replication_runs: pd.DataFrame, table1: pd.DataFrame, suite: dict) -> Figure:
-    """Added loss and FP32 loss over tokens per weight of the blocks, a line per run.
+    """Added loss and FP32 loss over tokens per weight of the blocks, one line per run.
 
-    ``table1`` is the paper's, whose gaps are drawn as losses.
+    ``table1`` is the paper's; its gaps are drawn as losses.
     """
-    widths, decays = (sorted(replication_runs[key].unique()) for key in ("width", "weight_decay"))
-    colors = style.shades(widths)
-    dashes = style.dash_patterns(decays)
-    name = style.role_labels(replication_runs, suite)["low_bit"]
-    figure, (added, fp32) = style.row_of_panels(
+    color_of_width = style.shades(sorted(replication_runs["width"].unique()))
+    dashes_of_decay = style.dash_patterns(sorted(replication_runs["weight_decay"].unique()))
+    low_bit_name = style.role_labels(replication_runs, suite)["low_bit"]
+    figure, (loss_axes, fp32_axes) = style.row_of_panels(
         f"{suite['label']}: tokens seen, width and loss",
-        [f"loss added by {name}", "FP32 loss above the run's best"],
+        [f"loss added by {low_bit_name}", "FP32 loss above the run's best"],
         height=3.2,
     )
-    runs = ["width", "weight_decay", "seed"]
-    for (width, decay, _), own in replication_runs.sort_values("step").groupby(runs):
-        look = {"color": colors[width], "ls": dashes[decay], "lw": 0.9}
-        own = own.set_index("tokens_per_weight")
-        low = own.loc[own["role"] == "low_bit", LOSS[0]]
-        full = own.loc[own["role"] == "fp32", "nll_nats_per_token"]
-        low, full = (c.rolling(SMOOTH, center=True, min_periods=1).mean() for c in (low, full))
-        added.plot(low.where(low > 0), **look)
-        fp32.plot(full - full.min(), **look)
-    for width, color in colors.items():
-        added.plot([], [], color=color, label=f"width {width}")
-    style.explain_dashes(added, dashes, "weight decay")
-    added.plot(printed_losses(table1), "s", ms=3.5, mew=0, color=BLUE,
-               label=f"paper's Table 1 ({PAPER_MODEL})")  # fmt: skip
-    fp32.set(ylim=(0, min(1.0, fp32.get_ylim()[1])), ylabel="nats/token")
-    added.set_ylabel("nats/token (log)")
-    style.log_axis(added.yaxis, added.xaxis, fp32.xaxis)
-    for axes in (added, fp32):
+    for (width, decay, _), run in replication_runs.sort_values("step").groupby(RUN_KEYS):
+        look = {"color": color_of_width[width], "ls": dashes_of_decay[decay], "lw": 0.9}
+        by_tokens = run.set_index("tokens_per_weight")
+        added_loss = _smoothed(by_tokens.loc[by_tokens["role"] == "low_bit", LOSS[0]])
+        fp32_loss = _smoothed(by_tokens.loc[by_tokens["role"] == "fp32", "nll_nats_per_token"])
+        loss_axes.plot(added_loss.where(added_loss > 0), **look)
+        fp32_axes.plot(fp32_loss - fp32_loss.min(), **look)
+    for width, color in color_of_width.items():
+        loss_axes.plot([], [], color=color, label=f"width {width}")
+    style.explain_dashes(loss_axes, dashes_of_decay, "weight decay")
+    loss_axes.plot(
+        printed_losses(table1),
+        "s",
+        ms=3.5,
+        mew=0,
+        color=BLUE,
+        label=f"paper's Table 1 ({PAPER_MODEL})",
+    )
+    fp32_axes.set(ylim=(0, min(1.0, fp32_axes.get_ylim()[1])), ylabel="nats/token")
+    loss_axes.set_ylabel("nats/token (log)")
+    style.log_axis(loss_axes.yaxis, loss_axes.xaxis, fp32_axes.xaxis)
+    for axes in (loss_axes, fp32_axes):
         axes.set_xlabel("tokens seen per weight of the blocks (log)")
     style.legends(figure.axes, [2])
     return figure
+
+
+def _smoothed(losses: pd.Series) -> pd.Series:
+    return losses.rolling(SMOOTH, center=True, min_periods=1).mean()
 
 
 if __name__ == "__main__":
