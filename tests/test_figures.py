@@ -426,5 +426,5 @@ def test_names_come_from_the_quantizers_and_matrices_of_many_blocks_from_their_b
     for name, short in (("transformer.h.0.attn.c_proj.weight", "0 attn.c_proj"),
                         ("gpt_neox.layers.11.mlp.dense.weight", "11 mlp.dense"),
                         ("lm_head.weight", "lm_head")):  # fmt: skip
-        assert plot_layers.printed(name) == short
+        assert plot_layers.printed_matrix(name) == short
     no_text_overlaps_or_leaves_the_page(figure)

@@ -72,7 +72,9 @@ def _draw_audited_run(axes: Axes, run: pd.DataFrame, column: str, fork_step: int
     """The run that the forks leave, and a diamond at the fork point if it was probed."""
     axes.plot(run["step"], run[column], color=GREY, lw=1.6, alpha=0.5, zorder=1)
     fork_point = run[run["step"] == fork_step]
-    axes.plot(fork_point["step"], fork_point[column], "D", color=GREY, ms=4, clip_on=False)
+    # Matplotlib's layout fails on an empty curve that is not clipped.
+    if len(fork_point):
+        axes.plot(fork_point["step"], fork_point[column], "D", color=GREY, ms=4, clip_on=False)
 
 
 def _draw_seeds_and_mean(axes: Axes, probes: pd.DataFrame, column: str, look: Look) -> pd.DataFrame:
@@ -161,9 +163,9 @@ def _steps_of_cycle(schedule: OscillatoryLockIn, probe_every: int) -> str:
     """Say at which steps of a cycle probes are taken: evenly spaced probes miss the others."""
     probed_steps = schedule.visible_phases(probe_every)
     if len(probed_steps) > MOST_NAMED:
-        return f"probes are at {len(probed_steps)} of the {schedule.period} steps of a cycle"
+        return f"probes at {len(probed_steps)} of the {schedule.period} steps of a cycle"
     listed = ", ".join(map(str, probed_steps))
-    return f"probes are at steps {listed} of the {schedule.period}-step cycle"
+    return f"probes at {listed} of the {schedule.period}-step cycle"
 
 
 def _draw_legend(
