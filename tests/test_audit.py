@@ -300,7 +300,7 @@ REFUSED = [
     (lambda f: edit(f, hidden_size=64), "has shape"),
     (lambda f: edit(f, num_attention_heads=3), "step "),
     (written("config.json", b'{"model_type": "lla'), "config.json"),
-    (written("adapter_config.json", b'{"peft_type": "LORA"}'), "an adapter lies beside"),
+    (written("adapter_config.json", b'{"peft_type": "LORA"}'), "an adapter"),
     (masked, "looks ahead"),
 ]
 SKIPPED = [

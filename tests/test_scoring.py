@@ -224,7 +224,7 @@ def test_a_head_whose_outputs_are_changed_afterwards_is_not_taken_apart(tiny_mod
 def test_weights_made_when_they_are_read_give_the_same_bits_one_at_a_time(
     tiny_model, tiny_tokens, spec, at_once
 ):
-    held, made, alive = Quantized(tiny_model, spec), Quantized(tiny_model, spec, most_held=0), []
+    held, made, alive = Quantized(tiny_model, spec), Quantized(tiny_model, spec, most_kept=0), []
 
     class Watched(dict):
         def __getitem__(self, name):

@@ -1,12 +1,17 @@
-"""Which weights of a model are matrices of linear layers, and along which axis inputs run.
+"""The weights of a model that are matrices of linear layers, and which axis is their input.
 
-Any causal language model of transformers: ``nn.Linear`` stores ``[out, in]``, GPT-2's
-``Conv1D`` the transpose, and a mixture of experts all experts of a layer as one
-``[experts, out, in]`` parameter (or its transpose, which the module says itself). Where a
-module says nothing, the model is run once on a few tokens and the products that a weight
-enters tell over which of its axes they sum (``_Products``). What is multiplied in no such
-way (convolutions, embeddings, norms, biases) stays as it is, and so do routers, which are
-whole matrices that are no linear layers in transformers; ``not_selected`` names them.
+Quantizers share a scale along the inputs of a layer, so the input axis decides the numbers.
+It is known for some layers of transformers: ``nn.Linear`` stores ``[out, in]`` and GPT-2's
+``Conv1D`` stores ``[in, out]``. A mixture of experts may store all experts of a layer in one
+parameter, ``[experts, out, in]`` or ``[experts, in, out]``; some modules say which
+(``is_transposed``).
+
+For any other parameter, the model is run once on a few tokens. The matrix products that the
+parameter enters show over which of its axes they sum: that axis is the input (``_Products``).
+
+Parameters that enter no such product are not selected: convolutions, embeddings, norms, biases.
+Routers are not selected either, because transformers does not store them as linear layers.
+``not_selected`` lists them.
 """
 
 import logging
@@ -25,25 +30,33 @@ from flatminima.quantizer_specs import Layers
 
 logger = logging.getLogger(__name__)
 
-# Their weights are looked up, or mix positions: no matrices of linear layers.
+# Their weights are looked up, or mix positions: they are not matrices of linear layers.
 _NO_MATRICES = (nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# Arguments of a product and the axis of each that it sums over.
-_SUMS = {
-    "mm": ((0, 1), (1, 0)), "addmm": ((1, 1), (2, 0)), "linear": ((1, 1),),
-    "bmm": ((0, 2), (1, 1)), "baddbmm": ((1, 2), (2, 1)), "_grouped_mm": ((0, -1), (1, -2)),
-    "mv": ((0, 1),), "addmv": ((1, 1),),
-}  # fmt: skip
+# Names of torch's matrix products. For each: the positions of the arguments that may be a
+# weight, and the axis of that argument which the product sums over. "mm" computes a[i, k] b[k, j],
+# so it sums over axis 1 of its argument 0 and over axis 0 of its argument 1.
+_SUMMED_AXES = {
+    "mm": ((0, 1), (1, 0)),
+    "addmm": ((1, 1), (2, 0)),
+    "linear": ((1, 1),),
+    "bmm": ((0, 2), (1, 1)),
+    "baddbmm": ((1, 2), (2, 1)),
+    "_grouped_mm": ((0, -1), (1, -2)),
+    "mv": ((0, 1),),
+    "addmv": ((1, 1),),
+}
 _COPIES = {"clone", "_to_copy", "contiguous", "index", "index_select"}
-_TOKENS = 16  # that a model is run on to see its products
-_FOUND = "_products_of_weights"  # where a model keeps what was found
+_TOKENS = 16  # length of the sequence that shows the products
+_CACHE = "_products_of_weights"  # attribute of a model that keeps the observed products
 
 
 @dataclass(frozen=True)
 class LinearWeight:
-    """One weight of linear layers and the axis that holds its inputs, -1 or -2.
+    """One weight of linear layers, and the axis of its inputs.
 
-    ``[out, in]`` or ``[in, out]``, with a leading axis of experts where there are three.
-    ``experts`` above 1 are matrices below each other in a weight of two axes.
+    ``input_axis`` is -1 for ``[out, in]`` and -2 for ``[in, out]``. A weight of three axes has
+    its experts along the first. A weight of two axes may also have ``experts`` matrices, one
+    below the other.
     """
 
     weight: Tensor
@@ -56,10 +69,10 @@ class LinearWeight:
         return self.matrices().shape[-1]
 
     def matrices(self) -> Tensor:
-        """``[experts, out, in]`` view of the weight; one expert where the layer has none."""
+        """``[experts, out, in]`` view of the weight. A layer without experts has one."""
         weight = self.weight.detach()
         stack = weight if weight.ndim == 3 else weight.unflatten(0, (self.experts, -1))
-        return stack.movedim(self.input_axis, -1)
+        return stack.movedim(self.input_axis, -1)  # inputs last
 
     def restored(self, matrices: Tensor) -> Tensor:
         """Inverse of ``matrices``: a tensor of the weight's own shape."""
@@ -69,10 +82,9 @@ class LinearWeight:
 def linear_layers(model: nn.Module, layers: str = "blocks") -> dict[str, LinearWeight]:
     """The weights that ``layers`` selects, by parameter name.
 
-    ``blocks`` is every linear layer but the output head, whatever the head is called
-    (``embed_out`` or ``lm_head``); ``blocks+head`` includes it. A parameter that layers share
-    appears once. Raises ``UserError`` where the head shares its weight with the input embedding,
-    which would be changed too.
+    ``blocks`` is every linear layer except the output head; ``blocks+head`` includes the head. A
+    parameter that several layers share appears once. Raises ``UserError`` for ``blocks+head`` if
+    the head shares its weight with the input embedding, which would then be quantized too.
     """
     from transformers.pytorch_utils import Conv1D
 
@@ -87,151 +99,202 @@ def linear_layers(model: nn.Module, layers: str = "blocks") -> dict[str, LinearW
             "layers: 'blocks+head' would also change the input embedding, which is tied to the "
             "head of this model; use 'blocks'"
         )
-    # Layers may share a parameter, which ``named_parameters`` lists under the first name only.
+    # Layers may share a parameter. ``named_parameters`` lists it once, under its first name.
     parameter_names = {id(parameter): name for name, parameter in model.named_parameters()}
     selected = {}
     for prefix, module in model.named_modules():
-        if isinstance(module, _NO_MATRICES) or (module is head and not with_head):
+        if isinstance(module, _NO_MATRICES):
+            continue
+        if module is head and not with_head:
             continue
         if isinstance(module, nn.Linear | Conv1D):
             input_axis = -1 if isinstance(module, nn.Linear) else -2
             name = parameter_names[id(module.weight)]
             selected.setdefault(name, LinearWeight(module.weight, input_axis))
             continue
-        transposed = getattr(module, "is_transposed", None)  # of experts in one parameter
+
+        is_transposed = getattr(module, "is_transposed", None)  # of experts in one parameter
         for name, parameter in module.named_parameters(prefix, recurse=False):
             if parameter.ndim < 2 or min(parameter.shape[-2:]) == 1:
                 continue
-            if parameter.ndim == 3 and transposed is not None:
-                selected[name] = LinearWeight(parameter, -2 if transposed else -1)
-            elif found := _multiplied(model, name, parameter):
-                selected[name] = found
+            if parameter.ndim == 3 and is_transposed is not None:
+                selected[name] = LinearWeight(parameter, -2 if is_transposed else -1)
+                continue
+            linear_weight = _from_products(model, name, parameter)
+            if linear_weight is not None:
+                selected[name] = linear_weight
     return selected
 
 
 def _find_head(model: nn.Module) -> nn.Module | None:
-    """The output head: what the model says, else its last linear layer of the vocabulary's size."""
-    rows = getattr(getattr(model, "config", None), "vocab_size", None)
-    linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == rows]
-    return model.get_output_embeddings() or (linear[-1] if linear else None)
+    """The model's output head, or else its last linear layer as wide as the vocabulary."""
+    head = model.get_output_embeddings()
+    if head:
+        return head
+    vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
+    candidates = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.Linear) and module.out_features == vocabulary
+    ]
+    return candidates[-1] if candidates else None
 
 
-def _multiplied(model: nn.Module, name: str, parameter: Tensor) -> LinearWeight | None:
-    """A parameter of no linear layer as the stack of matrices that the model multiplies with.
+def _from_products(model: nn.Module, name: str, parameter: Tensor) -> LinearWeight | None:
+    """A parameter outside linear layers, as the stack of matrices that the model multiplies with.
 
-    ``None`` where products disagree or are none, or where it is a router: one whole matrix.
+    ``None`` if the parameter enters no product, if its products disagree on the axis, or if it is
+    a single matrix, which is a router.
     """
-    if _FOUND not in model.__dict__:
-        model.__dict__[_FOUND] = _run(model)
-    notes = model.__dict__[_FOUND][kind_of(name), parameter.shape]
-    axis, size, part = next(iter(notes)) if len(notes) == 1 else (None, 0, 1)
-    if axis is None:
+    if _CACHE not in model.__dict__:
+        model.__dict__[_CACHE] = _observe_products(model)
+    products = model.__dict__[_CACHE][kind_of(name), parameter.shape]
+    if len(products) != 1:
         return None
-    experts, rest = divmod(parameter.numel(), part)
+    [(axis, summed_length, product_size)] = products
+    if axis is None:  # not an axis of the parameter
+        return None
+
+    experts, remainder = divmod(parameter.numel(), product_size)
     if parameter.ndim == 3 and axis > 0:
-        found = LinearWeight(parameter, axis - 3)
-    elif parameter.ndim == 2 and experts > 1 and not rest:
-        found = LinearWeight(parameter, axis - 2, experts)
+        linear_weight = LinearWeight(parameter, axis - 3)
+    elif parameter.ndim == 2 and experts > 1 and not remainder:
+        linear_weight = LinearWeight(parameter, axis - 2, experts)
     else:
         return None
-    return found if found.in_features == size else None
+    # A product over a part of the inputs is not the layer's.
+    return linear_weight if linear_weight.in_features == summed_length else None
 
 
-def _run(model: nn.Module) -> dict[tuple, set]:
-    """What ``_Products`` notes in one run over a few tokens; nothing where it cannot run."""
-    products, mode = _Products(model), model.training
+def _observe_products(model: nn.Module) -> dict[tuple, set]:
+    """``_Products.products`` of one run over a few tokens; empty if the model cannot run."""
+    observer = _Products(model)
+    was_training = model.training
     try:
         ids = torch.arange(1, 1 + _TOKENS, device=next(model.parameters()).device)[None]
-        with torch.inference_mode(False), torch.no_grad(), products:
+        with torch.inference_mode(False), torch.no_grad(), observer:
             model.eval()(input_ids=ids, use_cache=False)
-    except Exception as error:  # noqa: BLE001, any model of anybody
+    except Exception as error:  # noqa: BLE001, a model may raise anything
         logger.warning(f"cannot tell which axis of a weight is the input: {one_line(error, 200)}")
         logger.debug("", exc_info=error)
-        products.notes.clear()
+        observer.products.clear()
     finally:
-        model.train(mode)
-    return products.notes
+        model.train(was_training)
+    return observer.products
 
 
 class _Products(TorchDispatchMode):
-    """Over which axis of each parameter the matrix products sum that it enters.
+    """Records the axis of each parameter that matrix products sum over.
 
-    ``notes`` has by kind of name and shape, so that a weight which no token reached (of an
-    expert, say) lies as those in other layers do: the axis, how many numbers a product sums,
-    and how many of the parameter one product holds. A parameter is known by its memory,
-    through views, and through copies of whole slices of it.
+    ``products`` maps (name pattern, shape) to a set of (axis, its length, elements per product).
+    Keying by pattern lets an expert that received no tokens inherit the layout of its siblings.
+
+    A tensor is recognized as a parameter, or a view of one, by its memory. An axis is recognized
+    by its stride, which views such as a transpose keep. A copy of slices is registered as if it
+    were a parameter of its own.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.notes: dict[tuple, set] = defaultdict(set)
-        self._homes: dict[int, list] = defaultdict(list)  # by storage: span, key, axis by stride
-        self._copies: list[Tensor] = []  # kept, so that no storage is used twice
+        self.products: dict[tuple, set] = defaultdict(set)
+        # By storage: the memory of each registered tensor, its key, and its axes by stride.
+        self._registered: dict[int, list] = defaultdict(list)
+        self._copies: list[Tensor] = []  # kept alive, so that no memory is used twice
         for name, parameter in model.named_parameters():
-            axes = {parameter.stride(a): a for a in range(parameter.ndim) if parameter.shape[a] > 1}
-            self._know(parameter, (kind_of(name), parameter.shape), axes)
+            axis_by_stride = {
+                parameter.stride(axis): axis
+                for axis in range(parameter.ndim)
+                if parameter.shape[axis] > 1
+            }
+            self._register(parameter, (kind_of(name), parameter.shape), axis_by_stride)
 
-    def _know(self, tensor: Tensor, key: tuple, axes: dict[int, int]) -> None:
+    def _register(self, tensor: Tensor, key: tuple, axis_by_stride: dict[int, int]) -> None:
         first = tensor.storage_offset()
-        place = (range(first, first + tensor.numel()), key, axes)
-        self._homes[tensor.untyped_storage()._cdata].append(place)
+        memory = range(first, first + tensor.numel())
+        storage = tensor.untyped_storage()._cdata
+        self._registered[storage].append((memory, key, axis_by_stride))
 
-    def _home(self, tensor: object) -> tuple[tuple, dict[int, int]] | None:
+    def _recognize(self, tensor: object) -> tuple[tuple, dict[int, int]] | None:
+        """Key and axes of the registered tensor whose memory this one begins in."""
         if not isinstance(tensor, Tensor):
             return None
-        places, at = self._homes[tensor.untyped_storage()._cdata], tensor.storage_offset()
-        return next(((key, axes) for span, key, axes in places if at in span), None)
+        offset = tensor.storage_offset()
+        for memory, key, axis_by_stride in self._registered[tensor.untyped_storage()._cdata]:
+            if offset in memory:
+                return key, axis_by_stride
+        return None
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        found = function(*args, **(kwargs or {}))
+        output = function(*args, **(kwargs or {}))
         name = function.overloadpacket.__name__
-        for position, axis in _SUMS.get(name, ()):
-            tensor = args[position]
-            if (home := self._home(tensor)) and tensor.numel():
-                key, axes = home
-                part = tensor.shape[-2] * tensor.shape[-1]
-                self.notes[key].add((axes.get(tensor.stride(axis)), tensor.shape[axis], part))
-        if name in _COPIES and (home := self._home(args[0])) and isinstance(found, Tensor):
-            key, axes = home
-            source, moved = args[0], found.ndim - args[0].ndim  # axes that an index adds in front
-            axes = {
-                found.stride(a + moved): axes[source.stride(a)]
-                for a in range(source.ndim)
-                if a + moved >= 0 and source.stride(a) in axes
-            }
-            self._know(found, key, axes)
-            self._copies.append(found)
-        return found
+        for position, axis in _SUMMED_AXES.get(name, ()):
+            self._record(args[position], axis)
+        if name in _COPIES and isinstance(output, Tensor):
+            self._record_copy(args[0], output)
+        return output
+
+    def _record(self, tensor: Tensor, axis: int) -> None:
+        """Record that a product sums over ``axis`` of ``tensor``, if this is a parameter."""
+        recognized = self._recognize(tensor)
+        if recognized is None or not tensor.numel():
+            return
+        key, axis_by_stride = recognized
+        product_size = tensor.shape[-2] * tensor.shape[-1]
+        parameter_axis = axis_by_stride.get(tensor.stride(axis))
+        self.products[key].add((parameter_axis, tensor.shape[axis], product_size))
+
+    def _record_copy(self, source: Tensor, copy: Tensor) -> None:
+        """Register a copy of a parameter, or of slices of one, under the parameter's key."""
+        recognized = self._recognize(source)
+        if recognized is None:
+            return
+        key, axis_by_stride = recognized
+        new_axes = copy.ndim - source.ndim  # which an index adds in front
+        copy_axis_by_stride = {}
+        for axis in range(source.ndim):
+            if axis + new_axes >= 0 and source.stride(axis) in axis_by_stride:
+                stride = copy.stride(axis + new_axes)
+                copy_axis_by_stride[stride] = axis_by_stride[source.stride(axis)]
+        self._register(copy, key, copy_axis_by_stride)
+        self._copies.append(copy)
 
 
 def kind_of(name: str) -> str:
-    """A parameter's name with ``*`` for the numbers of layers and experts."""
+    """The pattern of a parameter's name: ``*`` in place of the numbers of layers and experts."""
     return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
 
 
 def not_selected(model: nn.Module, selected: Iterable[str]) -> dict[str, int]:
-    """Weights outside ``selected``: how many, by name with ``*`` for numbers, most first.
+    """Number of weights outside ``selected`` by ``kind_of`` their names, most first.
 
-    Vectors (biases, norms) are one entry, ``vectors``; a shared weight counts once.
+    All vectors (biases, norms) are counted together as ``vectors``. A shared weight counts once.
     """
-    selected, counts = set(selected), {}
+    selected = set(selected)
+    counts: dict[str, int] = {}
     for name, parameter in model.named_parameters():
         if name not in selected:
             kind = "vectors" if parameter.ndim < 2 else kind_of(name)
             counts[kind] = counts.get(kind, 0) + parameter.numel()
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+    return dict(sorted(counts.items(), key=_most_first))
+
+
+def _most_first(kind_and_count: tuple[str, int]) -> tuple[int, str]:
+    """Sort key: larger counts first, equal counts by name."""
+    kind, count = kind_and_count
+    return -count, kind
 
 
 def matrices_of(model: nn.Module, layers: str) -> dict[str, Tensor]:
-    """``[out, in]`` of every selected matrix in name order, each expert's by its own name."""
-    found = {}
+    """Every selected matrix as ``[out, in]``, in name order; expert 3 of ``w`` is ``w[3]``."""
+    matrix_by_name = {}
     for name, layer in sorted(linear_layers(model, layers).items()):
         matrices = layer.matrices()
         if layer.weight.ndim == 2 and layer.experts == 1:
-            found[name] = matrices[0]
+            matrix_by_name[name] = matrices[0]
         else:
-            found |= {f"{name}[{expert}]": matrix for expert, matrix in enumerate(matrices)}
-    return found
+            for expert, matrix in enumerate(matrices):
+                matrix_by_name[f"{name}[{expert}]"] = matrix
+    return matrix_by_name
 
 
 def count_weights(model: nn.Module) -> int:

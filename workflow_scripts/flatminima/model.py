@@ -1,8 +1,8 @@
 """A model: its files, its head, and how a GPT-NeoX is built.
 
-A checkpoint is a folder in Hugging Face format, loaded as float32. One that does not load as
-a whole, or that is no longer what its writer wrote, is a ``DamagedFile`` with one line that
-names it; one that does not fit into memory is refused before anything is allocated.
+A checkpoint is a folder in Hugging Face format, loaded as float32. If its files are incomplete
+or are not as they were written, loading raises ``DamagedFile`` with one line that names the file.
+If it does not fit into memory, loading is refused before anything is allocated.
 """
 
 import hashlib
@@ -39,18 +39,21 @@ from flatminima.files import (
 logger = logging.getLogger(__name__)
 
 ADAPTER_FILE = "adapter_config.json"
-# As safetensors calls what float32 can hold, and tables such as deepseek_v4's experts of a token.
+# safetensors dtypes that count as unquantized: floats, and lookup tables of integers (deepseek_v4
+# maps tokens to experts).
 NOT_QUANTIZED = ("F64", "F32", "F16", "BF16", "I64", "BOOL")
 INDEX_SUFFIX = ".index.json"
-# Masks and tables that old checkpoints carry beside the weights: GPT-NeoX and GPT-Neo;
-# GPT-2, GPT-J and CodeGen; every family with rotary embeddings.
+# Endings of masks and tables that old checkpoints store beside their weights.
 LEGACY_BUFFERS = (
-    "attention.bias", "attention.masked_bias",
-    ".attn.bias", ".attn.masked_bias", ".attn.causal_mask",
-    "rotary_emb.inv_freq",
-)  # fmt: skip
-LOGITS_AT_ONCE = 2**23  # numbers; 32 MiB, which the caches of processors hold for the most part
-LOOKS_AHEAD = 1e-4  # of the largest logit: what rounding may move in a causal model
+    "attention.bias",  # GPT-NeoX and GPT-Neo
+    "attention.masked_bias",
+    ".attn.bias",  # GPT-2, GPT-J and CodeGen
+    ".attn.masked_bias",
+    ".attn.causal_mask",
+    "rotary_emb.inv_freq",  # every family with rotary embeddings
+)
+LOGITS_AT_ONCE = 2**23  # 32 MiB in float32, which mostly fits into a processor's cache
+CAUSAL_TOLERANCE = 1e-4  # of the largest logit; rounding moves a causal model's logits by less
 
 
 # Checkpoints
@@ -58,24 +61,24 @@ LOOKS_AHEAD = 1e-4  # of the largest logit: what rounding may move in a causal m
 
 @contextmanager
 def damage_named(path: str | Path) -> Iterator[None]:
-    """Say which file it is that a library cannot read, in one line."""
+    """Turn a library's error over a file into a ``DamagedFile`` that names the file."""
     try:
         yield
     except (UserError, FileNotFoundError, FloatingPointError):
         raise
-    except Exception as error:  # whatever a library raises over somebody's file
+    except Exception as error:  # libraries raise errors of many kinds here
         reason = one_line(error)
         if "trust_remote_code" in str(error):
-            reason = "it wants code that came with it to be run, which is never done here"
+            reason = "it needs its own code to be run, which this project never does"
         raise DamagedFile(f"{path}: cannot be read as a checkpoint: {reason}") from error
 
 
 @contextmanager
 def model_failures_named(but: Callable[[Exception], bool] = lambda _: False) -> Iterator[None]:
-    """Turn what a model's own code raises into ``NotMeasured``, and log its traceback.
+    """Turn errors of a model's own code into ``NotMeasured``, and log their traceback.
 
-    The model is somebody else's, so a ``KeyError`` in it is not a mistake of this package. Errors
-    for which ``but`` is true are raised unchanged, and so are ``UserError`` and its kinds.
+    The code is another library's, so a ``KeyError`` in it is not a bug of this package. Errors
+    for which ``but`` is true are raised unchanged, and so are ``UserError`` and its subclasses.
     """
     try:
         yield
@@ -89,30 +92,43 @@ def model_failures_named(but: Callable[[Exception], bool] = lambda _: False) -> 
 
 
 def check_kind(folder: Path) -> int:
-    """How many numbers a checkpoint's weights are, read from its headers alone.
+    """Count the numbers in a checkpoint's weights. Reads only the headers of the files.
 
-    Only files of the form that ``load_model`` loads are counted. Raises ``DamagedFile`` where
-    the checkpoint would be measured as something that it is not.
+    Only the files that ``load_model`` loads are counted. Raises ``DamagedFile`` if the weights
+    are already quantized, or if an adapter is beside the model.
     """
-    already = f"{folder}: its weights are already quantized ({{}}); measure the model they are of"
     with damage_named(folder / CONFIG_FILE):
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-        for part in (config, *(value for value in config.values() if isinstance(value, dict))):
-            if quantization := part.get("quantization_config"):
-                raise DamagedFile(already.format(quantization.get("quant_method", CONFIG_FILE)))
+        # Models of text and images have one configuration per part.
+        parts = [part for part in config.values() if isinstance(part, dict)]
+        for part in (config, *parts):
+            quantization = part.get("quantization_config")
+            if quantization:
+                method = quantization.get("quant_method", CONFIG_FILE)
+                raise _already_quantized(folder, method)
     if (folder / ADAPTER_FILE).is_file():
         raise DamagedFile(
-            f"{folder}: an adapter lies beside the model ({ADAPTER_FILE}) and is not applied; "
-            "measure the two merged (merge_and_unload of peft)"
+            f"{folder}: an adapter is beside the model ({ADAPTER_FILE}) and would not be applied; "
+            "measure the merged model (merge_and_unload of peft)"
         )
+
     numbers = 0
-    for name, stored in _headers(_loaded_files(folder)):
-        if not is_legacy_buffer(name):
-            shape, dtype = stored.get_shape(), stored.get_dtype()
-            numbers += math.prod(shape)
-            if len(shape) > 1 and dtype not in NOT_QUANTIZED:
-                raise DamagedFile(already.format(f"{name} is stored as {dtype}"))
+    for name, header in _headers(_loaded_files(folder)):
+        if is_legacy_buffer(name):
+            continue
+        shape = header.get_shape()
+        dtype = header.get_dtype()
+        numbers += math.prod(shape)
+        if len(shape) > 1 and dtype not in NOT_QUANTIZED:
+            raise _already_quantized(folder, f"{name} is stored as {dtype}")
     return numbers
+
+
+def _already_quantized(folder: Path, evidence: str) -> DamagedFile:
+    return DamagedFile(
+        f"{folder}: its weights are already quantized ({evidence}); "
+        "measure the model that they were made from"
+    )
 
 
 def _loaded_files(folder: Path) -> list[Path]:
@@ -124,12 +140,12 @@ def _loaded_files(folder: Path) -> list[Path]:
 
 
 def load_model(folder: str | Path, device: str = "cpu") -> nn.Module:
-    """A causal language model with its weights widened to float32, ready to evaluate.
+    """Load a causal language model in float32, ready to evaluate.
 
-    Only safetensors are read, and no code that comes with a checkpoint is run. Raises
-    ``DamagedFile`` where a file is not as it was written or where its weights are not exactly
-    the model's (transformers would draw what is missing at random), ``Diverged`` where one is
-    not finite.
+    Only safetensors files are read, and code that comes with a checkpoint is never run. Raises
+    ``DamagedFile`` if a file is not as it was written, or if its weights are not exactly those of
+    the model: transformers would draw missing ones at random. Raises ``Diverged`` if a weight is
+    not finite, and ``UserError`` if the model does not fit into memory.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -140,7 +156,7 @@ def load_model(folder: str | Path, device: str = "cpu") -> nn.Module:
         check_digest(folder / name)
     check_memory(folder, device, check_kind(folder))
     with damage_named(folder):
-        model, found = AutoModelForCausalLM.from_pretrained(
+        model, report = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=torch.float32,
             local_files_only=True,
@@ -149,60 +165,71 @@ def load_model(folder: str | Path, device: str = "cpu") -> nn.Module:
             ignore_mismatched_sizes=True,  # refused below, with their names
             output_loading_info=True,
         )
-    for name, stored, own in found["mismatched_keys"]:
-        raise DamagedFile(f"{folder}: {name} has shape {list(stored)}; the model's is {list(own)}")
+    mismatches = list(report["mismatched_keys"])
+    if mismatches:
+        name, stored_shape, model_shape = mismatches[0]
+        raise DamagedFile(
+            f"{folder}: {name} has shape {list(stored_shape)}; the model's is {list(model_shape)}"
+        )
     for kind in ("missing", "unexpected"):
-        names = sorted(n for n in found[f"{kind}_keys"] if not is_legacy_buffer(n))
+        names = sorted(name for name in report[f"{kind}_keys"] if not is_legacy_buffer(name))
         if names:
             raise DamagedFile(f"{folder}: {len(names)} {kind} weights, such as {names[0]}")
     for name, parameter in model.named_parameters():
-        if count := int(parameter.isfinite().logical_not().sum()):
+        count = int(parameter.isfinite().logical_not().sum())
+        if count:
             raise Diverged(f"{folder}: {count} of {parameter.numel()} {name} are not finite")
     return model.to(device).eval()
 
 
 def peculiarities(model: nn.Module) -> list[str]:
-    """What a reader of its numbers should know about a model, one line each."""
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    tied = getattr(model.config.get_text_config(decoder=True), "tie_word_embeddings", False)
-    own = tied and head is not None and head.weight is not embedding.weight
-    line = "the configuration ties the head, but the file has a head of its own, which is used"
-    return [line] if own else []
+    """Facts about a model that a reader of its numbers should know, one line each."""
+    head = model.get_output_embeddings()
+    config = model.config.get_text_config(decoder=True)
+    should_be_tied = getattr(config, "tie_word_embeddings", False)
+    if not should_be_tied or head is None:
+        return []
+    if head.weight is model.get_input_embeddings().weight:
+        return []
+    return ["the configuration ties the head, but the file has a head of its own, which is used"]
 
 
 @torch.inference_mode()
 def check_causal(model: nn.Module, ids: Tensor) -> None:
-    """Raise ``NotMeasured`` where tokens change what is said of those before them.
+    """Raise ``NotMeasured`` if a token changes the model's prediction for earlier tokens.
 
-    ``ids`` is ``[1, length]``; the first half, turned round, takes the place of the second, and
-    the logits of the first must stay.
+    ``ids`` is ``[1, length]``. Its second half is replaced by its first half in reverse. The
+    logits of the first half must not change.
     """
     half = ids.shape[1] // 2
-    other = torch.cat([ids[:, :half], ids[:, :half].flip(1)], dim=1)
-    first, second = (
-        model(input_ids=part, use_cache=False).logits[:, :half].double()
-        for part in (ids[:, : 2 * half], other)
-    )
-    if (first - second).abs().amax() > LOOKS_AHEAD * first.abs().amax():
+
+    def first_half_logits(sequence: Tensor) -> Tensor:
+        return model(input_ids=sequence, use_cache=False).logits[:, :half].double()
+
+    original = first_half_logits(ids[:, : 2 * half])
+    reversed_ending = torch.cat([ids[:, :half], ids[:, :half].flip(1)], dim=1)
+    changed = first_half_logits(reversed_ending)
+    if (original - changed).abs().amax() > CAUSAL_TOLERANCE * original.abs().amax():
         name = (model.config.architectures or [type(model).__name__])[0]
         raise NotMeasured(
-            f"{name} looks ahead: tokens change what it says of those before them, so it is no "
-            "causal language model"
+            f"{name} looks ahead: a token changes the prediction for earlier ones, "
+            "so it is not a causal language model"
         )
 
 
 def save_model(model: nn.Module, folder: Path, *, digests: bool = False) -> None:
     """Write ``config.json`` and ``model.safetensors`` in Hugging Face format.
 
-    With ``digests`` their sha256 stand beside them, and whoever loads them checks that they
-    are as they were written. A folder appears whole, in place of one that is there already.
+    With ``digests``, the sha256 of both files is written beside them and checked when they are
+    loaded. The folder appears complete, and replaces an existing one.
     """
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     folder = Path(folder)
     staging = temporary_name(folder)
-    old = folder.with_name(f".{folder.name}.0.tmp")  # a killed one's is removed by temporary_name
+    # If this process is killed, the next call of ``temporary_name`` removes this folder.
+    replaced_folder = folder.with_name(f".{folder.name}.0.tmp")
     remove(staging)
     try:
         with refusals_named(folder):
@@ -212,10 +239,10 @@ def save_model(model: nn.Module, folder: Path, *, digests: bool = False) -> None
         for file in staging.iterdir():
             flush(file)
         if folder.is_dir():
-            os.replace(folder, old)
+            os.replace(folder, replaced_folder)
         os.replace(staging, folder)
         flush(folder.parent)
-        remove(old)
+        remove(replaced_folder)
     finally:
         remove(staging)
 
@@ -237,33 +264,34 @@ def weight_files(path: str | Path) -> list[Path]:
 
 
 def _headers(files: Iterable[Path]) -> Iterator[tuple[str, Any]]:
-    """Name of each stored tensor and what tells its shape and dtype; nothing is read."""
+    """Name of each stored tensor and a slice that knows its shape and dtype; reads no numbers."""
     for file in files:
-        with damage_named(file), safe_open(file, framework="pt") as stored:
-            for name in stored.keys():  # noqa: SIM118, no mapping
-                yield name, stored.get_slice(name)
+        with damage_named(file), safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118, ``safe_open`` is not a mapping
+                yield name, tensors.get_slice(name)
 
 
 def weights_dtypes(path: str | Path) -> str:
     """The dtypes in a safetensors file or its shards, such as ``F32`` or ``F16+U8``."""
-    return "+".join(sorted({part.get_dtype() for _, part in _headers(weight_files(path))}))
+    dtypes = {header.get_dtype() for _, header in _headers(weight_files(path))}
+    return "+".join(sorted(dtypes))
 
 
 def read_weights(path: str | Path) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of each weight in name order, buffers left out.
+    """Name and tensor of each weight in name order, without masks and tables.
 
-    ``path`` is a safetensors file or the index of its shards. Raises ``DamagedFile`` where
-    a file cannot be read or is not as it was written.
+    ``path`` is a safetensors file or the index of its shards. Raises ``DamagedFile`` if a file
+    cannot be read or is not as it was written.
     """
-    with damage_named(path), ExitStack() as stack:
-        places = {}
+    with damage_named(path), ExitStack() as open_files:
+        file_by_name = {}
         for file in weight_files(path):
             check_digest(file)
-            stored = stack.enter_context(safe_open(file, framework="pt"))
-            places |= dict.fromkeys(stored.keys(), stored)
-        for name in sorted(places):
+            tensors = open_files.enter_context(safe_open(file, framework="pt"))
+            file_by_name |= dict.fromkeys(tensors.keys(), tensors)
+        for name in sorted(file_by_name):
             if not is_legacy_buffer(name):
-                yield name, places[name].get_tensor(name)
+                yield name, file_by_name[name].get_tensor(name)
 
 
 def tensor_digests(path: str | Path) -> dict[str, str]:
@@ -275,32 +303,36 @@ def tensor_digests(path: str | Path) -> dict[str, str]:
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file atomically. Raises ``OSError`` where there is no room for it."""
+    """Write a safetensors file atomically. Raises ``OSError`` if the disk is full."""
     with atomic_path(path) as temporary, refusals_named(path):
         save_file(tensors, temporary, metadata=metadata)
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file; ``DamagedFile`` where it is not a whole one."""
-    with damage_named(path), safe_open(path, framework="pt") as stored:
-        return load_file(path), stored.metadata() or {}
+    """Tensors and metadata of a safetensors file. Raises ``DamagedFile`` if it is incomplete."""
+    with damage_named(path), safe_open(path, framework="pt") as file:
+        return load_file(path), file.metadata() or {}
 
 
-# A model of one's own
+# A new model
 
 
 def build_model(architecture: dict, vocab_size: int, seed: int) -> nn.Module:
     """A GPT-NeoX model with Pythia's architecture and initialisation, in float32.
 
-    ``architecture`` has ``hidden_size``, ``num_layers``, ``num_heads`` and ``max_length``.
-    small_init (std sqrt(2 / 5d)) for embeddings, head, query/key/value and the first MLP
-    matrix; wang_init (std 2 / (L sqrt(d))) for the two matrices that write into the residual
-    stream; vectors as transformers has them: norms one and zero, biases zero.
+    ``architecture`` has ``hidden_size`` (d), ``num_layers`` (L), ``num_heads`` and
+    ``max_length``. Weights are drawn as in gpt-neox:
+
+    - small_init, std sqrt(2 / 5d): embeddings, head, query/key/value and the first MLP matrix
+    - wang_init, std 2 / (L sqrt(d)): the two matrices that write into the residual stream
+    - vectors as in transformers: norms one and zero, biases zero
     """
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-    hidden, layers = architecture["hidden_size"], architecture["num_layers"]
-    small_init, wang_init = math.sqrt(2.0 / (5.0 * hidden)), 2.0 / (layers * math.sqrt(hidden))
+    hidden = architecture["hidden_size"]
+    layers = architecture["num_layers"]
+    small_init = math.sqrt(2.0 / (5.0 * hidden))
+    wang_init = 2.0 / (layers * math.sqrt(hidden))
     config = GPTNeoXConfig(
         vocab_size=vocab_size,
         hidden_size=hidden,
@@ -318,11 +350,11 @@ def build_model(architecture: dict, vocab_size: int, seed: int) -> nn.Module:
     )
     model = GPTNeoXForCausalLM(config).float()
     generator = torch.Generator().manual_seed(seed)
-    residual = ("attention.dense.weight", "dense_4h_to_h.weight")
+    into_residual_stream = ("attention.dense.weight", "dense_4h_to_h.weight")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
-                std = wang_init if name.endswith(residual) else small_init
+                std = wang_init if name.endswith(into_residual_stream) else small_init
                 parameter.normal_(0.0, std, generator=generator)
     return model
 
@@ -333,12 +365,13 @@ def build_model(architecture: dict, vocab_size: int, seed: int) -> nn.Module:
 def head_in_pieces(
     model: nn.Module, ids: Tensor, at_once: int = LOGITS_AT_ONCE
 ) -> tuple[nn.Linear, Tensor] | None:
-    """The head, where it is to be applied to some positions at a time, and what it is applied to.
+    """The output head and its inputs, so that the caller can make the logits in pieces.
 
-    States are ``[positions, width]``, the last position of each sequence of ``[batch, length]``
-    left out. ``None`` where all logits are small enough, or are not just what a linear head
-    makes: some families scale or cap them.
+    The inputs are ``[positions, width]`` without the last position of each sequence; ``ids`` is
+    ``[batch, length]``. ``None`` if there are at most ``at_once`` logits, or if they are not the
+    plain output of a linear head: some families scale or cap them.
     """
+    # ``base_model`` of a model without a separate body is the model itself.
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if not isinstance(head, nn.Linear) or getattr(model, "base_model", model) is model:
         return None
@@ -348,10 +381,10 @@ def head_in_pieces(
     def states(ids: Tensor) -> Tensor:
         return model.base_model(input_ids=ids, use_cache=False).last_hidden_state
 
-    if model.config.model_type != "gpt_neox":
+    if model.config.model_type != "gpt_neox":  # known to have a plain head
         with torch.no_grad():
-            few = torch.arange(4, device=head.weight.device)[None]
-            logits = model(input_ids=few, use_cache=False).logits
-            if not torch.allclose(logits, head(states(few)), rtol=1e-5, atol=1e-6):
+            four_ids = torch.arange(4, device=head.weight.device)[None]
+            logits = model(input_ids=four_ids, use_cache=False).logits
+            if not torch.allclose(logits, head(states(four_ids)), rtol=1e-5, atol=1e-6):
                 return None
     return head, states(ids)[:, :-1].flatten(0, 1)

@@ -1,8 +1,9 @@
-"""What quantizers are: one class a kind, which is its configuration entry, its check and its name.
+"""Definitions of quantizers. One class per kind has its configuration keys, checks and names.
 
-Nothing here touches a weight, so that the configuration, tables and figures know quantizers
-without torch; ``flatminima.quantizers`` has the function of each kind. A new code book is a line
-of ``CODE_BOOKS``, another kind a class named in ``AnyQuantizer``, and either a function there.
+This module does not import torch, so that the configuration, tables and figures can use it.
+``flatminima.quantizers`` has the function of each kind. A new code book needs a line in
+``CODE_BOOKS``; any other new kind needs a class that is named in ``AnyQuantizer``. Both need a
+function in ``quantizers.KINDS``.
 """
 
 from collections import Counter
@@ -16,35 +17,37 @@ from flatminima.config_section import LARGEST_COUNT, Section
 Layers = Literal["blocks", "blocks+head"]
 Granularity = Literal["tensor", "channel", "group"]
 
-# What a row of a measured table is about, whatever the quantizers are called.
-FP32 = "fp32"  # the model as it is
+# Roles: what a row of a measured table is about, whatever names the quantizers have.
+FP32 = "fp32"  # the unchanged model
 LOW_BIT = "low_bit"  # the quantizer whose collapse is audited
-HIGH_BIT = "high_bit"  # the quantizer it is held against
+HIGH_BIT = "high_bit"  # the quantizer that it is compared with
 
-# Weights that share a scale, and the bits of the scale.
+# Number of weights that share a scale, and bits of the scale.
 CODE_BOOKS = {
     "nf4": (64, 32),  # QLoRA: Dettmers et al., arXiv 2305.14314, appendix E
     "mxfp4": (32, 8),  # OCP Microscaling Formats 1.0, 5.3.3 and 6.3
-    "nvfp4": (16, 8),  # a float32 scale of the tensor besides
+    "nvfp4": (16, 8),  # the tensor's float32 scale is not counted
 }
 
 
 def fit_group(size: int, in_features: int) -> int:
-    """Weights of a row that share a scale, where groups of ``size`` are asked for.
+    """Number of weights of a row that share a scale, for a requested group ``size``.
 
-    The one decision about groups that do not fit: a row shorter than a group is one group,
-    in that layer only, and ``quantizers.coverage`` names the layer. Where the size does not
-    divide a row, the last group of the row holds the remainder.
+    A row shorter than a group is one group; ``quantizers.coverage`` names such layers. If the
+    size does not divide a row, the last group of the row has the remainder. All code about
+    groups relies on this function.
     """
     return min(size, in_features)
 
 
 class _Quantizer(Section):
-    """What all kinds have in common.
+    """Base class of all kinds. Each kind defines:
 
-    A kind has ``bits``, ``scale_bits`` (of a scale and what is stored beside it), ``row_group``
-    (weights along the inputs that share one; ``None`` for no limit but the row), ``label`` (short
-    name in tables and figures, such as ``INT4``) and ``description`` (a phrase for captions).
+    - ``bits`` per weight
+    - ``scale_bits``: bits of a scale, with its zero point if there is one
+    - ``row_group``: weights along the inputs that share a scale, ``None`` for an entire row
+    - ``label``: short name in tables and figures, such as ``INT4``
+    - ``description``: a phrase for captions
     """
 
     model_config = ConfigDict(frozen=True)
@@ -63,7 +66,7 @@ class _Quantizer(Section):
         return out_features * -(-in_features // self.group_length(in_features))
 
     def storage_bits(self, out_features: int, in_features: int) -> float:
-        """Bits per weight of such a matrix as it would be stored, scales among them."""
+        """Bits per weight of such a matrix in storage, with its scales."""
         groups = self.count_groups(out_features, in_features)
         return self.bits + self.scale_bits * groups / (out_features * in_features)
 
@@ -98,8 +101,9 @@ class AffineQuantizer(_Quantizer):
 
     @property
     def scale_bits(self) -> int:
-        """16, as GPTQ, AWQ and GGUF store a scale, and a zero point in as many as a code."""
-        return 16 + (0 if self.symmetric else self.bits)
+        """16 for the scale, as in GPTQ, AWQ and GGUF, and ``bits`` for a zero point."""
+        zero_point_bits = 0 if self.symmetric else self.bits
+        return 16 + zero_point_bits
 
     @property
     def label(self) -> str:
@@ -115,14 +119,14 @@ class AffineQuantizer(_Quantizer):
         return f"{self.label} {symmetry}, per {unit}"
 
     def count_groups(self, out_features: int, in_features: int) -> int:
-        """One for the tensor, or those of each row."""
-        return (
-            1 if self.granularity == "tensor" else super().count_groups(out_features, in_features)
-        )
+        """Number of scales of one ``[out_features, in_features]`` matrix."""
+        if self.granularity == "tensor":
+            return 1
+        return super().count_groups(out_features, in_features)
 
 
 class CodeBookQuantizer(_Quantizer):
-    """Four bits that name an entry of a fixed book, and a scale for each block of a row."""
+    """Four-bit codes are indices into a fixed code book. Each block of a row has a scale."""
 
     kind: Literal["nf4", "mxfp4", "nvfp4"] = Field(
         description="Quantiles of the normal distribution with float32 scales; E2M1 elements with "
@@ -132,12 +136,12 @@ class CodeBookQuantizer(_Quantizer):
 
     @property
     def row_group(self) -> int:
-        """Weights of a block."""
+        """Number of weights in a block."""
         return CODE_BOOKS[self.kind][0]
 
     @property
     def scale_bits(self) -> int:
-        """Of the scale of a block."""
+        """Bits of the scale of a block."""
         return CODE_BOOKS[self.kind][1]
 
     @property
@@ -147,7 +151,7 @@ class CodeBookQuantizer(_Quantizer):
 
     @property
     def description(self) -> str:
-        """Name and block."""
+        """Label and block size."""
         return f"{self.label}, per block of {self.row_group}"
 
 
@@ -169,20 +173,20 @@ _ENTRY: TypeAdapter[AnyQuantizer] = TypeAdapter(AnyQuantizer)
 def read_spec(definition: Mapping) -> AnyQuantizer:
     """The quantizer that an entry of the configuration defines.
 
-    Raises ``pydantic.ValidationError``, a ``ValueError``, for an entry that defines none.
+    Raises ``pydantic.ValidationError``, which is a ``ValueError``, for an invalid entry.
     """
     return _ENTRY.validate_python(dict(definition))
 
 
 def read_specs(definitions: Mapping[str, Mapping]) -> dict[str, AnyQuantizer]:
-    """Quantizers by name from (a part of) the ``quantizers`` section of the configuration."""
+    """Quantizers by name, from entries of the section ``quantizers`` of the configuration."""
     return {name: read_spec(definition) for name, definition in definitions.items()}
 
 
 def printed_names(specs: Mapping[str, AnyQuantizer]) -> dict[str, str]:
-    """What each is called in print: its label, or its description where a label is not unique."""
-    labels = Counter(spec.label for spec in specs.values())
+    """Printed name of each quantizer: its label, or its description if two share a label."""
+    label_counts = Counter(spec.label for spec in specs.values())
     return {
-        name: spec.description if labels[spec.label] > 1 else spec.label
+        name: spec.label if label_counts[spec.label] == 1 else spec.description
         for name, spec in specs.items()
     }

@@ -1,9 +1,10 @@
-"""Calibration-free round-to-nearest weight quantization: one function a kind.
+"""Round-to-nearest weight quantization without calibration: one function per kind.
 
-``quantizer_specs`` says what quantizers are; ``fake_quantize`` is a pure function of a weight
-and a spec. A kind is a function of groups of weights that share a scale, in ``KINDS``. Every
-operation is a float32 operation in a stated order, so that codes and values are defined to
-the bit. With b bits, per group of weights w, ``affine`` is (equations 1 and 2)
+``quantizer_specs`` defines the quantizers. ``fake_quantize`` is a pure function of a weight and
+a spec. ``KINDS`` has one function per kind, of groups of weights that share a scale. All
+operations are float32 in a fixed order, so codes and values are defined to the last bit.
+
+With b bits, ``affine`` computes for each group of weights w (equations 1 and 2):
 
 asymmetric   scale = (max(w) - min(w)) / (2^b - 1)
              zero  = round(-min(w) / scale)
@@ -12,14 +13,14 @@ asymmetric   scale = (max(w) - min(w)) / (2^b - 1)
 symmetric    scale = max(|w|) / (2^(b-1) - 1), zero = 0,
              code  = clamp(round(w / scale), -(2^(b-1) - 1), 2^(b-1) - 1)
 
-``round`` takes ties to even. The zero point is an integer that is not clamped, so groups of
-one sign are quantized as well as any other. A group whose scale is zero or subnormal (a
-constant group, say) is returned unchanged. Groups whose weights are all smaller than about
-1e-30 may differ in the last bit between a processor that flushes subnormal numbers to zero
-(``device.prepare_backend``) and one that does not.
+``round`` rounds ties to even. The zero point is an integer that is not clamped, so groups of
+one sign are quantized as well as any other. A group whose scale is zero or subnormal, such as a
+constant group, is returned unchanged. If all weights of a group are smaller than about 1e-30, the
+last bit may depend on whether the processor flushes subnormal numbers to zero
+(``device.prepare_backend``).
 
-The four-bit code books scale a group, take the nearest entry (the lower one at a tie) and
-scale back; a group whose scale is zero becomes zero.
+A four-bit code book scales a group, replaces each weight by the nearest entry (the lower one at
+a tie) and scales back. A group whose scale is zero becomes zero.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -34,30 +35,33 @@ from flatminima.layers import count_weights, kind_of, linear_layers, not_selecte
 from flatminima.quantizer_specs import AffineQuantizer, AnyQuantizer
 
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
-MOST_HELD = 2**23  # weights of a quantized copy that is kept in memory, 32 MiB
+MOST_KEPT = 2**23  # a quantized copy of up to 32 MiB is kept in memory
 # Code books in rising order. E2M1's 15 values; its largest, 6 = 1.5 * 2^2, has exponent 2.
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _SIGNED_E2M1 = [*(-value for value in E2M1[:0:-1]), *E2M1]
 _E2M1_EXPONENT = 2
 _E4M3_MAX = 448.0
-# Quantiles of the normal distribution on either side of zero; the outermost is the mean of
-# 1 - 1/30 and 1 - 1/32.
-_POSITIVE, _NEGATIVE = (ndtri(np.linspace(0.9677083, 0.5, n)[:-1]) for n in (9, 8))
+# NF4 has 8 positive and 7 negative entries, which are quantiles of the normal distribution. The
+# outermost quantile is the mean of 1 - 1/30 and 1 - 1/32 (QLoRA, appendix E).
+_POSITIVE = ndtri(np.linspace(0.9677083, 0.5, 9)[:-1])
+_NEGATIVE = ndtri(np.linspace(0.9677083, 0.5, 8)[:-1])
 _NF4 = np.sort([*-_NEGATIVE, 0.0, *_POSITIVE]) / _POSITIVE[0]
 
 
 def split_groups(weight: Tensor, spec: AnyQuantizer) -> list[Tensor]:
-    """The ``[out, in]`` weights as ``[out, groups, group]``, and ``[out, 1, remainder]`` if any.
+    """Split ``[out, in]`` weights into groups that share a scale, along the last axis.
 
-    ``[1, 1, all]`` where a tensor has one scale.
+    Returns ``[out, groups, group]``, and ``[out, 1, remainder]`` if the groups do not fill a row.
+    If the tensor has a single scale, returns ``[1, 1, all]``.
     """
     if isinstance(spec, AffineQuantizer) and spec.granularity == "tensor":
         return [weight.reshape(1, 1, -1)]
     out_features, in_features = weight.shape
     size = spec.group_length(in_features)
-    whole = in_features - in_features % size
-    parts = [weight[:, :whole].reshape(out_features, -1, size), weight[:, None, whole:]]
-    return [part for part in parts if part.numel()]
+    in_full_groups = in_features - in_features % size
+    full_groups = weight[:, :in_full_groups].reshape(out_features, -1, size)
+    remainder = weight[:, None, in_full_groups:]
+    return [part for part in (full_groups, remainder) if part.numel()]
 
 
 def join_groups(parts: list[Tensor], weight: Tensor) -> Tensor:
@@ -67,11 +71,12 @@ def join_groups(parts: list[Tensor], weight: Tensor) -> Tensor:
     return torch.cat([part.reshape(len(weight), -1) for part in parts], dim=1)
 
 
-# Kinds: a function of groups [..., group], their spec, and the largest magnitude of the weight
+# Each kind is a function of groups [..., group], the spec, and the largest magnitude in the
+# entire weight. Only nvfp4 uses the largest magnitude.
 
 
 def affine_scale(groups: Tensor, spec: AffineQuantizer) -> Tensor:
-    """Distance of neighbouring levels of each group, kept as an axis of length 1."""
+    """Distance between neighbouring levels, ``[..., 1]`` for groups ``[..., group]``."""
     low, high = groups.aminmax(dim=-1, keepdim=True)
     span = torch.maximum(low.abs(), high.abs()) if spec.symmetric else high - low
     return span / _top(spec)
@@ -83,8 +88,9 @@ def _top(spec: AffineQuantizer) -> int:
 
 
 def affine_codes(groups: Tensor, spec: AffineQuantizer) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes of ``[..., group]`` weights, and their zero points and scales."""
-    scale, low = affine_scale(groups, spec), groups.amin(dim=-1, keepdim=True)
+    """Codes of ``[..., group]`` weights, and the groups' zero points and scales, ``[..., 1]``."""
+    scale = affine_scale(groups, spec)
+    low = groups.amin(dim=-1, keepdim=True)
     zero = torch.zeros_like(scale) if spec.symmetric else torch.round(-low / scale)
     bottom = -_top(spec) if spec.symmetric else 0
     codes = torch.round(groups / scale).add_(zero).clamp_(bottom, _top(spec))
@@ -104,6 +110,7 @@ def _code_book(groups: Tensor, scale: Tensor, code: Sequence[float]) -> Tensor:
 
 
 def _largest(groups: Tensor) -> Tensor:
+    """Largest magnitude of each group, ``[..., 1]``."""
     return groups.abs().amax(dim=-1, keepdim=True)
 
 
@@ -113,16 +120,19 @@ def _nf4(groups: Tensor, spec: AnyQuantizer, largest: Tensor) -> Tensor:
 
 def _mxfp4(groups: Tensor, spec: AnyQuantizer, largest: Tensor) -> Tensor:
     # frexp: largest = mantissa * 2^exponent with a mantissa in [0.5, 1), exact.
-    own = _largest(groups)
-    exponent = torch.frexp(own).exponent - 1 - _E2M1_EXPONENT
-    scale = torch.where(own > 0, torch.ldexp(torch.ones_like(own), exponent), 0.0)
+    group_largest = _largest(groups)
+    exponent = torch.frexp(group_largest).exponent - 1 - _E2M1_EXPONENT
+    power_of_two = torch.ldexp(torch.ones_like(group_largest), exponent)
+    scale = torch.where(group_largest > 0, power_of_two, 0.0)
     return _code_book(groups, scale, _SIGNED_E2M1)
 
 
 def _nvfp4(groups: Tensor, spec: AnyQuantizer, largest: Tensor) -> Tensor:
-    whole = largest / (E2M1[-1] * _E4M3_MAX)
-    wanted = _largest(groups) / E2M1[-1] / whole
-    scale = wanted.to(torch.float8_e4m3fn).to(torch.float32) * whole
+    # Each group's scale is stored in eight bits, as a multiple of one float32 scale per tensor.
+    tensor_scale = largest / (E2M1[-1] * _E4M3_MAX)
+    exact_multiple = _largest(groups) / E2M1[-1] / tensor_scale
+    stored_multiple = exact_multiple.to(torch.float8_e4m3fn).to(torch.float32)
+    scale = stored_multiple * tensor_scale
     return _code_book(groups, scale, _SIGNED_E2M1)
 
 
@@ -135,21 +145,22 @@ KINDS = {"affine": _affine, "nf4": _nf4, "mxfp4": _mxfp4, "nvfp4": _nvfp4}
 def fake_quantize(weight: Tensor, spec: AnyQuantizer) -> Tensor:
     """Quantize and dequantize one weight (equation 2), float32 ``[out_features, in_features]``.
 
-    The result shares no memory with it. Raises ``TypeError`` for another dtype and ``Diverged``
-    for non-finite weights or a range that overflows float32.
+    Returns a new tensor. Raises ``TypeError`` for another dtype, and ``Diverged`` for weights
+    that are not finite or whose range overflows float32.
     """
     if weight.dtype != torch.float32:
         raise TypeError(f"weights must be float32 to be quantized, not {weight.dtype}")
     low, high = weight.aminmax()
     if not torch.isfinite(high - low):
         raise Diverged(f"weights span {low.item()} to {high.item()}: not a finite range")
-    largest, quantize = torch.maximum(low.abs(), high.abs()), KINDS[spec.kind]
+    largest = torch.maximum(low.abs(), high.abs())
+    quantize = KINDS[spec.kind]
     parts = [quantize(part, spec, largest) for part in split_groups(weight, spec)]
     return join_groups(parts, weight)
 
 
 def grid_steps(weight: Tensor, spec: AffineQuantizer) -> Tensor:
-    """Distance of neighbouring levels for every weight; zero where a group is left as it is.
+    """Distance between neighbouring levels around each weight; zero in unchanged groups.
 
     Raises ``UserError`` for a kind whose levels are not evenly spaced.
     """
@@ -169,26 +180,30 @@ def linear_weights(model: nn.Module, layers: str = "blocks") -> dict[str, nn.Par
 
 
 class Quantized(Mapping):
-    """Fake-quantized weights that ``spec`` selects, by parameter name; the model is untouched.
+    """Fake-quantized weights that ``spec`` selects, by parameter name; the model is unchanged.
 
-    Each is made when it is asked for, so that no more than one layer's is there at a time; all
-    are kept where they are small. Making them takes a hundredth of a larger model's batch.
+    A weight is quantized each time it is read, so that only one is in memory. In larger models
+    this takes about a hundredth of the time of a batch. If there are at most ``most_kept``
+    weights, they are quantized once and kept.
     """
 
-    def __init__(self, model: nn.Module, spec: AnyQuantizer, most_held: int = MOST_HELD) -> None:
-        self._layers, self._spec, self._kept = linear_layers(model, spec.layers), spec, {}
-        if sum(layer.weight.numel() for layer in self._layers.values()) <= most_held:
+    def __init__(self, model: nn.Module, spec: AnyQuantizer, most_kept: int = MOST_KEPT) -> None:
+        self._layers = linear_layers(model, spec.layers)
+        self._spec = spec
+        self._kept: dict[str, Tensor] = {}
+        if sum(layer.weight.numel() for layer in self._layers.values()) <= most_kept:
             self._kept = dict(self)
 
     def __getitem__(self, name: str) -> Tensor:
         if name in self._kept:
             return self._kept[name]
         layer = self._layers[name]
-        try:  # along the inputs; each expert is a matrix of its own
-            found = torch.stack([fake_quantize(m, self._spec) for m in layer.matrices()])
+        try:
+            # One matrix per expert, each [out, in]: groups run along the inputs.
+            quantized = [fake_quantize(matrix, self._spec) for matrix in layer.matrices()]
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}: {error}") from error
-        return layer.restored(found)
+        return layer.restored(torch.stack(quantized))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._layers)
@@ -198,21 +213,27 @@ class Quantized(Mapping):
 
 
 def quantized_weights(model: nn.Module, spec: AnyQuantizer) -> dict[str, Tensor]:
-    """The same, all of them at once."""
-    return dict(Quantized(model, spec, most_held=0))
+    """All fake-quantized weights that ``spec`` selects, by parameter name."""
+    return dict(Quantized(model, spec, most_kept=0))
 
 
 def coverage(model: nn.Module, spec: AnyQuantizer, read: Collection[str] | None = None) -> dict:
-    """How many weights of the model ``spec`` quantizes, in how many groups, and which it leaves.
+    """Which weights of a model ``spec`` quantizes, and which it leaves unchanged.
 
-    ``read`` are the names of those that the model has read when it ran; others change nothing
-    and count as left. Beside counts: bits_per_weight (of those quantized, scales among them),
-    narrowed (inputs of layers narrower than a group, by name with ``*`` for numbers), left
-    (counts by name), unread (the part of ``left`` that was selected but not read).
+    ``read`` are the names of the parameters that the model read when it ran. A selected weight
+    that was not read counts as left, since quantizing it changes nothing. Keys:
+
+    - ``weights`` of ``of`` are quantized, in ``matrices`` and ``groups``
+    - ``bits_per_weight`` of the quantized weights, with their scales
+    - ``narrowed``: inputs of layers narrower than a group, by ``kind_of`` their names
+    - ``left``: weights left unchanged, by ``kind_of`` their names
+    - ``unread``: the part of ``left`` that was selected but not read
     """
     selected = linear_layers(model, spec.layers)
-    used = selected if read is None else {n: v for n, v in selected.items() if n in read}
-    shapes = [layer.matrices().shape for layer in used.values()]
+    used = selected
+    if read is not None:
+        used = {name: layer for name, layer in selected.items() if name in read}
+    shapes = [layer.matrices().shape for layer in used.values()]  # [experts, out, in] each
     weights = sum(shape.numel() for shape in shapes)
     bits = sum(shape.numel() * spec.storage_bits(*shape[1:]) for shape in shapes)
     left = not_selected(model, used)
@@ -233,19 +254,20 @@ def coverage(model: nn.Module, spec: AnyQuantizer, read: Collection[str] | None 
     }
 
 
-def coverage_line(found: Mapping) -> str:
+def coverage_line(coverage: Mapping) -> str:
     """``coverage`` in one line for a log."""
-    left, narrowed = (
-        ", ".join(f"{name} {count:,}" for name, count in found[key].items())
-        for key in ("left", "narrowed")
-    )
+    left = _counts_text(coverage["left"])
     line = (
-        f"{found['weights']:,} of {found['of']:,} weights quantized "
-        f"({100 * found['weights'] / found['of']:.1f} %) in {found['matrices']:,} matrices and "
-        f"{found['groups']:,} groups; left as they are: {left or 'none'}"
+        f"{coverage['weights']:,} of {coverage['of']:,} weights quantized "
+        f"({100 * coverage['weights'] / coverage['of']:.1f} %) in {coverage['matrices']:,} "
+        f"matrices and {coverage['groups']:,} groups; left unchanged: {left or 'none'}"
     )
-    if narrowed:
-        line += f"; groups narrowed to the rows of {narrowed}"
-    if found["unread"]:
-        line += f"; not read when the model ran: {', '.join(found['unread'])}"
+    if coverage["narrowed"]:
+        line += f"; groups narrowed to the rows of {_counts_text(coverage['narrowed'])}"
+    if coverage["unread"]:
+        line += f"; not read when the model ran: {', '.join(coverage['unread'])}"
     return line
+
+
+def _counts_text(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())

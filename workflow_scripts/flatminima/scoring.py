@@ -1,11 +1,11 @@
-"""Perplexity of models and their distance to the full-precision one, on fixed batches.
+"""Perplexity of models, and their distance to the full-precision model, on fixed batches.
 
-``score(tokens, forwards)`` is the one interface: a forward is a callable that gives the next-token
-logits of a batch, whether of a model, of one with some weights replaced or rounded on the way, or
-of another library's. ``Prober`` is the probe of the paper's audit.
+``score(tokens, forwards)`` is the common interface. A forward is a function from a batch to its
+next-token logits: of a model, of a model with some weights replaced, or of another library's
+model. ``Prober`` measures a checkpoint as the paper's audit does.
 
 Perplexity is exp of the token-weighted mean negative log-likelihood (NLL), summed in float64. A
-sequence of T tokens scores T - 1 of them; documents are packed, so that all weigh the same.
+sequence of T tokens scores T - 1 of them. Documents are packed, so all sequences weigh the same.
 """
 
 import logging
@@ -36,9 +36,9 @@ from flatminima.text.tokens import check_ids, read_tokens
 
 logger = logging.getLogger(__name__)
 
-TRIED = 16  # tokens on which a model is shown to be causal
-SCORED_AT_ONCE = 2**20  # logits; what is made of them stays in a processor's cache
-# Next-token logits of ``[batch, length]`` ids, some positions at a time: ``model_logits``.
+CAUSAL_CHECK_TOKENS = 16
+SCORED_AT_ONCE = 2**20  # logits; the arrays computed from so many stay in a processor's cache
+# From ``[batch, length]`` ids to next-token logits in pieces, as ``model_logits`` makes them.
 Forward = Callable[[Tensor], Iterator[Tensor]]
 
 
@@ -46,11 +46,12 @@ Forward = Callable[[Tensor], Iterator[Tensor]]
 
 
 class _OnRead(dict):
-    """A module's parameters, of which some are replaced at the moment they are read.
+    """Parameters of a module, some of which are replaced at the moment they are read.
 
-    ``nn.Module`` looks its parameters up in this dictionary by ``__getitem__`` each time its code
-    reads an attribute such as ``self.weight``. So a replacement is found whether the layer is
-    called or its weight is read directly, and it exists only while somebody uses it.
+    It takes the place of ``module._parameters``. ``nn.Module.__getattr__`` reads that dictionary
+    by ``__getitem__`` each time code reads an attribute such as ``self.weight``. The replacement
+    is therefore used whether a layer is called or its weight is read directly. It is freed as
+    soon as the code that read it is done. A hook or a new ``forward`` would miss direct reads.
     """
 
     def __init__(self, parameters: dict, replacements: Mapping[str, Callable[[], Tensor]]) -> None:
@@ -63,28 +64,31 @@ class _OnRead(dict):
 
 
 def model_logits(model: nn.Module, ids: Tensor, at_once: int = LOGITS_AT_ONCE) -> Iterator[Tensor]:
-    """Next-token logits of the positions that are scored, ``[some positions, vocabulary]`` each.
+    """Next-token logits of the scored positions, in pieces of ``[positions, vocabulary]``.
 
-    ``ids`` is ``[batch, length]``; positions come sequence by sequence, the last of each left out.
-    Where logits, for Pythia 50,304 numbers a token, would be more than ``at_once``, the head is
-    applied to some positions at a time. Pieces of models with one vocabulary are equally long.
+    ``ids`` is ``[batch, length]``. Positions come sequence by sequence, without the last of each.
+    Pythia has 50,304 logits per token. If a batch has more than ``at_once`` logits, the head is
+    applied to some positions at a time. Models with the same vocabulary give pieces of the same
+    length, so that their pieces can be compared one by one.
     """
     pieces = head_in_pieces(model, ids, at_once)
     if pieces is None:
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1)
         return iter(logits.split(max(1, at_once // logits.shape[-1])))
     head, states = pieces
-    weight, bias = head.weight, head.bias  # read while they are replaced
+    # Read now, while ``ModelForward`` has replaced them: the generator below runs later.
+    weight = head.weight
+    bias = head.bias
     parts = states.split(max(1, at_once // head.out_features))
     return (nn.functional.linear(part, weight, bias) for part in parts)
 
 
 class ModelForward:
-    """The forward of a model with ``weights`` in place of some of its own, by parameter name.
+    """The forward of a model in which ``weights``, by parameter name, replace the model's own.
 
     Replacements are looked up lazily, each time a module reads the parameter. A mapping that
-    quantizes on access therefore keeps at most one quantized weight in memory. ``read`` are the
-    names that were read so far. Raises ``TypeError`` for a model that is not float32.
+    quantizes on access therefore keeps at most one quantized weight in memory. ``read`` collects
+    the names of the weights that were read. Raises ``TypeError`` if the model is not float32.
     """
 
     def __init__(
@@ -106,9 +110,10 @@ class ModelForward:
         """``model_logits`` of the changed model.
 
         Raises ``KeyError`` for a weight that is not a parameter of the model, and ``NotMeasured``
-        for whatever the model's own code raises. Errors of ``weights`` are raised unchanged.
+        for any error of the model's own code. Errors of ``weights`` are raised unchanged.
         """
         parameters = dict(self.model.named_parameters())
+        # By identity: a shared parameter has several names, and is replaced under all of them.
         makers = {id(parameters[name]): partial(self._replacement, name) for name in self.weights}
         parameters_before = {}
         try:
@@ -120,6 +125,7 @@ class ModelForward:
                 }
                 if replacements:
                     parameters_before[module] = module._parameters
+                    # Not by setattr, which nn.Module overrides.
                     module.__dict__["_parameters"] = _OnRead(module._parameters, replacements)
             with model_failures_named(but=lambda error: error is self._weights_error):
                 return model_logits(self.model, ids, self.at_once)
@@ -141,30 +147,37 @@ class ModelForward:
 
 @dataclass
 class SequenceScores:
-    """Sums over the scored tokens of each sequence, against the full-precision model."""
+    """Sums over the scored tokens of each sequence, compared with the full-precision model."""
 
     nll_nats: list[float] = field(default_factory=list)
     kl_nats: list[float] = field(default_factory=list)
-    top1_changed: list[float] = field(default_factory=list)  # tokens with another likeliest next
-    scored: list[int] = field(default_factory=list)  # tokens
+    top1_changed: list[float] = field(default_factory=list)  # tokens whose top prediction changed
+    scored: list[int] = field(default_factory=list)  # number of scored tokens
 
     def mean_nll(self) -> float:
         """Token-weighted mean NLL in nats per token."""
         return float(np.sum(self.nll_nats, dtype=np.float64) / np.sum(self.scored))
 
     def table(self, step: int, name: str, role: str) -> pd.DataFrame:
-        """A row per sequence: step, quantizer, role, sequence, and the four sums."""
-        named = {"step": step, "quantizer": name, "role": role,
-                 "sequence": np.arange(len(self.scored), dtype=np.int32)}  # fmt: skip
-        return pd.DataFrame(named | asdict(self)).astype({"scored": np.int32})
+        """One row per sequence: step, quantizer, role, sequence, and the four sums."""
+        labels = {
+            "step": step,
+            "quantizer": name,
+            "role": role,
+            "sequence": np.arange(len(self.scored), dtype=np.int32),
+        }
+        return pd.DataFrame(labels | asdict(self)).astype({"scored": np.int32})
 
 
 def scores_table(
     scores: Mapping[str, SequenceScores], step: int, roles: Mapping[str, str] | None = None
 ) -> pd.DataFrame:
-    """``SequenceScores.table`` of each; all but the model itself are a ``variant`` by default."""
+    """All ``scores`` as one table, in order. A name without a role has the role ``variant``."""
     roles = roles or {FP32: FP32}
-    tables = [one.table(step, name, roles.get(name, "variant")) for name, one in scores.items()]
+    tables = [
+        sequence_scores.table(step, name, roles.get(name, "variant"))
+        for name, sequence_scores in scores.items()
+    ]
     return pd.concat(tables, ignore_index=True)
 
 
@@ -178,78 +191,95 @@ def batches(tokens: np.ndarray, batch_size: int, device: str) -> Iterator[Tensor
 def score(
     tokens: np.ndarray, forwards: Mapping[str, Forward], *, batch_size: int, device: str = "cpu"
 ) -> dict[str, SequenceScores]:
-    """Scores by name of each forward; the first is the reference that the others are held to.
+    """Scores by name of each forward. The first is the reference for the others.
 
-    ``tokens`` is ``[sequences, length]``. All forwards see each batch side by side, so that
-    no batch's logits outlive it. Raises ``Diverged`` where a log-likelihood is not
-    finite, and ``TypeError`` where TF32 is allowed.
+    ``tokens`` is ``[sequences, length]``. All forwards process a batch side by side, so that only
+    one batch's logits are in memory. Raises ``Diverged`` if a log-likelihood is not finite, and
+    ``TypeError`` if TF32 is allowed.
     """
     if torch.backends.cuda.matmul.allow_tf32:
         raise TypeError("TF32 is allowed; call prepare_backend() before measuring")
     scores = {name: SequenceScores() for name in forwards}
     for ids in batches(tokens, batch_size, device):
-        targets, found = ids[:, 1:].reshape(-1, 1), []
-        for parts in zip(*(forward(ids) for forward in forwards.values()), strict=True):
-            wanted, targets = targets[: len(parts[0])], targets[len(parts[0]) :]
-            rows = max(1, SCORED_AT_ONCE // parts[0].shape[-1])
-            pieces = zip(*(part.split(rows) for part in (*parts, wanted)), strict=True)
-            found += [_score_positions(piece[:-1], piece[-1]) for piece in pieces]
-        shape = (3, len(scores), *ids[:, 1:].shape)
-        sums = torch.cat(found, dim=-1).view(shape).double().sum(dim=-1).unbind(dim=1)
+        sequences, scored_tokens = ids[:, 1:].shape
+        position_scores = _score_batch([forward(ids) for forward in forwards.values()], ids)
+        by_sequence = position_scores.view(3, len(scores), sequences, scored_tokens)
+        sums = by_sequence.double().sum(dim=-1).unbind(dim=1)  # per forward, [3, sequences]
         for (name, record), (nll, kl, changed) in zip(scores.items(), sums, strict=True):
             if not torch.isfinite(nll).all():
                 raise Diverged(f"{name}: a log-likelihood is not finite")
             record.nll_nats += nll.tolist()
             record.kl_nats += kl.tolist()
             record.top1_changed += changed.tolist()
-            record.scored += [shape[-1]] * shape[-2]
+            record.scored += [scored_tokens] * sequences
     return scores
+
+
+def _score_batch(pieces_by_forward: Sequence[Iterator[Tensor]], ids: Tensor) -> Tensor:
+    """``_score_positions`` of all positions of a batch, ``[3, forwards, positions]``."""
+    targets = ids[:, 1:].reshape(-1, 1)
+    position_scores = []
+    start = 0
+    for logits in zip(*pieces_by_forward, strict=True):  # the same positions, from each forward
+        vocabulary = logits[0].shape[-1]
+        rows = max(1, SCORED_AT_ONCE // vocabulary)
+        chunks = zip(*(forward_logits.split(rows) for forward_logits in logits), strict=True)
+        for chunk in chunks:
+            stop = start + len(chunk[0])
+            position_scores.append(_score_positions(chunk, targets[start:stop]))
+            start = stop
+    return torch.cat(position_scores, dim=-1)
 
 
 def score_variants(
     model: nn.Module, tokens: np.ndarray, variants: Mapping[str, Mapping[str, Tensor]], **options
 ) -> dict[str, SequenceScores]:
-    """``score`` of the model under ``fp32`` and of variants that differ in some weights.
+    """``score`` of the model, under the name ``fp32``, and of variants with other weights.
 
-    ``variants`` maps a name to the weights that it replaces, by parameter name; ``options``
+    ``variants`` maps the name of a variant to its replaced weights by parameter name. ``options``
     are those of ``score``.
     """
-    changes = {FP32: {}, **variants}
-    forwards = {name: ModelForward(model, weights) for name, weights in changes.items()}
+    replaced_weights = {FP32: {}, **variants}
+    forwards = {name: ModelForward(model, weights) for name, weights in replaced_weights.items()}
     return score(tokens, forwards, **options)
 
 
 def score_quantized(
     model: nn.Module, tokens: np.ndarray, specs: Mapping[str, AnyQuantizer], **options
 ) -> tuple[dict[str, SequenceScores], dict[str, dict]]:
-    """``score`` of the model as it is and quantized, and what each of ``specs`` covers.
+    """``score`` of the unchanged and the quantized model, and ``coverage`` of each quantizer.
 
-    Raises ``NotMeasured`` for a model that looks ahead, and where it read none of the weights
-    that were to be quantized: its gap would be that of no quantizer.
+    Raises ``NotMeasured`` for a model that is not causal, and for a model that reads none of the
+    quantized weights: quantizing would change nothing, and its gap would be zero.
     """
     with model_failures_named():
         embedding = model.get_input_embeddings().weight
     # Before any forward: a GPU that gets an id beyond the embedding fails for all later work.
     check_ids(tokens, len(embedding), whose="the vocabulary")
     with model_failures_named():
-        check_causal(model, next(batches(tokens[:1, :TRIED], 1, str(embedding.device))))
+        first_tokens = tokens[:1, :CAUSAL_CHECK_TOKENS]
+        check_causal(model, next(batches(first_tokens, 1, str(embedding.device))))
+
     forwards = {FP32: ModelForward(model)}
-    forwards |= {name: ModelForward(model, Quantized(model, s)) for name, s in specs.items()}
+    for name, spec in specs.items():
+        forwards[name] = ModelForward(model, Quantized(model, spec))
     scores = score(tokens, forwards, **options)
-    covered = {name: coverage(model, s, forwards[name].read) for name, s in specs.items()}
-    for name, found in covered.items():
-        if not found["weights"]:
+
+    # After scoring, because only then each forward knows which weights were read.
+    coverages = {name: coverage(model, spec, forwards[name].read) for name, spec in specs.items()}
+    for name, quantizer_coverage in coverages.items():
+        if not quantizer_coverage["weights"]:
             raise NotMeasured(f"{name}: no weight that the model reads can be quantized")
-    return scores, covered
+    return scores, coverages
 
 
 def _kl_divergence(reference: Tensor, log_probabilities: Tensor, p: Tensor) -> Tensor:
-    """KL divergence in nats of each token, never negative; ``p`` is exp of ``reference``.
+    """KL divergence in nats of each token, never negative. ``p`` is exp of ``reference``.
 
-    With d = log q - log p and both summing to one it is the sum of p (e^d - 1 - d): equal to the
-    textbook's sum of -p d, but every term is non-negative, and the rounding of the logarithms,
-    larger than the whole divergence of a good quantizer, enters squared. Where d is large p e^d
-    is taken as q, which cannot overflow.
+    With d = log q - log p, and p and q summing to one, it is the sum of p (e^d - 1 - d). This
+    equals the textbook's sum of -p d. But here every term is non-negative, and rounding errors of
+    the logarithms enter squared. In the textbook's form they are larger than the divergence of a
+    good quantizer. Where d is large, p e^d is replaced by q, which cannot overflow.
     """
     d = log_probabilities - reference
     terms = torch.expm1(d).sub_(d).mul_(p)
@@ -262,33 +292,36 @@ def _kl_divergence(reference: Tensor, log_probabilities: Tensor, p: Tensor) -> T
 def _score_positions(logits: Sequence[Tensor], targets: Tensor) -> Tensor:
     """NLL, KL divergence and changed predictions, ``[3, variants, positions]``.
 
-    ``logits`` has ``[positions, vocabulary]`` of the model itself and then of each variant,
+    ``logits`` has ``[positions, vocabulary]`` of the reference model and then of each variant.
     ``targets`` is ``[positions, 1]``.
     """
-    found = []
-    for values in logits:
-        log_probabilities = torch.log_softmax(values.float(), dim=-1)
+    reference_logits, *variant_logits = logits
+    reference = torch.log_softmax(reference_logits.float(), dim=-1)
+    reference_nll = -reference.gather(-1, targets).squeeze(-1)
+    zero = torch.zeros_like(reference_nll)
+    scores = [torch.stack([reference_nll, zero, zero])]
+    if variant_logits:
+        top1 = reference.argmax(dim=-1)
+        p = reference.exp()
+    for quantized_logits in variant_logits:
+        log_probabilities = torch.log_softmax(quantized_logits.float(), dim=-1)
         nll = -log_probabilities.gather(-1, targets).squeeze(-1)
-        if not found:
-            reference, best = log_probabilities, log_probabilities.argmax(dim=-1)
-            p = reference.exp() if len(logits) > 1 else reference
-            kl = changed = torch.zeros_like(nll)
-        else:
-            kl = _kl_divergence(reference, log_probabilities, p)
-            changed = (log_probabilities.argmax(dim=-1) != best).float()
-        found.append(torch.stack([nll, kl, changed]))
-    return torch.stack(found, dim=1)
+        kl = _kl_divergence(reference, log_probabilities, p)
+        changed = (log_probabilities.argmax(dim=-1) != top1).float()
+        scores.append(torch.stack([nll, kl, changed]))
+    return torch.stack(scores, dim=1)
 
 
 # The probe
 
 
 class Prober:
-    """Scores models on one suite's validation batches, at full precision and quantized.
+    """Scores models on a suite's validation batches, at full precision and quantized.
 
     ``probe`` has ``quantizers`` (definitions by name), ``roles`` (``low_bit`` or ``high_bit`` by
-    the same names), ``batch_size``, ``device`` and perhaps ``sequences``, how many of the token
-    file are scored. Sets torch's threads and numeric mode; takes one of several GPUs.
+    the same names), ``batch_size`` and ``device``. With ``sequences``, only so many of the token
+    file are scored. ``made_by`` records everything that decides the scores. The constructor sets
+    torch's threads and numeric mode and, on a machine with several GPUs, takes one.
     """
 
     def __init__(self, validation: str, probe: Mapping, threads: int) -> None:
@@ -297,15 +330,19 @@ class Prober:
         self.specs = read_specs(probe["quantizers"])
         self.roles = {FP32: FP32, **probe["roles"]}
         self.options = {"batch_size": probe["batch_size"], "device": self.device}  # of ``score``
-        self.made_by = describe_run(device=self.device, threads=threads, probe=dict(probe),
-                                    validation_sha256=file_sha256(validation))  # fmt: skip
+        self.made_by = describe_run(
+            device=self.device,
+            threads=threads,
+            probe=dict(probe),
+            validation_sha256=file_sha256(validation),
+        )
 
     def __call__(self, model: nn.Module, step: int) -> pd.DataFrame:
         """``scores_table`` of the model of ``step`` and of its quantized variants.
 
-        Raises ``NotMeasured`` naming the step where the model cannot be scored, and ``Diverged``
-        where its numbers are not finite. Which weights of the first model are quantized, and
-        which are not, is logged and kept in ``made_by``.
+        Raises ``NotMeasured`` if the model cannot be scored, and ``Diverged`` if its numbers are
+        not finite; both name the step. For the first model, the log and ``made_by`` list which
+        weights are quantized.
         """
         try:
             scores, coverages = score_quantized(
@@ -313,7 +350,9 @@ class Prober:
             )
             for name, record in scores.items():
                 if not record.mean_nll() < np.log(np.finfo(np.float64).max):
-                    raise Diverged(f"{name}: {record.mean_nll():g} nats, no finite perplexity")
+                    raise Diverged(
+                        f"{name}: {record.mean_nll():g} nats; the perplexity is not finite"
+                    )
         except UserError as error:
             kind = Diverged if isinstance(error, Diverged) else NotMeasured
             raise kind(f"step {step}: {one_line(error)}") from error
@@ -326,9 +365,9 @@ class Prober:
         return scores_table(scores, step, self.roles)
 
     def checkpoint(self, folder: str | Path, step: int) -> list[pd.DataFrame]:
-        """The scores of a checkpoint's model; none, and a line, where it has diverged.
+        """A list with the scores of a checkpoint; an empty list if the model has diverged.
 
-        ``made_by["left_out"]`` keeps the reason by step.
+        In that case, the log has one line and ``made_by["left_out"]`` the reason by step.
         """
         try:
             return [self(load_model(folder, self.device), step)]
