@@ -1,7 +1,7 @@
-"""Steps without numbers, and how that is said beside the numbers of the others.
+"""Steps without numbers, and how tables and figures name them.
 
-The revision of a *missing* step is not on the hub. A *diverged* checkpoint is there, and its
-weights or its perplexity are not finite.
+The hub does not have the revision (the published checkpoint) of a *missing* step. The
+checkpoint of a *diverged* step exists, but its weights or its perplexity are not finite.
 """
 
 import logging
@@ -14,9 +14,12 @@ import pandas as pd
 from flatminima.errors import Diverged
 
 logger = logging.getLogger(__name__)
-PRESENT, MISSING = "present", "missing"  # the column status of suite.csv
+# The column status of suite.csv.
+PRESENT = "present"
+MISSING = "missing"
+
 DIVERGED = "diverged"
-_MOST_NAMED = 6
+_MOST_NAMED = 6  # steps of a list; the others are counted
 
 
 def missing_steps(suite_table: pd.DataFrame) -> list[int]:
@@ -25,16 +28,16 @@ def missing_steps(suite_table: pd.DataFrame) -> list[int]:
 
 
 def diverged_steps(suite_table: pd.DataFrame, audit: pd.DataFrame) -> list[int]:
-    """Steps whose checkpoint is there and that the probe left out of ``audit.csv``."""
-    there = suite_table.loc[suite_table["status"] == PRESENT, "step"]
-    return sorted(int(step) for step in set(there) - set(audit["step"]))
+    """Steps whose checkpoint is present and that the probe left out of ``audit.csv``."""
+    present_steps = suite_table.loc[suite_table["status"] == PRESENT, "step"]
+    return sorted(int(step) for step in set(present_steps) - set(audit["step"]))
 
 
 @contextmanager
 def leaving_out_diverged(step: int) -> Iterator[None]:
-    """Leave the block where the checkpoint of ``step`` has diverged, and name it in the log.
+    """Leave the block if the checkpoint of ``step`` has diverged, and name the step in the log.
 
-    The other checkpoints of a run go on, as in ``scoring.Prober.checkpoint``.
+    The other checkpoints of a run are measured, as in ``scoring.Prober.checkpoint``.
     """
     try:
         yield
@@ -43,28 +46,27 @@ def leaving_out_diverged(step: int) -> Iterator[None]:
 
 
 def even_steps(steps: Iterable[int], spacing: int) -> np.ndarray:
-    """The evenly spaced ones of ``steps``, each once and in order: multiples after step 0."""
-    steps = np.unique(np.asarray(steps))
-    return steps[(steps > 0) & (steps % spacing == 0)]
+    """The multiples of ``spacing`` among ``steps``, each once and in order, without step 0."""
+    unique_steps = np.unique(np.asarray(steps))
+    return unique_steps[(unique_steps > 0) & (unique_steps % spacing == 0)]
 
 
 def holes(steps: Iterable[int], spacing: int) -> list[int]:
-    """Multiples of ``spacing`` up to the last of ``steps`` that are not among them.
+    """Multiples of ``spacing`` up to the last of ``steps`` that are not in ``steps``.
 
-    None where ``spacing`` is 1, which stands for steps without any order.
+    A ``spacing`` of 1 means that the steps follow no grid. Such steps have no holes.
     """
     if spacing == 1:
         return []
-    there = set(steps)
-    return [
-        step for step in range(spacing, max(there, default=0) + 1, spacing) if step not in there
-    ]
+    measured_steps = set(steps)
+    last = max(measured_steps, default=0)
+    return [step for step in range(spacing, last + 1, spacing) if step not in measured_steps]
 
 
 def hole_words(steps: Iterable[int], spacing: int, phases: Mapping) -> str:
     """``left_out_words`` of the ``holes`` among measured ``steps``.
 
-    A hole that is not among the diverged steps of phases.json counts as missing.
+    A hole that phases.json does not list as diverged counts as missing.
     """
     absent = holes(steps, spacing)
     diverged = [step for step in absent if step in phases.get(DIVERGED, ())]
@@ -79,11 +81,11 @@ def left_out_words(phases: Mapping) -> str:
 
 
 def _named_steps(kind: str, steps: Collection[int]) -> str:
+    """``missing: steps 4, 8 and 3 more``; empty without steps."""
     if not steps:
         return ""
-    steps = sorted(steps)
-    named = ", ".join(f"{step:,}" for step in steps[:_MOST_NAMED])
-    more = len(steps) - _MOST_NAMED
-    return f"{kind}: step{'s' * (len(steps) > 1)} {named}" + (
-        f" and {more} more" if more > 0 else ""
-    )
+    ordered = sorted(steps)
+    noun = "step" if len(ordered) == 1 else "steps"
+    words = f"{kind}: {noun} " + ", ".join(f"{step:,}" for step in ordered[:_MOST_NAMED])
+    unnamed = len(ordered) - _MOST_NAMED
+    return f"{words} and {unnamed} more" if unnamed > 0 else words

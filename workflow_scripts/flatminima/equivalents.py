@@ -1,7 +1,7 @@
 """What in a suite corresponds to the paper's steps and to its fork schedules.
 
-Table 1, Table 2 and the ledger of claims read the same two functions, so that a number in a
-table and the same number in a claim come from the same checkpoint and the same forks.
+Tables 1 and 2 and the ledger of claims use these functions. A number in a table and the same
+number in a claim therefore come from the same checkpoint and the same forks.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,20 +15,22 @@ def grid_steps(spacing: int, last: int) -> range:
 
 
 def equivalent_step(paper_step: float, steps: Iterable[int], last: int) -> int:
-    """The one of a suite's ``steps`` that is nearest to the paper's by the share of the run.
+    """The suite's step that is nearest to a step of the paper, as a share of the run.
 
-    ``last`` is the last step of the suite's run. Of two steps that are equally near it is the
-    earlier one.
+    ``steps`` are the suite's steps to choose from, ``last`` is the last step of its run. If two
+    steps are equally near, it is the earlier one.
     """
     exact = paper_step * last / PAPER_LAST_STEP
     return min(steps, key=lambda step: (abs(step - exact), step))
 
 
 def schedule_of_kind(schedules: Mapping[str, Mapping], kind: str) -> str | None:
-    """Name of the fork schedule that stands for one of the paper's kinds; ``None`` for no such.
+    """Name of the fork schedule that corresponds to one of the paper's kinds, or ``None``.
 
     ``schedules`` are their definitions by name. A schedule that is named after its kind comes
-    before others of the kind, which may differ from the paper's in more than the name.
+    first: others of the kind may differ from the paper's in more than the name.
     """
     names = [name for name, definition in schedules.items() if definition["kind"] == kind]
-    return kind if kind in names else next(iter(names), None)
+    if kind in names:
+        return kind
+    return names[0] if names else None
