@@ -1,7 +1,7 @@
-"""Weight excess kurtosis under three definitions (section 4.5 does not say which it took).
+"""Weight excess kurtosis under three definitions; section 4.5 does not say which it uses.
 
-``per_tensor``: of each weight matrix. ``mean_over_tensors``: their unweighted mean.
-``pooled``: of all weights of all matrices taken as one sample. All are Fisher's
+``per_tensor``: the kurtosis of each weight matrix. ``mean_over_tensors``: their unweighted
+mean. ``pooled``: the kurtosis of all weights of all matrices as one sample. All are Fisher's
 excess kurtosis (0 for a normal distribution) without bias correction, in float64.
 """
 
@@ -21,39 +21,42 @@ PART = 2**22  # numbers that are in memory in float64 at a time
 
 
 def pooled_kurtosis(arrays: Sequence[np.ndarray]) -> float:
-    """Excess kurtosis of the numbers of all ``arrays`` taken as one sample.
+    """Excess kurtosis of the numbers of all ``arrays`` as one sample.
 
-    To the last bit what ``scipy.stats.kurtosis`` gives for all of them in one float64 array.
-    That takes ten times the memory of the weights: the array and three more like it.
+    The result equals ``scipy.stats.kurtosis`` of one float64 array of them, to the last bit.
+    Such an array, and three more that scipy makes, would take ten times the memory of the
+    weights.
     """
-    flat = [array.ravel() for array in arrays]
-    starts = np.cumsum([0, *map(len, flat)])
+    flat_arrays = [array.ravel() for array in arrays]
+    starts = np.cumsum([0, *map(len, flat_arrays)])
 
     def part(start: int, stop: int) -> np.ndarray:
         """Numbers ``start`` to ``stop`` of the sample, in float64."""
         pieces = [
             array[max(0, start - first) : max(0, stop - first)]
-            for first, array in zip(starts[:-1], flat, strict=True)
+            for first, array in zip(starts[:-1], flat_arrays, strict=True)
         ]
         return np.concatenate(pieces, dtype=np.float64)
 
-    def total(start: int, stop: int, power: int, center: float) -> float:
-        """Sum of the powers of distances to ``center``, added up as numpy adds up one array."""
+    def power_sum(start: int, stop: int, power: int, center: float) -> float:
+        """Sum of the powers of the distances to ``center``."""
         if stop - start > PART:
+            # Divided where numpy's pairwise sum of one array divides, so that rounding is equal.
             half = (stop - start) // 2
-            middle = start + half - half % 8  # where numpy's pairwise sum divides
-            return total(start, middle, power, center) + total(middle, stop, power, center)
-        values = part(start, stop)
+            middle = start + half - half % 8
+            lower = power_sum(start, middle, power, center)
+            return lower + power_sum(middle, stop, power, center)
+        numbers = part(start, stop)
         if power > 1:
-            values -= center
+            numbers -= center
         for _ in range(power // 2):
-            np.square(values, out=values)
-        return values.sum()
+            np.square(numbers, out=numbers)
+        return numbers.sum()
 
     count = int(starts[-1])
-    mean = total(0, count, 1, 0.0) / count
-    second = total(0, count, 2, mean) / count
-    fourth = total(0, count, 4, mean) / count
+    mean = power_sum(0, count, 1, 0.0) / count
+    second = power_sum(0, count, 2, mean) / count
+    fourth = power_sum(0, count, 4, mean) / count
     return float(fourth / second**2 - 3.0)
 
 
@@ -61,16 +64,21 @@ def kurtosis_table(step: int, weights: Mapping[str, np.ndarray]) -> pd.DataFrame
     """Rows of one checkpoint: step, statistic, tensor, n_weights, excess_kurtosis.
 
     ``weights`` maps tensor names to ``[out, in]`` arrays of finite numbers. Raises ``Diverged``
-    where those of one are all equal, since their kurtosis is not finite.
+    if all weights of an array are equal, since their kurtosis is not finite.
     """
-    for name, w in weights.items():
-        if w.min() == w.max():
+    for name, array in weights.items():
+        if array.min() == array.max():
             raise Diverged(f"step {step}: the weights of {name} are all equal: no kurtosis")
-    count = sum(w.size for w in weights.values())
-    excess = {name: stats.kurtosis(w.astype(float), axis=None) for name, w in weights.items()}
-    rows = [("per_tensor", name, w.size, excess[name]) for name, w in weights.items()]
+
+    count = sum(array.size for array in weights.values())
+    rows = []
+    tensor_kurtoses = []
+    for name, array in weights.items():
+        excess = stats.kurtosis(array.astype(float), axis=None)
+        tensor_kurtoses.append(excess)
+        rows.append(("per_tensor", name, array.size, excess))
     rows += [
-        ("mean_over_tensors", "all", count, np.mean(list(excess.values()))),
+        ("mean_over_tensors", "all", count, np.mean(tensor_kurtoses)),
         ("pooled", "all", count, pooled_kurtosis(list(weights.values()))),
     ]
     columns = ["step", "statistic", "tensor", "n_weights", "excess_kurtosis"]
@@ -78,10 +86,10 @@ def kurtosis_table(step: int, weights: Mapping[str, np.ndarray]) -> pd.DataFrame
 
 
 def kurtosis_of_checkpoint(step: int, weights: str | Path, layers: str) -> list[pd.DataFrame]:
-    """``kurtosis_table`` of the matrices that a quantizer with the same ``layers`` takes.
+    """``kurtosis_table`` of the matrices that a quantizer with the same ``layers`` rounds.
 
-    ``weights`` is the checkpoint's file of weights or the index of its shards. Of a checkpoint
-    that has diverged there is no table, and the log names it.
+    ``weights`` is the checkpoint's file of weights or the index of its shards. The list is empty
+    if the checkpoint has diverged, and the log names its step.
     """
     with leaving_out_diverged(step):
         matrices = matrices_of(load_model(Path(weights).parent), layers)
