@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from flatminima.config.keys import EvenGrid, Integrity
 from flatminima.integrity import (
     SURE,
-    WHOLE,
-    Found,
+    WHOLE_MODEL,
+    Finding,
     IntegrityError,
     decide,
     examine,
@@ -60,7 +60,7 @@ def tables(path: dict, missing: tuple = (), shapes: dict | None = None):
             for i, h in enumerate(hashes)
         ]
         whole = weights.astype(float).ravel()
-        prints.append((step, WHOLE, "", weights.size, "", squares.sum(), whole.tolist()))
+        prints.append((step, WHOLE_MODEL, "", weights.size, "", squares.sum(), whole.tolist()))
     revisions += [(step, "missing", "no such revision", None) for step in missing]
     columns = ["step", "tensor", "shape", "n_weights", "sha256", "sum_of_squares", "sketch"]
     named = ["step", "status", "reason", "weights_sha256"]
@@ -154,7 +154,7 @@ def test_weights_of_another_run():
     # Of few revisions nothing is said, and without any there is nothing to look at.
     assert found({step: path[step] for step in (0, 1, 1000)}) == {}
     assert found({1000: path[1000]}) == {}
-    with pytest.raises(ValueError, match="no revision of the suite could be had"):
+    with pytest.raises(ValueError, match="no revision of the suite"):
         found({}, missing=(0, 1))
 
 
@@ -171,7 +171,7 @@ def mini():
     return steps, apart + apart.T, norms
 
 
-def named(mini, chosen: np.ndarray) -> list[Found]:
+def named(mini, chosen: np.ndarray) -> list[Finding]:
     """What the path through some of mini's revisions shows."""
     steps, apart, norms = mini
     return list(out_of_place(steps[chosen].tolist(), apart[np.ix_(chosen, chosen)], norms[chosen]))
@@ -226,12 +226,12 @@ def test_severity_decides_and_the_line_names_finding_revisions_and_key():
     assert "duplicate: steps 20000, 21000 (the same weights)" in line
     assert "suites.tiny.integrity.final_weights_early, suites.tiny.integrity.duplicate" in line
     for kind in Integrity.model_fields:
-        one = [Found(kind, (8,), "why")]
+        one = [Finding(kind, (8,), "why")]
         assert decide(one, {kind: "ignore"}, grid=GRID, key="k") == []
         assert decide(one, {kind: "warn"}, grid=GRID, key="k") == [f"{kind}: step 8 (why)"]
         with pytest.raises(IntegrityError, match=f"k.{kind} to warn or ignore"):
             decide(one, {kind: "stop"}, grid=GRID, key="k")
-        unsure = [Found(kind, (8,), "why", sure=False)]
+        unsure = [Finding(kind, (8,), "why", sure=False)]
         assert decide(unsure, {kind: "stop"}, grid=GRID, key="k") == [f"{kind}: step 8 (why)"]
     assert [kind for kind, chosen in Integrity() if chosen != "stop"] == ["missing"]
 

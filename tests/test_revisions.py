@@ -16,7 +16,7 @@ from flatminima.config import plan
 from flatminima.config.loading import check_config, resolve_suites
 from flatminima.config.suites import Suite, find_suite
 from flatminima.errors import ConfigError
-from flatminima.integrity import WHOLE, distances
+from flatminima.integrity import WHOLE_MODEL, distances
 from flatminima.model import tensor_digests
 from flatminima.revisions import (
     BUCKETS,
@@ -326,14 +326,14 @@ def test_rows_of_a_checkpoint(tmp_path):
     masks = {"gpt_neox.layers.0.attention.masked_bias": np.array(-1e9, dtype=np.float32)}
     path = write(tmp_path / "m.safetensors", tensors | masks)
     table = fingerprint_checkpoint(7, path).set_index("tensor")
-    assert list(table.index) == [*sorted(SHAPES), WHOLE] and set(table["step"]) == {7}
-    assert table["sha256"].drop(WHOLE).to_dict() == tensor_digests(path)
+    assert list(table.index) == [*sorted(SHAPES), WHOLE_MODEL] and set(table["step"]) == {7}
+    assert table["sha256"].drop(WHOLE_MODEL).to_dict() == tensor_digests(path)
     assert table.loc["b.bias", "sha256"] == hashlib.sha256(tensors["b.bias"].tobytes()).hexdigest()
     assert table.loc["c.weight", "shape"] == "64x512"
-    assert table.loc[WHOLE, "n_weights"] == sum(t.size for t in tensors.values())
+    assert table.loc[WHOLE_MODEL, "n_weights"] == sum(t.size for t in tensors.values())
     squares = sum(np.square(t.astype(float)).sum() for t in tensors.values())
-    assert table.loc[WHOLE, "sum_of_squares"] == pytest.approx(squares)
-    assert len(table.loc[WHOLE, "sketch"]) == BUCKETS
+    assert table.loc[WHOLE_MODEL, "sum_of_squares"] == pytest.approx(squares)
+    assert len(table.loc[WHOLE_MODEL, "sketch"]) == BUCKETS
     for name, tensor in tensors.items():
         found = np.linalg.norm(table.loc[name, "sketch"]) / np.linalg.norm(tensor.astype(float))
         assert len(table.loc[name, "sketch"]) == TENSOR_BUCKETS and abs(found - 1.0) < 0.35

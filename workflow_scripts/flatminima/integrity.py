@@ -1,29 +1,30 @@
-"""Are the revisions what their names say? Looked at before anything is concluded from them.
+"""Do the weights of each revision (a published checkpoint of a run) belong to its step?
 
-Hubs have served the final weights under early names, single stale shards, and steps in
-each other's place. Equal weights and equal tensors are found by their hashes, and the rest
-by distances: a training run is a path through weight space, so a revision belongs between
-its neighbours.
+This is examined before anything is concluded from them. Hubs have served the final weights
+under early names, single outdated shards, and two steps in each other's place. Equal weights
+and equal tensors are found by their hashes. Everything else is found by distances: a training
+run is a path through weight space, so a revision belongs between its neighbours.
 
-Thresholds of the path lie between what a walk with independent steps and one in a straight
-line give and what the fault gives. For two neighbours in each other's place the four
-distances around them shrink to 0.78 (independent steps) or 0.6 (straight line) of what they
-were once they are put right; for neighbours in their right place they grow to 1.27 or more.
-Weights of another run are about sqrt(2) times their norm away, several times as far as
-neighbouring revisions are from each other.
+Each threshold lies between what a healthy path gives (a walk with independent steps, or a
+straight line) and what the fault gives. If two neighbours are in each other's place, putting them
+right shrinks the four distances around them to 0.78 (independent steps) or 0.6
+(straight line) of what they were. Exchanging two neighbours in their right places makes the
+distances grow to 1.27 or more. Weights of another run are about sqrt(2) times their norm away,
+several times as far as neighbouring revisions are from each other.
 
-Few revisions from all over a run lie far apart as well, above all at its start. Of random
-choices of ``mini``'s 154 healthy steps the path names a block at an end in 6 % of choices of
-8, in 2 % of 10, in fewer than 1 in 500 from ``SURE`` revisions on, and in none that are
-evenly spaced; below ``SURE`` that is a warning and stops nothing. A block between two parts
-that lie close to each other is named in none, and is sure whatever the number
-(tests/test_integrity.py measures all this).
+Few revisions from all over a run are also far apart, above all at its start. Of random choices
+of ``mini``'s 154 healthy steps, a block at an end is named in 6 % of choices of 8, in 2 % of
+10, and in fewer than 1 in 500 from ``SURE`` revisions on. Of evenly spaced revisions no block
+is named. Below ``SURE`` revisions a block at an end is therefore only a warning. A block
+between two parts that are close to each other is never named by chance, and counts as sure
+whatever the number (tests/test_integrity.py measures all of this).
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -31,35 +32,35 @@ import pandas as pd
 from flatminima.absent_steps import MISSING, PRESENT
 from flatminima.errors import UserError
 
-# Columns of a table of revisions that hold whole numbers, also beside gaps.
+# Columns of a table of revisions that contain integers, and gaps.
 COUNT_COLUMNS = ["bytes", "n_tensors", "n_weights"]
-WHOLE = "all"  # the row of a fingerprint that is about a checkpoint as a whole
+WHOLE_MODEL = "all"  # the row of a fingerprint that describes all tensors together
 
 # The first update of Pythia has a learning rate of zero, so these two are the same model.
 ALWAYS_EQUAL = {0, 1}
+FEWEST = 5  # revisions; a path through fewer shows nothing
+SURE = 16  # revisions; a finding along a path through fewer may be chance
 _SMALLEST_TENSOR = 16  # weights; a scalar may take the same value twice
 # Of a tensor's norm. In half precision weights near 1 move in steps of 0.001 or, in bfloat16,
-# of 0.008: early in training they go to and fro between two of them.
+# of 0.008. Early in training they go back and forth between two such values.
 _ROUNDING = 0.01
 _NEAR_THE_END = 0.5  # of the distance to the nearer neighbour
-FEWEST = 5  # revisions, below which a path shows nothing
-SURE = 16  # revisions, below which what a path shows may be chance
 _SWAP_SHRINKS_TO = 0.92  # of the distances around two revisions
 _MOST_SWAPS = 20
 _JUMP = 3.0  # times the median of the distances around it
 _WINDOW = 5  # distances on either side
-_BRIDGE = 0.9  # of how unlike both sides of the jumps are, at most, within one run
+_BRIDGE = 0.9  # of the dissimilarity across the jumps; two parts of one run are closer than this
 
 
 class IntegrityError(UserError):
-    """Revisions that are not what their names say, in one line."""
+    """Revisions that do not match their names, in one line."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """One finding: its kind (a key of ``integrity``), the steps it is about, and why.
+class Finding:
+    """One finding: its kind (a key of ``integrity``), the steps it is about, and the reason.
 
-    One that is not ``sure`` may be chance and never stops a run.
+    A finding that is not ``sure`` may be chance and never stops a run.
     """
 
     kind: str
@@ -68,55 +69,73 @@ class Found:
     sure: bool = True
 
     def line(self, grid: Sequence[int]) -> str:
-        """``swapped_steps: steps 8, 16 (…)``; neighbours on the suite's grid are ``40 to 120``."""
-        place = sorted(grid).index
-        runs = groupby(enumerate(sorted(self.steps)), key=lambda pair: place(pair[1]) - pair[0])
-        named = [[str(step) for _, step in run] for _, run in runs]
-        steps = ", ".join(f"{r[0]} to {r[-1]}" if len(r) > 2 else ", ".join(r) for r in named)
-        return f"{self.kind}: step{'s' * (len(self.steps) > 1)} {steps} ({self.reason})"
+        """``swapped_steps: steps 8, 16 (reason)``; neighbours on the grid are ``40 to 120``."""
+        position = sorted(grid).index
+        # Along consecutive grid steps, grid position minus rank is constant.
+        runs = [
+            [str(step) for _, step in run]
+            for _, run in groupby(
+                enumerate(sorted(self.steps)), key=lambda ranked: position(ranked[1]) - ranked[0]
+            )
+        ]
+        steps = ", ".join(
+            f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs
+        )
+        noun = "steps" if len(self.steps) > 1 else "step"
+        return f"{self.kind}: {noun} {steps} ({self.reason})"
 
 
 def decide(
-    found: Sequence[Found], severity: Mapping[str, str], *, grid: Sequence[int], key: str
+    findings: Sequence[Finding], severity: Mapping[str, str], *, grid: Sequence[int], key: str
 ) -> list[str]:
-    """Lines of what is only warned of; ``IntegrityError`` where a finding is to stop the run.
+    """Lines of the findings to warn of; raises ``IntegrityError`` if a finding stops the run.
 
-    ``severity`` maps kinds to stop, warn or ignore; ``key`` is where the configuration has it.
+    ``severity`` maps kinds to stop, warn or ignore. ``key`` is the configuration key of
+    ``severity``.
     """
-    stops = [one for one in found if severity[one.kind] == "stop" and one.sure]
+    stops = [finding for finding in findings if severity[finding.kind] == "stop" and finding.sure]
     if stops:
-        keys = ", ".join(f"{key}.{kind}" for kind in dict.fromkeys(one.kind for one in stops))
-        said = "; ".join(one.line(grid) for one in stops)
+        kinds = dict.fromkeys(finding.kind for finding in stops)
+        keys = ", ".join(f"{key}.{kind}" for kind in kinds)
+        lines = "; ".join(finding.line(grid) for finding in stops)
         raise IntegrityError(
-            f"revisions are not what their names say: {said}. To go on in spite of it, set "
+            f"revisions do not match their names: {lines}. To continue in spite of it, set "
             f"config key {keys} to warn or ignore"
         )
-    return [one.line(grid) for one in found if severity[one.kind] != "ignore"]
+    return [finding.line(grid) for finding in findings if severity[finding.kind] != "ignore"]
 
 
-def examine(revisions: pd.DataFrame, fingerprints: pd.DataFrame) -> list[Found]:
-    """Everything that is wrong with a suite's revisions; ``UserError`` if there are none.
+def examine(revisions: pd.DataFrame, fingerprints: pd.DataFrame) -> list[Finding]:
+    """Everything that is wrong with a suite's revisions.
 
     ``revisions`` has the columns step, status, reason and weights_sha256, ``fingerprints``
-    those of ``revisions.fingerprint_checkpoint``.
+    those of ``revisions.fingerprint_checkpoint``. Raises ``UserError`` if no revision is present.
     """
-    here = revisions[revisions["status"] == PRESENT].set_index("step")["weights_sha256"]
-    if here.empty:
-        raise UserError("no revision of the suite could be had")
-    found = [
-        Found("missing", (int(row.step),), str(row.reason))
+    is_present = revisions["status"] == PRESENT
+    hashes = revisions[is_present].set_index("step")["weights_sha256"].sort_index()
+    if hashes.empty:
+        raise UserError("no revision of the suite is available")
+
+    findings = [
+        Finding("missing", (int(row.step),), str(row.reason))
         for row in revisions[revisions["status"] == MISSING].itertuples()
     ]
-    here, whole = here.sort_index(), fingerprints["tensor"] == WHOLE
+    # A revision with a finding takes no part in the searches after it.
+    is_model = fingerprints["tensor"] == WHOLE_MODEL
     for search in (_other_shapes, _equal_weights, _stale_tensors):
-        more = list(search(here, fingerprints[~whole & fingerprints["step"].isin(here.index)]))
-        found += more
-        here = here.drop([step for one in more for step in one.steps])
-    if here.get(1) == here.get(0, ""):
-        here = here.drop(1)
-    norms = np.sqrt(fingerprints[whole].set_index("step").loc[here.index, "sum_of_squares"])
-    chain = here.index.tolist()
-    return found + list(out_of_place(chain, distances(fingerprints, chain), norms.to_numpy()))
+        tensors = fingerprints[~is_model & fingerprints["step"].isin(hashes.index)]
+        new_findings = list(search(hashes, tensors))
+        findings += new_findings
+        hashes = hashes.drop([step for finding in new_findings for step in finding.steps])
+
+    # Steps 0 and 1 may be the same model. On the path that is one revision.
+    if 0 in hashes and 1 in hashes and hashes[0] == hashes[1]:
+        hashes = hashes.drop(1)
+    chain = hashes.index.tolist()
+    squares = fingerprints[is_model].set_index("step").loc[chain, "sum_of_squares"]
+    norms = np.sqrt(squares).to_numpy()
+    findings += out_of_place(chain, distances(fingerprints, chain), norms)
+    return findings
 
 
 def distances(fingerprints: pd.DataFrame, steps: Sequence[int]) -> np.ndarray:
@@ -124,166 +143,223 @@ def distances(fingerprints: pd.DataFrame, steps: Sequence[int]) -> np.ndarray:
 
     Exactly zero for equal weights.
     """
-    whole = fingerprints[fingerprints["tensor"] == WHOLE].set_index("step")["sketch"]
-    sketches = np.stack([np.asarray(whole[step], dtype=np.float64) for step in steps])
-    return np.stack([np.sqrt(np.square(sketches - one).sum(axis=1)) for one in sketches])
+    model_rows = fingerprints[fingerprints["tensor"] == WHOLE_MODEL].set_index("step")
+    sketches = np.stack(
+        [np.asarray(model_rows["sketch"][step], dtype=np.float64) for step in steps]
+    )
+    return np.stack([np.sqrt(np.square(sketches - sketch).sum(axis=1)) for sketch in sketches])
 
 
-# By hashes
+# ---- by hashes -------------------------------------------------------------------------------
+# Each search gets the hashes of all weights by step, and the fingerprints of their tensors.
 
 
-def _other_shapes(here: pd.Series, tensors: pd.DataFrame) -> Iterator[Found]:
-    """Revisions whose tensors have other names or shapes than those of most."""
-    tensors = tensors.sort_values(["step", "tensor"])
-    named = (tensors["tensor"] + " " + tensors["shape"]).groupby(tensors["step"]).agg("; ".join)
-    if odd := tuple(named.index[named != named.value_counts().index[0]].tolist()):
-        yield Found("foreign_series", odd, "tensors of other names or shapes than the others'")
+def _other_shapes(hashes: pd.Series, tensors: pd.DataFrame) -> Iterator[Finding]:
+    """Revisions whose tensors have other names or shapes than those of most revisions."""
+    ordered = tensors.sort_values(["step", "tensor"])
+    names_and_shapes = ordered["tensor"] + " " + ordered["shape"]
+    layout = names_and_shapes.groupby(ordered["step"]).agg("; ".join)
+    usual_layout = layout.value_counts().index[0]
+    odd_steps = tuple(layout.index[layout != usual_layout].tolist())
+    if odd_steps:
+        yield Finding(
+            "foreign_series", odd_steps, "tensors of other names or shapes than the others'"
+        )
 
 
-def _equal_weights(here: pd.Series, tensors: pd.DataFrame) -> Iterator[Found]:
-    last = int(here.index[-1])
-    for _, group in here.groupby(here, sort=False):
-        *early, latest = group.index.tolist()
-        if early and latest == last:
-            yield Found("final_weights_early", tuple(early), f"the weights of step {last}")
-        elif early and latest not in ALWAYS_EQUAL:
-            yield Found("duplicate", (*early, latest), "the same weights")
+def _equal_weights(hashes: pd.Series, tensors: pd.DataFrame) -> Iterator[Finding]:
+    """Revisions that have all weights in common."""
+    last = int(hashes.index[-1])
+    for _, equal in hashes.groupby(hashes, sort=False):
+        *earlier, latest = equal.index.tolist()
+        if earlier and latest == last:
+            yield Finding("final_weights_early", tuple(earlier), f"the weights of step {last}")
+        elif earlier and latest not in ALWAYS_EQUAL:
+            yield Finding("duplicate", (*earlier, latest), "the same weights")
 
 
-def _stale_tensors(here: pd.Series, tensors: pd.DataFrame) -> Iterator[Found]:
-    """Pairs of revisions that share a tensor which those between them do not have."""
-    last, shared = int(here.index[-1]), Counter()
-    for _, rows in tensors[tensors["n_weights"] >= _SMALLEST_TENSOR].groupby("tensor"):
-        rows = rows.set_index("step").sort_index()
-        for _, same in rows.groupby("sha256"):
-            for one, other in pairwise(same.index.tolist()):
-                between = rows["sketch"].loc[one + 1 : other - 1]
-                # Somewhere else in between, and not just rounded otherwise.
-                start = np.asarray(rows["sketch"][one])
-                away = [np.linalg.norm(np.asarray(sketch) - start) for sketch in between]
-                norm = np.sqrt(rows["sum_of_squares"][one])
-                shared[one, other] += max(away, default=0.0) > _ROUNDING * norm
-    for (one, other), count in sorted((+shared).items()):
-        what = f"{count} of {tensors['tensor'].nunique()} tensors"
-        if other == last:
-            yield Found("stale_shard", (one,), f"{what} are those of step {other}")
+def _stale_tensors(hashes: pd.Series, tensors: pd.DataFrame) -> Iterator[Finding]:
+    """Pairs of revisions that share a tensor which the revisions between them do not have."""
+    last = int(hashes.index[-1])
+    shared_tensors = Counter()  # by pair of steps
+    large_tensors = tensors[tensors["n_weights"] >= _SMALLEST_TENSOR]
+    for _, rows in large_tensors.groupby("tensor"):
+        by_step = rows.set_index("step").sort_index()
+        for _, equal in by_step.groupby("sha256"):
+            for first, second in pairwise(equal.index.tolist()):
+                if _moves_between(by_step, first, second):
+                    shared_tensors[first, second] += 1
+
+    tensor_count = tensors["tensor"].nunique()
+    for (first, second), count in sorted(shared_tensors.items()):
+        share = f"{count} of {tensor_count} tensors"
+        if second == last:
+            yield Finding("stale_shard", (first,), f"{share} are those of step {second}")
         else:
-            reason = f"share {what}, which steps between them do not have"
-            yield Found("stale_shard", (one, other), reason)
+            reason = f"share {share}, which steps between them do not have"
+            yield Finding("stale_shard", (first, second), reason)
 
 
-# By the path
+def _moves_between(by_step: pd.DataFrame, first: int, second: int) -> bool:
+    """Whether a tensor is elsewhere between two steps, by more than rounding."""
+    start = np.asarray(by_step["sketch"][first])
+    norm = np.sqrt(by_step["sum_of_squares"][first])
+    between = by_step["sketch"].loc[first + 1 : second - 1]
+    moved = [np.linalg.norm(np.asarray(sketch) - start) for sketch in between]
+    return bool(max(moved, default=0.0) > _ROUNDING * norm)
 
 
-def out_of_place(chain: Sequence[int], apart: np.ndarray, norms: np.ndarray) -> Iterator[Found]:
-    """What the path through the steps ``chain`` shows.
+# ---- by the path -----------------------------------------------------------------------------
+
+
+def out_of_place(chain: Sequence[int], apart: np.ndarray, norms: np.ndarray) -> Iterator[Finding]:
+    """Findings along the path through the steps ``chain``.
 
     ``apart`` are L2 distances ``[chain, chain]``, ``norms`` L2 norms ``[chain]``.
     """
     if len(chain) < FEWEST:
         return
-    steps, order, pairs = np.array(chain), np.arange(len(chain)), 0
-    while pairs < _MOST_SWAPS and (pair := _best_swap(steps, apart[np.ix_(order, order)])):
-        yield Found(
+    steps = np.array(chain)
+    order = np.arange(len(chain))  # which revision is at each place of the path
+
+    # Exchanged revisions are put right first, so that they are not jumps below.
+    for _ in range(_MOST_SWAPS):
+        pair = _best_swap(steps, apart[np.ix_(order, order)])
+        if not pair:
+            break
+        yield Finding(
             "swapped_steps", tuple(steps[pair].tolist()), "each lies between the other's neighbours"
         )
-        order[pair], pairs = order[pair[::-1]], pairs + 1
-    apart, norms, end = apart[np.ix_(order, order)], norms[order], len(order) - 1
-    for block, jump, within in _misplaced_blocks(steps, apart, norms):
-        kind, reason = "foreign_series", "far from the steps around"
-        if end not in block and apart[block, end].max() < _NEAR_THE_END * jump:
-            last = chain[order[end]]
-            kind, reason = "final_weights_early", f"much nearer to step {last} than to those around"
-        sure = within or len(chain) >= SURE
+        order[pair] = order[pair[::-1]]
+
+    apart = apart[np.ix_(order, order)]
+    norms = norms[order]
+    end = len(order) - 1
+    for block in _misplaced_blocks(steps, apart, norms):
+        kind = "foreign_series"
+        reason = "far from the steps around"
+        ends_elsewhere = end not in block.places
+        if ends_elsewhere and apart[block.places, end].max() < _NEAR_THE_END * block.jump:
+            kind = "final_weights_early"
+            reason = f"much nearer to step {chain[order[end]]} than to those around"
+        sure = block.is_inside_run or len(chain) >= SURE
         if not sure:
             reason += f"; {len(chain)} revisions are too few to be sure"
-        yield Found(kind, tuple(sorted(steps[order[block]].tolist())), reason, sure)
+        yield Finding(kind, tuple(sorted(steps[order[block.places]].tolist())), reason, sure)
 
 
 def _jumps(steps: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Places of distances that stand out among those around them.
+    """Places of distances that are much larger than the distances around them.
 
-    ``steps`` is ``[revisions]``, ``edges`` the distances between neighbours. A distance
-    must stand out as it is and per training step, so that uneven spacing is no jump. Left
-    out is the first one where step 0 is followed by a longer pause than is usual after it.
+    ``steps`` is ``[revisions]``, ``edges`` are the distances between neighbours. A jump must be
+    large in itself and per training step, so that uneven spacing is not a jump. The first
+    distance is left out if step 0 is followed by a longer pause than is usual after it.
     """
 
-    def usual(values: np.ndarray) -> np.ndarray:
-        around = pd.Series(values).rolling(2 * _WINDOW + 1, center=True, min_periods=1)
+    def median_around(numbers: np.ndarray) -> np.ndarray:
+        around = pd.Series(numbers).rolling(2 * _WINDOW + 1, center=True, min_periods=1)
         return around.median().to_numpy()
 
     pauses = np.diff(steps)
     pace = edges / pauses
-    jumps = (edges > _JUMP * usual(edges)) & (pace > _JUMP * usual(pace))
-    jumps[0] &= pauses[0] < usual(pauses)[0]
+    jumps = (edges > _JUMP * median_around(edges)) & (pace > _JUMP * median_around(pace))
+    jumps[0] &= pauses[0] < median_around(pauses)[0]
     return np.flatnonzero(jumps)
 
 
 def _best_swap(steps: np.ndarray, apart: np.ndarray) -> list[int]:
-    """Places of the two revisions whose exchange shortens the path most; nothing where none does.
+    """Places of the two revisions whose exchange shortens the path most; empty if none does.
 
-    What counts is what is left of the distances around each of the two, as a fraction, and of
-    both the larger one: both must come to lie better, and neither may jump then.
+    An exchange is judged by the distances around each of the two revisions, as a fraction of
+    the distances before. The larger fraction counts: both must be nearer to their
+    neighbours. After the exchange there must be no jump beside either.
     """
+    # around[place, revision]: distances to both neighbours, if the revision were at this place.
     padded = np.pad(apart, ((1, 1), (0, 0)))
-    around = padded[:-2] + padded[2:]  # [place, revision]: were the revision at this place
-    now, one = np.diagonal(around), np.arange(len(apart) - 1)
-    with np.errstate(divide="ignore", invalid="ignore"):  # equal weights
-        left = around / now[:, np.newaxis]
-        left = np.maximum(left, left.T)
-        # Neighbours share a distance, which stays as it is.
+    around = padded[:-2] + padded[2:]
+    now = np.diagonal(around)
+    with np.errstate(divide="ignore", invalid="ignore"):  # equal weights have distance 0
+        fraction = around / now[:, np.newaxis]
+        larger_fraction = np.maximum(fraction, fraction.T)
+
+        # Two neighbours have a distance in common, which an exchange does not change. It is
+        # counted twice in ``now`` and not at all in ``around``.
+        left = np.arange(len(apart) - 1)
+        right = left + 1
         shared = np.diagonal(apart, offset=1)
-        both = around[one, one + 1] + around[one + 1, one] + shared
-        left[one, one + 1] = both / (now[:-1] + now[1:] - shared)
-    candidates = np.argwhere(np.triu(left <= _SWAP_SHRINKS_TO, k=1)).tolist()
-    for pair in sorted(candidates, key=lambda pair: left[*pair]):
+        exchanged = around[left, right] + around[right, left] + shared
+        larger_fraction[left, right] = exchanged / (now[:-1] + now[1:] - shared)
+
+    candidates = np.argwhere(np.triu(larger_fraction <= _SWAP_SHRINKS_TO, k=1)).tolist()
+    for pair in sorted(candidates, key=lambda pair: larger_fraction[*pair]):
         order = np.arange(len(apart))
         order[pair] = pair[::-1]
-        cuts = _jumps(steps, apart[order[:-1], order[1:]])
-        if not {*cuts} & {place + side for place in pair for side in (-1, 0)}:
+        jumps = _jumps(steps, apart[order[:-1], order[1:]])
+        beside = {edge for place in pair for edge in (place - 1, place)}
+        if beside.isdisjoint(jumps.tolist()):
             return pair
     return []
 
 
-def _misplaced_blocks(
-    steps: np.ndarray, apart: np.ndarray, norms: np.ndarray
-) -> Iterator[tuple[range, float, bool]]:
-    """Places that lie far from both sides, in blocks, with the shortest jump.
+class _Block(NamedTuple):
+    """Neighbouring places of the path that are far from the run."""
 
-    The third is whether the run goes on beyond the block. Jumps cut the path into pieces. The
-    largest piece is the run itself; a piece beyond others belongs to it where the two are less
-    unlike than the sides of the jumps between them. Unlike are two revisions by their squared
-    distance as a fraction of the sum of their squared norms: 1 for weights that have nothing
-    in common.
+    places: range
+    jump: float  # the shorter of the distances to the run at both of its sides
+    is_inside_run: bool  # whether the run continues beyond the block
+
+
+def _misplaced_blocks(steps: np.ndarray, apart: np.ndarray, norms: np.ndarray) -> Iterator[_Block]:
+    """Blocks of the path that do not belong to the run.
+
+    ``steps`` and ``norms`` are ``[revisions]``, ``apart`` ``[revisions, revisions]``.
     """
-    unlike = np.square(apart) / np.add.outer(np.square(norms), np.square(norms))
+    # Dissimilarity is the squared distance as a fraction of the sum of both squared norms. It
+    # is 1 for weights that have nothing in common.
+    dissimilarity = np.square(apart) / np.add.outer(np.square(norms), np.square(norms))
+
+    # Jumps cut the path into pieces. The longest piece belongs to the run for certain. From
+    # there we walk to both ends of the path; pieces to the left are read backwards, so that
+    # each walk leaves a piece by its last place and enters the next by its first.
     cuts = _jumps(steps, np.diagonal(apart, offset=1)) + 1
     pieces = [range(start, stop) for start, stop in pairwise([0, *cuts, len(apart)])]
-    base = max(range(len(pieces)), key=lambda at: len(pieces[at]))
-    for walk in (pieces[base:], [piece[::-1] for piece in pieces[base::-1]]):
-        run, aside = walk[0], []
-        for before, piece in pairwise(walk):
-            aside.append((piece, (before[-1], piece[0])))
-            *passed, (_, jump) = aside
-            strange = min(unlike[crossed] for _, crossed in aside)
-            if passed and unlike[run[-1], piece[0]] < _BRIDGE * strange:
-                yield from ((block, min(apart[j], apart[jump]), True) for block, j in passed)
-                run, aside = piece, []
-        yield from ((block, apart[jump], False) for block, jump in aside)
+    longest = max(range(len(pieces)), key=lambda number: len(pieces[number]))
+    to_the_right = pieces[longest:]
+    to_the_left = [piece[::-1] for piece in pieces[longest::-1]]
+
+    for walk in (to_the_right, to_the_left):
+        run = walk[0]  # the last piece that belongs to the run
+        skipped = []  # pieces after it, each with the jump by which the walk enters it
+        for previous, piece in pairwise(walk):
+            skipped.append((piece, (previous[-1], piece[0])))
+            *between, (_, jump_to_piece) = skipped
+            # A walk that comes back to the run lands near the place where it left: nearer than
+            # the sides of any jump on the way are to each other. Then the pieces between are a
+            # block, and this piece continues the run.
+            least_dissimilar_jump = min(dissimilarity[jump] for _, jump in skipped)
+            if between and dissimilarity[run[-1], piece[0]] < _BRIDGE * least_dissimilar_jump:
+                for block, jump in between:
+                    yield _Block(block, min(apart[jump], apart[jump_to_piece]), True)
+                run = piece
+                skipped = []
+        # Pieces after which the run never came back.
+        for block, jump in skipped:
+            yield _Block(block, apart[jump], False)
 
 
-# The whole suite
+# ---- suite.csv -------------------------------------------------------------------------------
 
 
 def suite_table(
-    revisions: pd.DataFrame, fingerprints: pd.DataFrame, findings: Sequence[Found], suite: str
+    revisions: pd.DataFrame, fingerprints: pd.DataFrame, findings: Sequence[Finding], suite: str
 ) -> pd.DataFrame:
-    """The columns of ``suite.csv``: every revision, how far it moved, and what is odd about it.
+    """The columns of ``suite.csv``: every revision, how far it moved, and its findings.
 
-    ``duplicate_of`` is the first earlier step with the same weights; Pythia's steps 0 and 1 are
-    the same, since the first update has a learning rate of zero. ``distance_to_previous`` is the
-    estimated L2 distance of all weights to the previous revision that is there, relative to its
-    norm, with the standard error of a sketch (1 %); exactly 0 for equal weights.
+    ``duplicate_of`` is the first earlier step with the same weights. Pythia's steps 0 and 1 have
+    the same weights, since the first update has a learning rate of zero. ``distance_to_previous``
+    is the estimated L2 distance of all weights to the previous present revision, relative to the
+    norm of the latter. Its standard error is 1 %, that of a sketch. It is exactly 0 for equal
+    weights.
     """
     counts = dict.fromkeys(COUNT_COLUMNS, "Int64")
     table = revisions.sort_values("step", ignore_index=True).astype(counts)
@@ -291,7 +367,7 @@ def suite_table(
     present_steps = table.loc[table["status"] == PRESENT, "step"].tolist()
 
     # How far each present revision moved from the one before it, relative to that one's norm.
-    model_rows = fingerprints[fingerprints["tensor"] == WHOLE].set_index("step")
+    model_rows = fingerprints[fingerprints["tensor"] == WHOLE_MODEL].set_index("step")
     norms = np.sqrt(model_rows.loc[present_steps, "sum_of_squares"].to_numpy())
     to_previous = np.diagonal(distances(fingerprints, present_steps), offset=1)
     previous_norms = np.where(norms[:-1] > 0.0, norms[:-1], np.nan)  # all zero: no scale

@@ -40,7 +40,7 @@ from flatminima.files import (
     read_index,
     weights_digest,
 )
-from flatminima.integrity import COUNT_COLUMNS, WHOLE
+from flatminima.integrity import COUNT_COLUMNS, WHOLE_MODEL
 
 STEP_GROUP = r"(?P<step>\d+)"
 DEFAULT_PATTERN = f"step{STEP_GROUP}"  # Pythia and PolyPythias
@@ -234,7 +234,7 @@ def fingerprint_checkpoint(step: int, path: str | Path) -> pd.DataFrame:
         shape = "x".join(map(str, values.shape))
         rows.append((step, name, shape, values.size, digests[name], squares, folded))
     total = sum(row[3] for row in rows), sum(row[5] for row in rows)
-    rows.append((step, WHOLE, "", total[0], "", total[1], whole.tolist()))
+    rows.append((step, WHOLE_MODEL, "", total[0], "", total[1], whole.tolist()))
     columns = ["step", "tensor", "shape", "n_weights", "sha256", "sum_of_squares", "sketch"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -248,7 +248,7 @@ def describe_checkpoint(
     """
     from flatminima.model import weight_files, weights_dtypes
 
-    tensors = fingerprint[fingerprint["tensor"] != WHOLE]
+    tensors = fingerprint[fingerprint["tensor"] != WHOLE_MODEL]
     files, hashes = weight_files(weights), origin.get("files", {})
     return {
         "step": step,
