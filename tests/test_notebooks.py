@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+import pandas as pd
 import pytest
 
 from flatminima.errors import UserError
@@ -100,3 +101,14 @@ def test_a_failing_cell_is_named_and_leaves_no_html(tmp_path, caplog):
         render_notebook.main(str(notebook), str(executed), str(html), "mini", str(tmp_path))
     assert not html.exists() and not executed.exists()
     assert "Traceback" in caplog.text
+
+
+def test_the_page_of_the_forks_shows_every_unit_of_the_tests(results):
+    """The point of the page is that p changes with the unit."""
+    notebook = nbformat.read(FOLDER / "forks.ipynb", as_version=4)
+    [source] = [cell.source for cell in notebook.cells if cell.id == "tests"]
+    statistics = pd.read_csv(results / "mini" / "statistics.csv")
+    namespace = {"statistics": statistics}
+    exec(source, namespace)  # noqa: S102
+    units = set(namespace["rows"]["unit"])
+    assert {"seed", "probe", "segment"} <= units
