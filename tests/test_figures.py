@@ -37,55 +37,65 @@ NAMES = sorted(path.stem[5:] for path in (synthetic.ROOT / "workflow_scripts").g
 
 
 def draw(name, suite=synthetic.MINI, *, onset=True, short=False, negative_int8=False, **tables):
-    """A figure of invented results, beyond the paper of frozen ones; ``tables`` replace some."""
+    """A figure of invented results, or beyond the paper of stored ones; ``tables`` replace some."""
     function = import_module(f"workflow_scripts.plot_{name}").draw
-    wanted = inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
     measured = {
         "audit": synthetic.audit(suite, short=short, negative_int8=negative_int8),
         "phases": synthetic.phases(suite, onset=onset),
         "kurtosis": synthetic.kurtosis(suite, short=short),
-        "rivals": RIVALS, "cooled": [], "bits": 4, "lambada": LAMBADA,
-        "table1": synthetic.PAPER_TABLE1, "suite": synthetic.facts(suite),
-    } | tables  # fmt: skip
-    if "scaling_law" in wanted:
+        "rivals": RIVALS,
+        "cooled": [],
+        "bits": 4,
+        "lambada": LAMBADA,
+        "table1": synthetic.PAPER_TABLE1,
+        "suite": synthetic.facts(suite),
+    } | tables
+    if "scaling_law" in parameters:
         law = suite_excess(measured["audit"], measured["phases"], spacing=suite["spacing"])
         measured["scaling_law"] = law
-    if "forks" in wanted:
+    if "forks" in parameters:
         measured = {"forks": synthetic.forks(suite)} | measured
     if suite is synthetic.FRESH:
         runs, comparison = synthetic.replication(suite)
         measured = {"replication_runs": runs, "replication": comparison} | measured
-    for key in wanted - measured.keys():
+    for key in parameters - measured.keys():
         measured[key] = pd.read_csv(FROZEN / f"mechanism/{key}.csv")
     with style.style():
-        return function(**{key: measured[key] for key in wanted})
+        return function(**{key: measured[key] for key in parameters})
 
 
 def words(axes):
     """Everything that is written on axes and above them."""
-    legend = axes.get_legend()
-    found = [axes._left_title, *axes.texts, *(legend.get_texts() if legend else [])]
-    return "\n".join(text.get_text() for text in found)
+    artists = [axes._left_title, *axes.texts]
+    if axes.get_legend():
+        artists += axes.get_legend().get_texts()
+    return "\n".join(text.get_text() for text in artists)
 
 
 def texts(figure):
     """Every text that is drawn, with its box in pixels."""
     with style.style():
         FigureCanvasAgg(figure).draw()
-    found = [figure._suptitle, *figure.texts]
+    artists = [figure._suptitle, *figure.texts]
     for axes in figure.axes:
-        found += [*axes.texts, axes.xaxis.label, axes.yaxis.label, axes._left_title]
-        found += axes.get_legend().get_texts() if axes.get_legend() else []
+        artists += [*axes.texts, axes.xaxis.label, axes.yaxis.label, axes._left_title]
+        if axes.get_legend():
+            artists += axes.get_legend().get_texts()
         for axis in (axes.xaxis, axes.yaxis):
             low, high = sorted(axis.get_view_interval())
-            found += [t.label1 for t in axis.get_major_ticks() if low <= t.get_loc() <= high]
-    drawn = {id(text): text for text in found if text.get_visible() and text.get_text().strip()}
-    assert {text.get_fontsize() for text in drawn.values()} == {8}
-    return [(text.get_text(), Text.get_window_extent(text)) for text in drawn.values()]
+            ticks = axis.get_major_ticks()
+            artists += [tick.label1 for tick in ticks if low <= tick.get_loc() <= high]
+    visible_texts = {
+        id(text): text for text in artists if text.get_visible() and text.get_text().strip()
+    }
+    assert {text.get_fontsize() for text in visible_texts.values()} == {8}
+    return [(text.get_text(), Text.get_window_extent(text)) for text in visible_texts.values()]
 
 
 def no_text_overlaps_or_leaves_the_page(figure):
-    boxes, page = texts(figure), figure.bbox
+    boxes = texts(figure)
+    page = figure.bbox
     assert len(boxes) > 10
     for text, box in boxes:
         inside = box.x0 >= page.x0 and box.x1 <= page.x1 and box.y0 >= page.y0 and box.y1 <= page.y1
@@ -93,9 +103,12 @@ def no_text_overlaps_or_leaves_the_page(figure):
     for (text, box), (other_text, other) in combinations(boxes, 2):
         assert not box.padded(-0.5).overlaps(other.padded(-0.5)), f"{text!r} over {other_text!r}"
     for axes in figure.axes:
-        if legend := axes.get_legend():
-            box, inside = legend.get_window_extent(), axes.get_window_extent()
-            assert box.y0 >= inside.y1 - 1 or box.x0 >= inside.x1 - 1, "a legend hides something"
+        legend = axes.get_legend()
+        if legend is not None:
+            legend_box = legend.get_window_extent()
+            panel_box = axes.get_window_extent()
+            is_outside = legend_box.y0 >= panel_box.y1 - 1 or legend_box.x0 >= panel_box.x1 - 1
+            assert is_outside, "a legend hides something"
 
 
 @pytest.mark.parametrize("name", ["audit", "forks", "scaling_law"])
@@ -109,10 +122,11 @@ def test_scripts_write_three_formats_with_the_same_bytes_twice(name, tmp_path):
     for folder in ("first", "second"):
         paths = [tmp_path / folder / f"f.{kind}" for kind in ("pdf", "svg", "png")]
         job = SimpleNamespace(
-            input=SimpleNamespace(**files), output=list(map(str, paths)),
+            input=SimpleNamespace(**files),
+            output=list(map(str, paths)),
             log=[tmp_path / "log.txt"],
             params=SimpleNamespace(suite=synthetic.facts(synthetic.MINI)),
-        )  # fmt: skip
+        )
         style.run(import_module(f"workflow_scripts.plot_{name}").draw, job)
         written.append([path.read_bytes() for path in paths])
     first, second = written
@@ -125,7 +139,8 @@ def test_scripts_write_three_formats_with_the_same_bytes_twice(name, tmp_path):
 @pytest.mark.filterwarnings("error:constrained_layout")
 def test_title_carries_the_label_and_no_texts_overlap(name):
     varied = ("audit", "kurtosis", "forks", "bit_widths", "scaling_law")
-    for case in CASES.values() if name in varied else [{}]:
+    cases = list(CASES.values()) if name in varied else [{}]
+    for case in cases:
         figure = draw(name, **case)
         label = case.get("suite", synthetic.MINI)["label"] if name != "lambada" else "Pythia"
         assert figure.get_suptitle().startswith(label)
@@ -139,9 +154,10 @@ def figures_of_fresh(tmp_path_factory):
     """Names of what a dry run of ``all`` and ``extended`` would draw of the suite fresh."""
     folder = copy_checkout(tmp_path_factory.mktemp("fresh") / "checkout")
     arguments = ["--quiet", "all", "--config", "suite=fresh"]
-    found = dry_run("all", "extended", *arguments, folder=folder, described=True)
-    assert found.returncode == 0, found.stdout[-3000:]
-    jobs = json.loads(found.stdout[found.stdout.index('{"rules"') :].splitlines()[0])["jobs"]
+    run = dry_run("all", "extended", *arguments, folder=folder, described=True)
+    assert run.returncode == 0, run.stdout[-3000:]
+    described = run.stdout[run.stdout.index('{"rules"') :].splitlines()[0]
+    jobs = json.loads(described)["jobs"]
     rules = {job["rule"] for job in jobs if job["wildcards"].get("suite") == "fresh"}
     return sorted(name.removeprefix("plot_") for name in rules if name.startswith("plot_"))
 
@@ -164,8 +180,8 @@ def test_every_run_of_the_replication_has_a_line_of_its_own():
     assert len(curves) == len(comparison) == 8
     keys = ["width", "seed", "weight_decay"]
     for row, curve in zip(comparison.itertuples(), curves, strict=True):
-        own = (runs[keys] == [row.width, row.seed, row.weight_decay]).all(axis=1)
-        steps = runs.loc[own & (runs["role"] == "low_bit"), "step"]
+        of_run = (runs[keys] == [row.width, row.seed, row.weight_decay]).all(axis=1)
+        steps = runs.loc[of_run & (runs["role"] == "low_bit"), "step"]
         assert np.array_equal(curve.get_xdata(), steps - row.fp32_step)
     assert len({(line.get_color(), line.get_linestyle()) for line in curves}) == 4
     assert {"weight decay 0", "weight decay 0.1"} <= {*words(fp32).splitlines()}
@@ -179,7 +195,7 @@ def test_any_number_of_weight_decays_has_line_styles_of_its_own():
     added, _ = draw("tokens", synthetic.FRESH, replication_runs=runs).axes
     curves = [line for line in added.get_lines() if len(line.get_xdata()) > 10]
     assert len({repr(line._dash_pattern) for line in curves}) == len(decays)
-    assert sum(said.startswith("weight decay") for said in words(added).splitlines()) == 5
+    assert sum(line.startswith("weight decay") for line in words(added).splitlines()) == 5
 
 
 def test_sensitivity_before_the_end_of_rapid_learning_alone_leaves_one_panel_empty():
@@ -199,20 +215,24 @@ def test_two_oscillating_schedules_are_not_drawn_as_one():
     alone, both = (
         draw("drift", phase_flips=table).axes[2] for table in (flips, pd.concat([other, flips]))
     )
-    for one, two in zip(alone.get_lines(), both.get_lines(), strict=True):
-        assert np.array_equal(one.get_xydata(), two.get_xydata())
+    for line_alone, line_of_both in zip(alone.get_lines(), both.get_lines(), strict=True):
+        assert np.array_equal(line_alone.get_xydata(), line_of_both.get_xydata())
 
 
 def test_audit_curves_are_the_table():
     audit = synthetic.audit().assign(lr_pct=lambda table: 100 * table["lr_fraction"])
     gap, ppl, rate = draw("audit").axes
-    for axes, role, column in ((gap, "low_bit", "gap_pct"), (gap, "high_bit", "gap_pct"),
-                               (ppl, "fp32", "ppl"), (rate, "fp32", "lr_pct")):  # fmt: skip
+    for axes, role, column in (
+        (gap, "low_bit", "gap_pct"),
+        (gap, "high_bit", "gap_pct"),
+        (ppl, "fp32", "ppl"),
+        (rate, "fp32", "lr_pct"),
+    ):
         expected = audit.loc[audit["role"] == role, ["step", column]].to_numpy()
         assert sum(np.array_equal(line.get_xydata(), expected) for line in axes.get_lines()) == 1
 
 
-def test_the_audit_says_its_phases_and_events_and_whose_points_are_whose():
+def test_the_audit_names_its_phases_its_events_and_the_papers_points():
     text = words(draw("audit").axes[0])
     assert "divergence (to step 5,720)" in text and "onset: step 3,200" in text
     assert "FP32 convergence: step 3,080 [2,800, 3,920]" in text
@@ -229,7 +249,7 @@ def test_scales_follow_the_range_and_negative_gaps_stay_on_the_axis():
     axes = draw("audit", audit=audit).axes[0]
     assert axes.get_yscale() == "symlog" and axes.get_ylim()[0] < audit["gap_pct"].min() < 0
     assert "linear within" in axes.get_ylabel()
-    for values, scale, said in [
+    for values, scale, note in [
         ([1.0, 2.0, 29.0], "linear", ""),
         ([1.0, 2.0, 100.0], "log", "\nlog scale"),
         ([-0.03, 0.05, 100.0], "symlog", "\nlog scale, linear within ±0.1"),
@@ -238,8 +258,9 @@ def test_scales_follow_the_range_and_negative_gaps_stay_on_the_axis():
     ]:
         axes = Figure().subplots()
         axes.plot(values)
-        assert style.choose_scale(axes, pd.Series(values)) == said and axes.get_yscale() == scale
-    # What the control does decides nothing.
+        assert style.choose_scale(axes, pd.Series(values)) == note
+        assert axes.get_yscale() == scale
+    # The gap of the control does not decide the scale.
     low = audit["role"] == "low_bit"
     audit.loc[low, "gap_pct"] = np.linspace(5, 18, low.sum())
     assert draw("audit", audit=audit).axes[0].get_yscale() == "linear"
@@ -255,32 +276,39 @@ def test_scales_follow_the_range_and_negative_gaps_stay_on_the_axis():
 
 @pytest.mark.parametrize("onset", [True, False])
 def test_each_kurtosis_has_a_panel_with_the_correlation_of_the_statistics(onset):
-    rows, figure = synthetic.statistics(onset=onset), draw("kurtosis", onset=onset)
-    rows = rows.set_index(["comparison", "test"])["value"]
-    when, start = ("phase 3", 3200) if onset else ("after convergence", 3080)
+    figure = draw("kurtosis", onset=onset)
+    statistics = synthetic.statistics(onset=onset)
+    value_of_test = statistics.set_index(["comparison", "test"])["value"]
+    period, start = ("phase 3", 3200) if onset else ("after convergence", 3080)
     kurtosis = synthetic.kurtosis().set_index(["statistic", "step"])["excess_kurtosis"]
     gap = synthetic.audit().set_index(["role", "step"])["gap_pct"]["low_bit"].loc[start:]
     for statistic, panel in zip(["mean_over_tensors", "pooled"], figure.axes[1:], strict=True):
         for turn in ("levels", "detrended", "differences"):
-            r = rows.loc[(f"kurtosis {statistic} v low_bit gap ({when})", f"Pearson r, {turn}")]
+            comparison = f"kurtosis {statistic} v low_bit gap ({period})"
+            r = value_of_test.loc[(comparison, f"Pearson r, {turn}")]
             assert f"{turn} {r:.2f}".replace("-", "−") in words(panel)
-        (line,), even = panel.get_lines(), kurtosis[statistic].loc[range(40, 5721, 40)]
+        (line,) = panel.get_lines()
+        even = kurtosis[statistic].loc[range(40, 5721, 40)]
         assert np.array_equal(line.get_xydata(), np.column_stack([even.loc[start:], gap]))
-        # The axis spans all that kurtosis moves, so that a small part of it looks small.
+        # The axis spans the kurtosis of the complete run, so that a small part looks small.
         low, high = panel.get_xlim()
         assert low < even.min() and even.max() < high
 
 
 def test_forks_show_bumps_hollow_and_the_rate_of_every_update():
-    suite, forks = synthetic.facts(synthetic.MINI), synthetic.forks()
+    suite = synthetic.facts(synthetic.MINI)
+    forks = synthetic.forks()
     gap, _, _, panel = draw("forks").axes
-    color, oli = style.LOOKS["oli"].color, forks.query("schedule == 'oli'")
+    color = style.LOOKS["oli"].color
+    oli = forks.query("schedule == 'oli'")
     for face, phase in (("white", "bump"), (color, "cool")):
         (marked,) = (
-            set(line.get_xdata()) for line in gap.get_lines()
+            set(line.get_xdata())
+            for line in gap.get_lines()
             if (line.get_marker(), line.get_markeredgecolor()) == ("o", color)
-            and line.get_markerfacecolor() == face and len(line.get_xdata())
-        )  # fmt: skip
+            and line.get_markerfacecolor() == face
+            and len(line.get_xdata())
+        )
         assert marked == set(oli.loc[oli["update_phase"] == phase, "step"])
     lines = {line.get_color(): line for line in panel.get_lines() if line.get_linestyle() == "-"}
     baseline = synthetic.schedule(suite)
@@ -292,14 +320,16 @@ def test_forks_show_bumps_hollow_and_the_rate_of_every_update():
         assert np.allclose(line.get_ydata()[:-1], expected, rtol=1e-12)
     marked = [line.get_xydata() for line in panel.get_lines() if line.get_linestyle() == "None"]
     probes = forks.assign(rate=100 * forks["lr_fraction_last_update"])[["step", "rate"]]
-    drawn = pd.DataFrame(np.vstack(marked), columns=probes.columns)
-    assert set(map(tuple, drawn.round(9).to_numpy())) == set(map(tuple, probes.round(9).to_numpy()))
+    markers = pd.DataFrame(np.vstack(marked), columns=probes.columns)
+    marker_points = set(map(tuple, markers.round(9).to_numpy()))
+    assert marker_points == set(map(tuple, probes.round(9).to_numpy()))
     assert "5, 10, 15 of the 15-step cycle" in words(panel)
 
 
 @style.style()
 def test_the_rate_of_rewarmed_forks_is_drawn_as_it_was_trained():
-    suite, forks = synthetic.facts(synthetic.MINI), synthetic.forks()
+    suite = synthetic.facts(synthetic.MINI)
+    forks = synthetic.forks()
     rewarmed = {"optimizer_state": "rewarmed", "rewarm_steps": 200}
     for condition in suite["conditions"].values():
         condition["fork"] = condition["fork"] | rewarmed
@@ -308,8 +338,8 @@ def test_the_rate_of_rewarmed_forks_is_drawn_as_it_was_trained():
     for name in ("cosine", "sgdr", "oli"):
         condition = Condition(**suite["conditions"][name])
         trained = [100 * condition.schedule(step) / 0.01 for step in range(2800, 4000)]
-        drawn = lines[style.LOOKS[name].color].get_ydata()[:-1]
-        np.testing.assert_allclose(drawn, trained, rtol=1e-12)
+        line = lines[style.LOOKS[name].color].get_ydata()[:-1]
+        np.testing.assert_allclose(line, trained, rtol=1e-12)
     # A tenth of the way up, the control has a tenth of the run's rate.
     run_rate = 100 * synthetic.schedule(suite)(2820) / 0.01
     cosine = lines[style.LOOKS["cosine"].color].get_ydata()
@@ -317,7 +347,7 @@ def test_the_rate_of_rewarmed_forks_is_drawn_as_it_was_trained():
 
 
 @style.style()
-def test_a_schedule_that_the_suite_does_not_tell_has_markers_and_a_look_of_its_own():
+def test_a_schedule_missing_from_the_suite_has_markers_and_a_look_of_its_own():
     looks = style.fork_looks(["cosine", "late_restart", "other"])
     assert len({look.color for look in looks.values()}) == 3
     forks = synthetic.forks().replace({"schedule": {"sgdr": "late_restart"}})
@@ -350,7 +380,7 @@ def points(axes):
 
 
 @pytest.mark.parametrize("suite", [synthetic.MINI, synthetic.PYTHIA], ids=lambda s: s["name"])
-def test_bit_widths_of_suite_and_paper_stand_in_panels_of_their_own(suite):
+def test_bit_widths_of_suite_and_paper_have_panels_of_their_own(suite):
     ours, papers = draw("bit_widths", suite=suite).axes
     printed = synthetic.PAPER_TABLE1[["int4_gap_pct", "int8_gap_pct"]].to_numpy()
     assert np.allclose(points(papers), np.log1p(printed / 100), rtol=1e-12)
@@ -370,15 +400,17 @@ def test_relations_are_those_of_the_statistics_and_losses_that_did_not_grow_are_
     assert f"slope {rows['log-log regression']:.2f} [" in ours
     printed = np.log1p(synthetic.PAPER_TABLE1[["int4_gap_pct", "int8_gap_pct"]] / 100).sum()
     assert f"low/high {np.divide(*printed):.0f} [" in papers
-    # A name that tells no bit width has no line of the levels.
+    # A quantizer whose name contains no bit width has no line of the levels.
     audit = synthetic.audit().replace({"quantizer": {"int4_g64": "nearest"}})
-    for lost in ([40, 80, 5720], synthetic.grid(synthetic.MINI)):
-        fallen = (audit["role"] == "high_bit") & audit["step"].isin(lost)
-        audit.loc[fallen, "delta_nll_nats_per_token"] = -1e-9
+    for steps_without_cost in ([40, 80, 5720], synthetic.grid(synthetic.MINI)):
+        has_no_cost = (audit["role"] == "high_bit") & audit["step"].isin(steps_without_cost)
+        audit.loc[has_no_cost, "delta_nll_nats_per_token"] = -1e-9
         figure = draw("bit_widths", audit=audit)
-        left_out, said = min(len(lost), 143), words(figure.axes[0])
-        assert f"left out, no loss added: {left_out} of 143 checkpoints" in said
-        assert ("low/high none" in said) == (left_out == 143) and "dashed" not in said
+        left_out = min(len(steps_without_cost), 143)
+        text = words(figure.axes[0])
+        assert f"{left_out} of 143 checkpoints" in text
+        assert ("low/high none" in text) == (left_out == 143)
+        assert "dashed" not in text
         no_text_overlaps_or_leaves_the_page(figure)
 
 
@@ -400,31 +432,37 @@ def test_rivals_are_ranked_by_low_bit_perplexity():
     ends = [line.get_xdata() for line in ranks.get_lines() if len(line.get_xdata()) == 2]
     assert np.allclose(ends, means["ppl"][["fp32", "low_bit"]])
     names = [label.get_text().split(": ") for label in ranks.get_yticklabels()]
-    shown = [style.SCHEDULES.get(key, key.replace("_", " ")) for key in means.index]
-    assert [name for name, _ in names] == shown and {"SGDR", "linear to zero"} <= set(shown)
+    expected_names = [style.SCHEDULES.get(key, key.replace("_", " ")) for key in means.index]
+    assert [name for name, _ in names] == expected_names
+    assert {"SGDR", "linear to zero"} <= set(expected_names)
     assert [gap for _, gap in names] == [f"{gap:.1f} %" for gap in means["gap_pct"]["low_bit"]]
     gaps = [text for text in plane.texts if text.get_text().endswith(" %")]
     assert len(gaps) > 1
-    for said in gaps:
-        gap = float(said.get_text().removesuffix(" %"))
-        assert np.divide(*said.xy[::-1]) == pytest.approx(1 + gap / 100)
+    for text in gaps:
+        gap = float(text.get_text().removesuffix(" %"))
+        assert np.divide(*text.xy[::-1]) == pytest.approx(1 + gap / 100)
 
 
 def test_names_come_from_the_quantizers_and_matrices_of_many_blocks_from_their_block():
-    audit, suite = synthetic.audit(), {"quantizers": {"int4_g64": "NF4"}}
+    audit = synthetic.audit()
+    suite = {"quantizers": {"int4_g64": "NF4"}}
     labels = {"fp32": "FP32", "low_bit": "NF4", "high_bit": "int8_channel"}
     assert style.role_labels(audit, suite) == labels
     twice = audit.assign(role=audit["role"].replace("high_bit", "low_bit"))
     with pytest.raises(ValueError, match="role low_bit"):
         style.role_labels(twice, suite)
     layers = pd.read_csv(FROZEN / "mechanism/layers.csv")
-    one = layers[layers["tensor"].str.contains(r"\.1\.", regex=True)]
-    more = [one.replace(r"layers\.1", f"layers.{block}", regex=True) for block in range(2, 12)]
-    figure = draw("layers", layers=pd.concat([layers, *more]))
+    block_1 = layers[layers["tensor"].str.contains(r"\.1\.", regex=True)]
+    more_blocks = [
+        block_1.replace(r"layers\.1", f"layers.{block}", regex=True) for block in range(2, 12)
+    ]
+    figure = draw("layers", layers=pd.concat([layers, *more_blocks]))
     names = [label.get_text() for label in figure.axes[1].get_yticklabels()]
     assert names == [str(block) for block in range(12)]
-    for name, short in (("transformer.h.0.attn.c_proj.weight", "0 attn.c_proj"),
-                        ("gpt_neox.layers.11.mlp.dense.weight", "11 mlp.dense"),
-                        ("lm_head.weight", "lm_head")):  # fmt: skip
+    for name, short in (
+        ("transformer.h.0.attn.c_proj.weight", "0 attn.c_proj"),
+        ("gpt_neox.layers.11.mlp.dense.weight", "11 mlp.dense"),
+        ("lm_head.weight", "lm_head"),
+    ):
         assert plot_layers.printed_matrix(name) == short
     no_text_overlaps_or_leaves_the_page(figure)

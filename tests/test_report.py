@@ -18,21 +18,27 @@ LONG = {"label": "a label that is longer than a narrow window is wide & has a <s
 def page(tmp_path_factory) -> Path:
     """The front page of synthetic results, with four claims."""
     folder = synthetic.write(tmp_path_factory.mktemp("index") / "mini")
-    pd.DataFrame({
-        "id": ["C1", "C2"], "title": ["It <grows>.", "It falls."], "primary": ["true", None],
-        "quotation": ["4.2: as <said>", "4.3"],
-        "self": ["consistent", "slip"], "sources": [None, "differs"],
-        "design": ["confounded", None],
-        "measured": ["not measured", None], "analogue": ["517 %", None],
-    }).to_csv(folder / "claims.csv", index=False)  # fmt: skip
+    pd.DataFrame(
+        {
+            "id": ["C1", "C2"],
+            "title": ["It <grows>.", "It falls."],
+            "primary": ["true", None],
+            "quotation": ["4.2: as <said>", "4.3"],
+            "self": ["consistent", "slip"],
+            "sources": [None, "differs"],
+            "design": ["confounded", None],
+            "measured": ["not measured", None],
+            "analogue": ["517 %", None],
+        }
+    ).to_csv(folder / "claims.csv", index=False)
     names = ("audit.csv", "kurtosis.csv", "forks.csv", "claims.csv", "phases.json")
-    shown = {name.partition(".")[0]: read_content(folder / name) for name in names}
-    shown["template"] = synthetic.ROOT / "resources/templates/suite.html.j2"
+    arguments = {name.partition(".")[0]: read_content(folder / name) for name in names}
+    arguments["template"] = synthetic.ROOT / "resources/templates/suite.html.j2"
     links = ["audit.csv", "tables/table1.md"]
-    draw_index.main(**shown, page=folder / "index.html", suite=LONG, links=links)
+    draw_index.main(**arguments, page=folder / "index.html", suite=LONG, links=links)
     # Without forks and claims, which a suite may lack, it is drawn all the same.
-    del shown["forks"], shown["claims"]
-    draw_index.main(**shown, page=folder / "other.html", suite=LONG, links=[])
+    del arguments["forks"], arguments["claims"]
+    draw_index.main(**arguments, page=folder / "other.html", suite=LONG, links=[])
     assert 'id="forks"' not in (folder / "other.html").read_text(encoding="utf-8")
     return folder / "index.html"
 
@@ -52,15 +58,15 @@ def state(browser, plot):
 
 def test_the_page_is_whole_without_network_and_without_script(page):
     text = page.read_text(encoding="utf-8")
-    told = re.sub(r"<script.*?</script>", "", text, flags=re.S)
-    assert "<h1>a label" in told and "&amp; has a &lt;sign&gt;" in told
-    assert not re.search(r'(?:src|href)="http', told)
+    html = re.sub(r"<script.*?</script>", "", text, flags=re.S)
+    assert "<h1>a label" in html and "&amp; has a &lt;sign&gt;" in html
+    assert not re.search(r'(?:src|href)="http', html)
     low = synthetic.audit().query("role == 'low_bit'")
-    assert f"{low['gap_pct'].iloc[0]:.3f}" in told
-    assert "It &lt;grows&gt;." in told and "It falls." not in told
-    assert "4.2: as &lt;said&gt;" in told and "here: <strong>517 %</strong>" in told
-    assert "<th></th>" not in told, "axe-core: a header without text"
-    assert told.count('<a href="') == 3
+    assert f"{low['gap_pct'].iloc[0]:.3f}" in html
+    assert "It &lt;grows&gt;." in html and "It falls." not in html
+    assert "4.2: as &lt;said&gt;" in html and "here: <strong>517 %</strong>" in html
+    assert "<th></th>" not in html, "axe-core: a header without text"
+    assert html.count('<a href="') == 3
 
 
 def test_a_reader_switches_quantities_by_keyboard_and_reads_a_point(page, browser):

@@ -80,14 +80,16 @@ def _draw_side(
     # A logarithmic axis has no place for a loss that is zero or negative.
     has_cost = (low_bit[LOSS[0]] > 0) & (high_bit[LOSS[0]] > 0)
     low_bit_loss = low_bit.loc[has_cost, LOSS[0]]
-    shown = high_bit[has_cost]
-    axes.plot(low_bit_loss, shown[LOSS[0]], ls="", marker="o", color="black", mew=0, zorder=3)
+    high_bit_rows = high_bit[has_cost]
+    axes.plot(
+        low_bit_loss, high_bit_rows[LOSS[0]], ls="", marker="o", color="black", mew=0, zorder=3
+    )
     if not has_cost.any():
         axes.set(xlim=(0.001, 1), ylim=(0.001, 1))
     style.log_axis(axes.xaxis, axes.yaxis)
     # Bars that reach zero, and the line, must not stretch the axes.
     axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
-    bar_ends = shown["low"].clip(lower=1e-12), shown["high"]
+    bar_ends = high_bit_rows["low"].clip(lower=1e-12), high_bit_rows["high"]
     axes.vlines(low_bit_loss, *bar_ends, color=GREY, lw=0.4, alpha=0.6, zorder=2)
 
     statistics = {row.test: row for row in bit_width_rows(table, spacing)}

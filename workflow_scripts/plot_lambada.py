@@ -31,8 +31,10 @@ def draw(lambada: pd.DataFrame) -> Figure:
     source = "published by its authors, not measured by this workflow"
     figure = style.page(f"Pythia on LAMBADA (zero-shot), {source}", 3.6)
     axes = figure.subplots()
-    shown = lambada[lambada["step"] >= FIRST_SHOWN].rename(columns={"lambada_openai_ppl": "ppl"})
-    curves = {model: rows.set_index("step")["ppl"] for model, rows in shown.groupby("model")}
+    late = lambada[lambada["step"] >= FIRST_SHOWN]
+    curves = {
+        model: rows.set_index("step")["lambada_openai_ppl"] for model, rows in late.groupby("model")
+    }
     # The legend lists the models in the order of their curves at the end, from above.
     for model, curve in sorted(curves.items(), key=lambda item: -item[1].iloc[-1]):
         look = _LOOKS[model]

@@ -212,8 +212,9 @@ def legends(panels: Sequence[Axes], columns: Sequence[int] = (), *, of_page: boo
     for axes, column_count in zip_longest(panels, columns, fillvalue=1):
         handles = []
         labels = []
-        for source in axes.figure.axes if of_page else [axes]:
-            source_handles, source_labels = source.get_legend_handles_labels()
+        listed_panels = axes.figure.axes if of_page else [axes]
+        for listed in listed_panels:
+            source_handles, source_labels = listed.get_legend_handles_labels()
             handles += source_handles
             labels += source_labels
         rows_by_panel.append(-(-len(labels) // column_count))  # rounded up
