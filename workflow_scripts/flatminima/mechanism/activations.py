@@ -1,16 +1,16 @@
-"""Activations beside weights: their kurtosis, W4A4 beside W4, and anisotropy.
+"""Activations and weights: kurtosis of activations, W4A4 compared with W4, and anisotropy.
 
-*Kurtosis*: the paper holds weight kurtosis against a work that measures activations. Its
-measure is taken token by token: fourth moment about zero over the squared variance, less 3,
-values below 0 set to 0, then the mean over tokens (dmis-lab/Outlier-Safe-Pre-Training,
-``evaluate_kurtosis.py``).
+*Kurtosis*: the paper compares weight kurtosis with a work that measures activations. Its
+measure is taken per token: the fourth moment about zero over the squared variance, minus 3,
+with negative values set to 0, and then the mean over tokens
+(dmis-lab/Outlier-Safe-Pre-Training, ``evaluate_kurtosis.py``).
 
-*Anisotropy*: Godey et al. (arXiv 2404.07647) tie the late loss of quality of small Pythia
-models to a head whose vectors crowd into one direction: a mean cosine that rises and singular
-values that are dominated by the first ones.
+*Anisotropy*: Godey et al. (arXiv 2404.07647) explain the late loss of quality of small Pythia
+models by a head whose vectors crowd into one direction. The mean cosine rises then, and the
+first singular values dominate.
 
 Every measurement is a row with measure, name, value, low, high and n. Intervals are over
-sequences; values of the weights alone are exact and have none.
+sequences. Numbers that only depend on weights are exact and have no interval.
 """
 
 from collections.abc import Iterator, Mapping
@@ -47,13 +47,16 @@ def mean_cosine(vectors: Tensor) -> float:
     """Mean cosine of all pairs of different rows of ``[n, d]``: 0 isotropic, 1 one direction."""
     unit = torch.nn.functional.normalize(vectors.double(), dim=1)
     count = len(unit)
-    return float((unit.sum(dim=0).pow(2).sum() - unit.pow(2).sum()) / (count * (count - 1)))
+    # The squared norm of the sum contains all pairs, and each vector with itself.
+    different_pairs = unit.sum(dim=0).pow(2).sum() - unit.pow(2).sum()
+    return float(different_pairs / (count * (count - 1)))
 
 
 def singular_entropy(matrix: Tensor) -> float:
     """Entropy of the normalised singular values over that of equal ones: 1 isotropic, 0 rank 1."""
-    values = torch.linalg.svdvals(matrix.double())
-    return float(torch.special.entr(values / values.sum()).sum() / np.log(len(values)))
+    singular_values = torch.linalg.svdvals(matrix.double())
+    shares = singular_values / singular_values.sum()
+    return float(torch.special.entr(shares).sum() / np.log(len(singular_values)))
 
 
 @torch.inference_mode()
@@ -68,16 +71,17 @@ def hidden_states(visit: Visit) -> Iterator[tuple[Tensor, ...]]:
 
 @contextmanager
 def rounded_inputs(model: nn.Module, bits: int) -> Iterator[None]:
-    """Round the input of every linear layer but the head: symmetric, a scale for each token."""
+    """Round the input of every linear layer except the head: symmetric, with a scale per token."""
     spec = AffineQuantizer(bits=bits, granularity="channel", symmetric=True)
     head = model.get_output_embeddings()
 
-    def rounded(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def round_input(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         states = inputs[0]
-        return (fake_quantize(states.reshape(-1, states.shape[-1]), spec).reshape(states.shape),)
+        per_token = states.reshape(-1, states.shape[-1])
+        return (fake_quantize(per_token, spec).reshape(states.shape),)
 
     hooks = [
-        module.register_forward_pre_hook(rounded)
+        module.register_forward_pre_hook(round_input)
         for module in model.modules()
         if isinstance(module, nn.Linear) and module is not head
     ]
@@ -90,35 +94,43 @@ def rounded_inputs(model: nn.Module, bits: int) -> Iterator[None]:
 
 def kurtosis_rows(visit: Visit) -> Rows:
     """Mean token kurtosis of each hidden state."""
-    found = [
+    by_batch = [
         [token_kurtosis(state).mean(dim=1).cpu().numpy() for state in states]
         for states in hidden_states(visit)
     ]
     rng = np.random.default_rng(0)
-    for number, parts in enumerate(zip(*found, strict=True)):
-        values = np.concatenate(parts)
-        ends = mean_interval(values, visit.resamples, rng)
-        yield "kurtosis", f"state{number}", values.mean(), *ends, len(values)
+    for number, state_by_batch in enumerate(zip(*by_batch, strict=True)):
+        sequence_means = np.concatenate(state_by_batch)
+        low, high = mean_interval(sequence_means, visit.resamples, rng)
+        mean = sequence_means.mean()
+        yield "kurtosis", f"state{number}", mean, low, high, len(sequence_means)
 
 
 def rounding_rows(visit: Visit, settings: Mapping) -> Rows:
     """Loss added by rounding weights, activations and both, nats per token."""
-    spec, plain = read_spec(settings["low_bit"]), ModelForward(visit.model)
+    spec = read_spec(settings["low_bit"])
+    plain = ModelForward(visit.model)
     quantized = ModelForward(visit.model, quantized_weights(visit.model, spec))
 
-    def rounded(forward: Forward) -> Forward:
-        def run(ids: Tensor) -> Iterator[Tensor]:
+    def with_rounded_inputs(forward: Forward) -> Forward:
+        def forward_rounded(ids: Tensor) -> Iterator[Tensor]:
             with rounded_inputs(visit.model, settings["bits"]):
                 return forward(ids)
 
-        return run
+        return forward_rounded
 
-    forwards = {FP32: plain, "W": quantized, "A": rounded(plain), "W+A": rounded(quantized)}
-    found = score(visit.tokens, forwards, batch_size=visit.batch_size, device=visit.device)
-    table = summarise(scores_table(found, visit.step), ["step"], resamples=visit.resamples, seed=0)
+    forwards = {
+        FP32: plain,
+        "W": quantized,
+        "A": with_rounded_inputs(plain),
+        "W+A": with_rounded_inputs(quantized),
+    }
+    scores = score(visit.tokens, forwards, batch_size=visit.batch_size, device=visit.device)
+    table = summarise(scores_table(scores, visit.step), ["step"], resamples=visit.resamples, seed=0)
     for name, row in table.set_index("quantizer").drop(index=FP32).iterrows():
-        ends = np.log1p(row[["gap_low_pct", "gap_high_pct"]].to_numpy(float) / 100)
-        yield "added_loss", name, row["delta_nll_nats_per_token"], *ends, row["n_sequences"]
+        low, high = np.log1p(row[["gap_low_pct", "gap_high_pct"]].to_numpy(float) / 100)
+        added_loss = row["delta_nll_nats_per_token"]
+        yield "added_loss", name, added_loss, low, high, row["n_sequences"]
 
 
 def anisotropy_rows(visit: Visit) -> Rows:
@@ -126,11 +138,15 @@ def anisotropy_rows(visit: Visit) -> Rows:
     weights = matrices(visit.model)
     for kind, name in embedding_names(visit.model).items():
         for measure in (mean_cosine, singular_entropy):
-            value = measure(weights[name])
-            yield measure.__name__, kind, value, value, value, len(weights[name])
-    values = np.array([mean_cosine(one) for states in hidden_states(visit) for one in states[-1]])
-    ends = mean_interval(values, visit.resamples, np.random.default_rng(0))
-    yield "mean_cosine", "last state", values.mean(), *ends, len(values)
+            exact = measure(weights[name])
+            yield measure.__name__, kind, exact, exact, exact, len(weights[name])
+
+    sequence_cosines = np.array(
+        [mean_cosine(sequence) for states in hidden_states(visit) for sequence in states[-1]]
+    )
+    low, high = mean_interval(sequence_cosines, visit.resamples, np.random.default_rng(0))
+    mean = sequence_cosines.mean()
+    yield "mean_cosine", "last state", mean, low, high, len(sequence_cosines)
 
 
 def activation_table(visit: Visit, settings: Mapping) -> pd.DataFrame:

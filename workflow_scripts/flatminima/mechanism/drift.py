@@ -1,17 +1,18 @@
-"""Weights along training: where they sit in their grids, which codes flip, how far they move.
+"""Weights along training: their positions in their grids, codes that flip, and distances moved.
 
 *Misalignment* (section 6: weights drift to positions "maximally misaligned" with the INT4
-grid). A weight whose position within its cell of the grid is uniform has a mean squared
-rounding error of step²/12. The index is the measured one over that: 1 where positions are as
-good as random, 3 where every weight sits at a midpoint, 0 where every weight sits on the grid.
+grid). If the position of a weight within its cell of the grid is uniform, the mean squared
+rounding error is step²/12. The index is the measured mean squared error over step²/12. It is 1
+for random positions, 3 if every weight is at a midpoint, and 0 if every weight is on the grid.
 
-*Flips* of codes between two checkpoints: ``own``, each has its own grid, as a probe of it has;
-``fixed``, both are read on the grid of the earlier one (movement of weights alone);
-``expected``, on a fixed grid if positions within cells were uniform: a weight that moves by d
-crosses min(1, |d| / step) boundaries on average.
+*Flips* of codes between two checkpoints are counted in three ways. ``own``: each checkpoint has
+its own grid, as in its probe. ``fixed``: both are read on the grid of the earlier one, so that
+only the movement of weights counts. ``expected``: on a fixed grid with uniform positions within
+cells, a weight that moves by d crosses min(1, |d| / step) boundaries on average.
 
-*Displacement*: a random walk has a cosine of 0 between successive moves and a distance that
-grows with the square root of the number of moves; a straight line has 1 and exponent 1.
+*Displacement*: in a random walk the cosine of successive moves is 0, and the distance grows
+with the square root of the number of moves. On a straight line the cosine and the exponent of
+growth are 1.
 """
 
 from collections import deque
@@ -46,53 +47,60 @@ def residuals(weight: Tensor, spec: AffineQuantizer) -> Tensor:
 
 
 def shifted_residuals(weight: Tensor, spec: AffineQuantizer, rng: np.random.Generator) -> Tensor:
-    """The same against each group's grid moved by a random part of its step: the control.
+    """``residuals`` with the grid of each group moved by a random fraction of its step.
 
-    Weights that cluster at a distance from their own grid do so no more from a moved one.
+    This is the control: if weights cluster relative to their own grid, the clustering
+    disappears relative to a randomly moved grid.
     """
     step = grid_steps(weight, spec)
-    parts = [
-        torch.from_numpy(rng.random((len(part), 1), dtype=np.float32)).expand_as(part)
-        for part in weight.split(spec.group_length(weight.shape[1]), dim=1)
+    shifts = [
+        torch.from_numpy(rng.random((len(group), 1), dtype=np.float32)).expand_as(group)
+        for group in weight.split(spec.group_length(weight.shape[1]), dim=1)
     ]
-    position = weight / step + torch.cat(parts, dim=1).to(weight.device)
+    position = weight / step + torch.cat(shifts, dim=1).to(weight.device)
     return torch.where(step > 0, torch.round(position) - position, torch.nan)
 
 
 def group_index(residual: Tensor, spec: AffineQuantizer) -> np.ndarray:
     """Index of each group: mean squared residual over 1/12, one number per group with a grid."""
-    parts = residual.split(spec.group_length(residual.shape[1]), dim=1)
-    squares = [(part.double() ** 2).mean(dim=1) for part in parts]
-    values = (12.0 * torch.cat(squares)).cpu().numpy()
-    return values[np.isfinite(values)]
+    groups = residual.split(spec.group_length(residual.shape[1]), dim=1)
+    mean_squares = [(group.double() ** 2).mean(dim=1) for group in groups]
+    index = (12.0 * torch.cat(mean_squares)).cpu().numpy()
+    return index[np.isfinite(index)]
 
 
 def misalignment(weights: Weights, spec: AffineQuantizer, *, seed: int) -> dict[str, float]:
     """Index of one checkpoint with its 95 % interval (normal, groups as units) and quantiles.
 
-    Also ``near_midpoint`` (share of weights at least 0.4 steps away from their grid point; 0.2
-    where positions are uniform) and ``index_shifted`` (the control).
+    ``near_midpoint`` is the share of weights at least 0.4 steps away from their grid point (0.2
+    for uniform positions). ``index_shifted`` is the index of the control.
     """
     rng = np.random.default_rng(seed)
-    own = [residuals(w, spec) for w in weights.values()]
-    groups = np.concatenate([group_index(r, spec) for r in own])
-    shifted = [group_index(shifted_residuals(w, spec, rng), spec) for w in weights.values()]
-    mean, error = groups.mean(), 1.96 * groups.std(ddof=1) / np.sqrt(len(groups))
-    distance = torch.cat([r.abs().reshape(-1) for r in own])
-    far = distance[torch.isfinite(distance)] >= NEAR_MIDPOINT
+    residuals_by_matrix = [residuals(weight, spec) for weight in weights.values()]
+    index = np.concatenate([group_index(residual, spec) for residual in residuals_by_matrix])
+    shifted_index = np.concatenate(
+        [group_index(shifted_residuals(weight, spec, rng), spec) for weight in weights.values()]
+    )
+    mean = index.mean()
+    half_width = 1.96 * index.std(ddof=1) / np.sqrt(len(index))
+
+    distance = torch.cat([residual.abs().reshape(-1) for residual in residuals_by_matrix])
+    is_near_midpoint = distance[torch.isfinite(distance)] >= NEAR_MIDPOINT
     return {
-        "index": mean, "index_low": mean - error, "index_high": mean + error,
-        **{f"index_{k}": np.quantile(groups, q) for k, q in QUANTILES.items()},
-        "near_midpoint": far.double().mean().item(),
-        "index_shifted": np.concatenate(shifted).mean(),
-        "n_groups": len(groups),
-    }  # fmt: skip
+        "index": mean,
+        "index_low": mean - half_width,
+        "index_high": mean + half_width,
+        **{f"index_{name}": np.quantile(index, share) for name, share in QUANTILES.items()},
+        "near_midpoint": is_near_midpoint.double().mean().item(),
+        "index_shifted": shifted_index.mean(),
+        "n_groups": len(index),
+    }
 
 
 def levels(weight: Tensor, step: Tensor) -> Tensor:
-    """Index of the grid point nearest to each weight, zero being point 0.
+    """Number of the grid point nearest to each weight; the point at zero has number 0.
 
-    The code of equation 2 without its zero point and its clamp; zero where there is no grid.
+    This is the code of equation 2 without its zero point and its clamp. It is zero without a grid.
     """
     return torch.where(step > 0, torch.round(weight / step), 0.0)
 
@@ -104,39 +112,58 @@ def code_flips(before: Weights | None, after: Weights, spec: AffineQuantizer) ->
     """
     if before is None:
         return dict.fromkeys(FLIPS, np.nan)
-    found = []
+
+    parts_by_column = {column: [] for column in FLIPS}
     for name, weight in before.items():
-        step, moved = grid_steps(weight, spec), after[name]
+        moved = after[name]
+        step = grid_steps(weight, spec)
         level = levels(weight, step)
+        level_on_own_grid = levels(moved, grid_steps(moved, spec))
+        level_on_fixed_grid = levels(moved, step)
         distance = torch.where(step > 0, (moved - weight).abs() / step, 0.0)
-        own = levels(moved, grid_steps(moved, spec))
-        each = own != level, levels(moved, step) != level, distance.clamp(max=1.0), distance
-        found.append([part.reshape(-1) for part in each])
-    parts = zip(*found, strict=True)
-    return {key: torch.cat(p).double().mean().item() for key, p in zip(FLIPS, parts, strict=True)}
+        numbers = {
+            "flipped_own": level_on_own_grid != level,
+            "flipped_fixed": level_on_fixed_grid != level,
+            "flipped_expected": distance.clamp(max=1.0),
+            "mean_move_in_steps": distance,
+        }
+        for column, matrix in numbers.items():
+            parts_by_column[column].append(matrix.reshape(-1))
+    return {
+        column: torch.cat(parts).double().mean().item() for column, parts in parts_by_column.items()
+    }
 
 
 def displacements(states: Iterable[tuple[int, np.ndarray]], spacing: int) -> Iterator[dict]:
-    """Distances back from each state, one row per lag in ``LAGS`` (columns ``DISTANCES``).
+    """Distances from each state to earlier ones, a row per lag in ``LAGS``.
 
-    ``states`` yields steps in order with their flat weights, ``spacing`` steps apart; where one
-    is missing the past is forgotten. A row is named by its later step; with lag 1 it has the
-    cosine of this move and the one before.
+    Rows have the columns ``DISTANCES``. ``states`` yields steps in order with their flat weights,
+    ``spacing`` steps apart. After a missing step, earlier states are not used. ``step`` is the
+    later step of a row. Rows of lag 1 have the cosine of this move and the previous one.
     """
-    kept: deque[tuple[int, np.ndarray]] = deque(maxlen=max(LAGS) + 1)
+    recent: deque[tuple[int, np.ndarray]] = deque(maxlen=max(LAGS) + 1)
     for step, state in states:
-        if kept and step - kept[-1][0] != spacing:
-            kept.clear()
-        kept.append((step, state))
+        if recent and step - recent[-1][0] != spacing:
+            recent.clear()
+        recent.append((step, state))
         norm = float(np.linalg.norm(state))
-        for lag in (lag for lag in LAGS if lag < len(kept)):
-            move, cosine = state - kept[-1 - lag][1], np.nan
+        for lag in LAGS:
+            if lag >= len(recent):
+                continue
+            move = state - recent[-1 - lag][1]
             distance = float(np.linalg.norm(move))
-            if lag == 1 and len(kept) > 2:
-                before = kept[-2][1] - kept[-3][1]
-                scale = distance * np.linalg.norm(before)
-                cosine = float(move @ before / scale) if scale else np.nan
-            yield dict(zip(DISTANCES, (step, lag, distance, norm, cosine), strict=True))
+            cosine = np.nan
+            if lag == 1 and len(recent) > 2:
+                previous_move = recent[-2][1] - recent[-3][1]
+                scale = distance * np.linalg.norm(previous_move)
+                cosine = float(move @ previous_move / scale) if scale else np.nan
+            yield {
+                "step": step,
+                "lag": lag,
+                "distance": distance,
+                "weight_norm": norm,
+                "cosine": cosine,
+            }
 
 
 def drift_tables(
@@ -144,29 +171,37 @@ def drift_tables(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """drift.csv (a row per step) and displacement.csv (evenly spaced steps and lags).
 
-    ``states`` yields steps in order with their weights files; few are in memory at a time. The
-    codes of a step are compared with those of the measured step before it. A checkpoint that has
-    diverged is named and left out. Raises ``NotMeasured`` where all of them have.
+    ``states`` yields steps in order with their weights files. The codes of a step are compared
+    with those of the measured step before it. A diverged checkpoint is named and left out. Raises
+    ``NotMeasured`` if all checkpoints have diverged.
     """
     rows: list[dict] = []
 
-    def even() -> Iterator[tuple[int, np.ndarray]]:
-        before = earlier = None
+    # A generator, so that only the states that displacements still needs are in memory.
+    def evenly_spaced_states() -> Iterator[tuple[int, np.ndarray]]:
+        previous_weights = None
+        previous_step = None
         for step, path in states:
             weights = None
             with leaving_out_diverged(step):
                 weights = matrices_of(load_model(Path(path).parent), layers)
             if weights is None:
                 continue
-            flips = code_flips(before, weights, spec)
-            place = {"step": step, "previous_step": earlier}
-            rows.append(place | misalignment(weights, spec, seed=step) | flips)
-            before, earlier = weights, step
+            rows.append(
+                {
+                    "step": step,
+                    "previous_step": previous_step,
+                    **misalignment(weights, spec, seed=step),
+                    **code_flips(previous_weights, weights, spec),
+                }
+            )
+            previous_weights = weights
+            previous_step = step
             if step % spacing == 0 and step > 0:
                 flat = torch.cat([weight.reshape(-1) for weight in weights.values()])
                 yield step, flat.double().numpy()
 
-    distances = pd.DataFrame(displacements(even(), spacing), columns=DISTANCES)
+    distances = pd.DataFrame(displacements(evenly_spaced_states(), spacing), columns=DISTANCES)
     if not rows:
         raise NotMeasured("every checkpoint whose weights were to be followed has diverged")
     return pd.DataFrame(rows), distances

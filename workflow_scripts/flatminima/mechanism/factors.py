@@ -1,13 +1,13 @@
 """What separates the probes: main effects, interactions, and one sensitivity times step².
 
-The response is a logarithm, because factors multiply a loss (each bit fewer makes the step
-twice as wide) and their logarithms add. Two responses stand beside each other:
+The response is a logarithm. Factors multiply a loss (each bit less makes the step twice as
+wide), so their logarithms add. There are two responses:
 
-``added_loss``  the loss that a cell adds, nats per token. A cell counts where this is above
-                zero in every resample of the sequences; a number of bits counts where all
+``added_loss``  the loss that a cell of the design adds, nats per token. A cell counts if this is
+                above zero in every resample of the sequences. A number of bits counts if all
                 its cells do, so that the design stays balanced.
-``kl``          the KL divergence from the full-precision model, nats per token, which is
-                positive even where the added loss is lost in noise (at 8 bits).
+``kl``          the KL divergence from the full-precision model, nats per token. It is positive
+                even if the added loss cannot be told from zero (at 8 bits).
 
 Intervals are 95 % percentile intervals over the validation sequences
 (``intervals.resampled_means``).
@@ -32,10 +32,10 @@ RESPONSES = {"added_loss": "nll_nats", "kl": "kl_nats"}
 
 
 def variance_shares(table: pd.DataFrame, log_loss: np.ndarray) -> dict[str, float]:
-    """Share of the variance of ``log_loss`` that each term carries (type II sums of squares).
+    """Share of the variance of ``log_loss`` ``[cells]`` of each term (type II sums of squares).
 
-    ``table`` has the columns bits, symmetric and granularity, a row per value. What neither
-    a factor nor a pair explains is the interaction of all three.
+    ``table`` has the columns bits, symmetric and granularity, and a row per cell. The residual is
+    the interaction of all three.
     """
     fitted = smf.ols(FORMULA, table.assign(log_loss=log_loss)).fit()
     squares = anova_lm(fitted, typ=2)["sum_sq"]
@@ -49,8 +49,8 @@ def two_level_effects(
 ) -> dict[str, np.ndarray]:
     """Main effects and interactions of a full two-level design of ``[cells, draws]`` log losses.
 
-    ``levels`` maps a factor to -1 or +1 for each cell. An effect is the mean at +1 less the
-    mean at -1; an interaction the same of the product of its factors' levels.
+    ``levels`` maps a factor to -1 or +1 for each cell. An effect is the mean at +1 minus
+    the mean at -1. An interaction uses the product of the levels of its factors.
     """
     signs = {name: np.asarray(level, dtype=float) for name, level in levels.items()}
     signs |= {f"{a} x {b}": signs[a] * signs[b] for a, b in combinations(levels, 2)}
@@ -63,12 +63,13 @@ def one_sensitivity(loss: np.ndarray, noise: np.ndarray) -> dict[str, float]:
     ``r2`` is that of the slope-1 line, ``factor`` the typical factor by which it misses
     (exp of the residuals' standard deviation).
     """
-    x, y = np.log(noise), np.log(loss)
-    rest = (y - x) - (y - x).mean()
+    x = np.log(noise)
+    y = np.log(loss)
+    residuals = (y - x) - (y - x).mean()
     return {
         "sensitivity": float(np.exp((y - x).mean())),
-        "r2": float(1.0 - (rest**2).sum() / ((y - y.mean()) ** 2).sum()),
-        "factor": float(np.exp(rest.std(ddof=1))),
+        "r2": float(1.0 - (residuals**2).sum() / ((y - y.mean()) ** 2).sum()),
+        "factor": float(np.exp(residuals.std(ddof=1))),
         "slope": float(np.polyfit(x, y, 1)[0]),
     }
 
@@ -76,35 +77,44 @@ def one_sensitivity(loss: np.ndarray, noise: np.ndarray) -> dict[str, float]:
 def _with_intervals(
     statistic: Callable[[np.ndarray], dict[str, float]], table: pd.DataFrame, draws: np.ndarray
 ) -> Iterator[tuple[str, float, float, float, int]]:
-    """Each number that ``statistic`` makes of the cells' responses, with its interval."""
+    """Name, number, interval and count for each number that ``statistic`` makes of the responses.
+
+    ``draws`` are the responses on resampled text, by the index of ``table``.
+    """
     repeats = pd.DataFrame([statistic(draw) for draw in draws[table.index].T])
     for name, value in statistic(table["value"].to_numpy()).items():
         yield name, value, *percentile_interval(repeats[name].to_numpy()), len(table)
 
 
 def _shares(table: pd.DataFrame, draws: np.ndarray) -> Iterator[tuple]:
-    """Shares over those numbers of bits that have every symmetry and granularity."""
-    counts = table.groupby("bits")["value"].transform("size")
-    table = table[counts == len(table[["symmetric", "granularity"]].drop_duplicates())]
-    if table["bits"].nunique() > 1:
-        shares = _with_intervals(lambda y: variance_shares(table, np.log(y)), table, draws)
-        yield from ((term, "share", *numbers) for term, *numbers in shares)
+    """Shares over the numbers of bits that have every symmetry and granularity."""
+    cells_of_bits = table.groupby("bits")["value"].transform("size")
+    variants = table[["symmetric", "granularity"]].drop_duplicates()
+    balanced = table[cells_of_bits == len(variants)]
+    if balanced["bits"].nunique() < 2:
+        return
+    shares = _with_intervals(lambda y: variance_shares(balanced, np.log(y)), balanced, draws)
+    for term, *numbers in shares:
+        yield term, "share", *numbers
 
 
 def _effects(
     table: pd.DataFrame, draws: np.ndarray, low: Mapping, high: Mapping
 ) -> Iterator[tuple]:
-    """Factors of the response between the suite's two probes, over the cells between them."""
-    differ = [key for key in FACTORS if low[key] != high[key]]
-    between = {key: [low[key], high[key]] for key in FACTORS}
-    cube = table[table[list(FACTORS)].isin(between).all(axis=1)]
-    if len(cube) != 2 ** len(differ):
+    """Factors of the response between the suite's two probes.
+
+    They need all cells of the two-level design that has the two probes at opposite corners.
+    """
+    changed_factors = [key for key in FACTORS if low[key] != high[key]]
+    levels_of_probes = {key: [low[key], high[key]] for key in FACTORS}
+    cube = table[table[list(FACTORS)].isin(levels_of_probes).all(axis=1)]
+    if len(cube) != 2 ** len(changed_factors):
         return
-    signs = {FACTORS[key]: np.where(cube[key] == low[key], 1, -1) for key in differ}
-    logs = np.log(np.column_stack([cube["value"], draws[cube.index]]))
-    for term, effect in two_level_effects(logs, signs).items():
-        ends = percentile_interval(effect[1:])
-        yield term, "factor", *np.exp([effect[0], *ends]), len(cube)
+    signs = {FACTORS[key]: np.where(cube[key] == low[key], 1, -1) for key in changed_factors}
+    log_losses = np.log(np.column_stack([cube["value"], draws[cube.index]]))
+    for term, effect in two_level_effects(log_losses, signs).items():
+        low_end, high_end = percentile_interval(effect[1:])
+        yield term, "factor", *np.exp([effect[0], low_end, high_end]), len(cube)
 
 
 def analyse(
@@ -118,24 +128,39 @@ def analyse(
     between the two probes) and ``prediction`` (one sensitivity times step², on the paper's
     layers and on all layer sets).
     """
-    described = cells[["step", "quantizer", "format", "layers", *FACTORS, "step_variance"]]
-    found = []
+    design = cells[["step", "quantizer", "format", "layers", *FACTORS, "step_variance"]]
+    rows = []
     for response, column in RESPONSES.items():
+        # paired_scores resamples a column of this name.
         scores = paired_scores(sequences.assign(nll_nats=sequences[column]), ["step"])
-        mean, means = scores.mean_nll(), resampled_means(scores, resamples=resamples, seed=0)
-        draws = means - means[scores.reference]
-        rows = scores.rows.assign(value=mean - mean[scores.reference])
-        rows = rows.merge(described, on=["step", "quantizer"], how="left", validate="one_to_one")
-        # Full precision has no format, and code books no evenly spaced levels.
-        usable = rows[(rows["format"] == "int") & (rows["value"] > 0) & (draws > 0).all(axis=1)]
-        for step, at in usable.groupby("step"):
-            paper = at[at["layers"] == PAPER_LAYERS]
-            effects = _effects(paper, draws, low, high)
-            for analysis, part in (("variance", _shares(paper, draws)), ("paper", effects)):
-                found += [(step, response, analysis, *row) for row in part]
-            for term, cells in (("paper's layers", paper), ("all layer sets", at)):
-                if len(cells) > 2:  # a line goes through any two
-                    fit = partial(one_sensitivity, noise=cells["step_variance"].to_numpy())
-                    part = _with_intervals(fit, cells, draws)
-                    found += [(step, response, "prediction", term, *row) for row in part]
-    return pd.DataFrame(found, columns=COLUMNS)
+        mean = scores.mean_nll()
+        resampled = resampled_means(scores, resamples=resamples, seed=0)
+        draws = resampled - resampled[scores.reference]
+        responses = scores.rows.assign(value=mean - mean[scores.reference])
+        responses = responses.merge(
+            design, on=["step", "quantizer"], how="left", validate="one_to_one"
+        )
+        # Full precision has no format, and code books have no evenly spaced levels.
+        has_even_levels = responses["format"] == "int"
+        is_positive = (responses["value"] > 0) & (draws > 0).all(axis=1)
+        for step, step_cells in responses[has_even_levels & is_positive].groupby("step"):
+            for row in _analyses(step_cells, draws, low, high):
+                rows.append((step, response, *row))
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _analyses(
+    step_cells: pd.DataFrame, draws: np.ndarray, low: Mapping, high: Mapping
+) -> Iterator[tuple]:
+    """All analyses of one response at one step: the columns from ``analysis`` on."""
+    paper_cells = step_cells[step_cells["layers"] == PAPER_LAYERS]
+    for row in _shares(paper_cells, draws):
+        yield "variance", *row
+    for row in _effects(paper_cells, draws, low, high):
+        yield "paper", *row
+    for term, cells in (("paper's layers", paper_cells), ("all layer sets", step_cells)):
+        if len(cells) <= 2:  # a line goes through any two points
+            continue
+        fit = partial(one_sensitivity, noise=cells["step_variance"].to_numpy())
+        for row in _with_intervals(fit, cells, draws):
+            yield "prediction", term, *row
