@@ -1,8 +1,9 @@
-"""The answers in numbers: findings.csv, which notebook and ledger read.
+"""The findings of all measurements beyond the paper, in numbers: findings.csv.
 
-Every finding is a name, a value with its 95 % interval, the number of units behind it and
-what they are. ``best`` in a name means the checkpoint of FP32 convergence (phases.json),
-or the nearest one that was measured; ``start`` is where rapid learning ends.
+Notebooks and the ledger of claims read this file. Every finding has a name, a number with its
+95 % interval, the number of units behind it, and what the units are. ``best`` in a name means
+the checkpoint of FP32 convergence (phases.json), or the measured one that is nearest to it.
+``start`` is the end of rapid learning.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ _DELTA = "delta_nll_nats_per_token"
 
 
 class Value(NamedTuple):
-    """A value, its 95 % interval, how many units it rests on, and which these are."""
+    """A number, its 95 % interval, the number of units behind it, and what the units are."""
 
     value: float
     low: float
@@ -30,13 +31,13 @@ class Value(NamedTuple):
     unit: str
 
     def times(self, factor: float) -> "Value":
-        """The same in another measure."""
-        return Value(*(number * factor for number in self[:3]), *self[3:])
+        """The number and its interval times ``factor``."""
+        return Value(self.value * factor, self.low * factor, self.high * factor, self.n, self.unit)
 
 
 @dataclass(frozen=True)
 class Run:
-    """What findings need of the run itself: audit.csv and places from phases.json."""
+    """What findings need from the run: audit.csv, and steps from phases.json."""
 
     audit: pd.DataFrame
     best: int
@@ -49,59 +50,67 @@ class Run:
         return rows[_DELTA].reindex(steps).to_numpy()
 
 
-Found = Iterator[tuple[str, Value, str]]  # finding, value, about
+Findings = Iterator[tuple[str, Value, str]]  # columns: finding, value to unit, about
 
 
 def exact(value: float, n: int, unit: str) -> Value:
-    """A number that is known without error."""
+    """A number without an error."""
     return Value(value, value, value, n, unit)
 
 
 def mean_of(values: np.ndarray, unit: str) -> Value:
-    """Mean with Student's t interval; units that are independent.
+    """Mean over independent units, with Student's t interval.
 
-    A unit without a finite value does not count; NaN where there is no other.
+    Units without a finite number are left out. The mean of no units is NaN.
     """
-    values = np.asarray(values, dtype=float)
-    values = values[np.isfinite(values)]
-    if not len(values):
+    numbers = np.asarray(values, dtype=float)
+    finite = numbers[np.isfinite(numbers)]
+    count = len(finite)
+    if count == 0:
         return exact(np.nan, 0, unit)
-    mean, count = values.mean(), len(values)
-    if count < 2:
+    mean = finite.mean()
+    if count == 1:
         return exact(mean, count, unit)
-    return Value(mean, *t_interval(mean, stats.sem(values), count - 1), count, unit)
+    low, high = t_interval(mean, stats.sem(finite), count - 1)
+    return Value(mean, low, high, count, unit)
 
 
-def mean_of_series(values: np.ndarray, unit: str, value: float | None = None) -> Value:
+def mean_of_series(values: np.ndarray, unit: str, weighted_mean: float | None = None) -> Value:
     """Mean of a series whose neighbours depend on each other (stationary bootstrap).
 
-    ``value`` stands in its place where the mean is weighed. NaN as the interval where the
-    series is too short for one.
+    ``weighted_mean`` replaces the plain mean. The interval is NaN if the series is too short.
     """
-    values, low, high = np.asarray(values, dtype=float), np.nan, np.nan
-    if len(values) >= FEWEST_PROBES:
-        low, high, *_ = stationary_bootstrap(values[:, None])
-    mean = values.mean() if len(values) else np.nan
-    return Value(mean if value is None else value, low, high, len(values), unit)
+    series = np.asarray(values, dtype=float)
+    low = np.nan
+    high = np.nan
+    if len(series) >= FEWEST_PROBES:
+        low, high, *_ = stationary_bootstrap(series[:, None])
+    mean = weighted_mean
+    if mean is None:
+        mean = series.mean() if len(series) else np.nan
+    return Value(mean, low, high, len(series), unit)
 
 
 def growth(last: Value, first: Value) -> Value:
-    """Ratio of two estimates, their errors taken as independent and normal in logarithms.
+    """Ratio of two estimates, with errors that count as independent and normal in logarithms.
 
-    Both rest on the same sequences, which makes the true interval narrower. NaN where an
-    interval reaches zero.
+    Both estimates use the same sequences, so the true interval is narrower. The interval is NaN
+    if one of the two intervals reaches zero.
     """
-    ratio, half = last.value / first.value, np.nan
+    ratio = last.value / first.value
+    half_width = np.nan
     if min(last.low, last.high, first.low, first.high) > 0:
-        half = np.hypot(np.log(last.high / last.low), np.log(first.high / first.low)) / 2
-    return Value(ratio, ratio / np.exp(half), ratio * np.exp(half), last.n, last.unit)
+        widths = np.log(last.high / last.low), np.log(first.high / first.low)
+        half_width = np.hypot(*widths) / 2
+    factor = np.exp(half_width)
+    return Value(ratio, ratio / factor, ratio * factor, last.n, last.unit)
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray, unit: str) -> Value:
     """Spearman's rank correlation with a percentile bootstrap over pairs.
 
-    Neighbouring checkpoints are no independent pairs: the interval is too narrow. NaN
-    where there are fewer than four pairs or one of the two is constant.
+    Neighbouring checkpoints are not independent, so the interval is too narrow. NaN if there are
+    fewer than four pairs, or if x or y is constant.
     """
     if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return exact(np.nan, len(x), unit)
@@ -109,32 +118,42 @@ def rank_correlation(x: np.ndarray, y: np.ndarray, unit: str) -> Value:
     def spearman(a: np.ndarray, b: np.ndarray) -> float:
         return stats.spearmanr(a, b).statistic
 
-    ends = stats.bootstrap(
-        (np.asarray(x), np.asarray(y)), spearman, paired=True, vectorized=False,
-        n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(0),
-    ).confidence_interval  # fmt: skip
-    return Value(spearman(x, y), *ends, len(x), unit)
+    bootstrap = stats.bootstrap(
+        (np.asarray(x), np.asarray(y)),
+        spearman,
+        paired=True,
+        vectorized=False,
+        n_resamples=RESAMPLES,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    )
+    low, high = bootstrap.confidence_interval
+    return Value(spearman(x, y), low, high, len(x), unit)
 
 
-def near(steps: pd.Series, wanted: int) -> int:
-    """The measured step nearest to ``wanted``, the earlier one at a tie."""
-    known = np.sort(pd.unique(steps))
-    return int(known[np.abs(known - wanted).argmin()])
+def near(steps: pd.Series, target: int) -> int:
+    """The measured step nearest to ``target``, the earlier one at a tie."""
+    measured_steps = np.sort(pd.unique(steps))
+    return int(measured_steps[np.abs(measured_steps - target).argmin()])
 
 
 def estimate(row: pd.Series, columns: str, unit: str) -> Value:
-    """What a row has in the four columns of a value, the ends of its interval, and its units."""
-    *numbers, count = row[columns.split()]
-    return Value(*map(float, numbers), int(count), unit)
+    """Read four columns of a row: the number, both ends of its interval, and the units.
+
+    ``columns`` are their names, separated by spaces.
+    """
+    number, low, high, count = row[columns.split()]
+    return Value(float(number), float(low), float(high), int(count), unit)
 
 
 def _growth_of(first: pd.Series, last: pd.Series, columns: str, unit: str) -> Value:
     return growth(estimate(last, columns, unit), estimate(first, columns, unit))
 
 
-def factorial_findings(factors: pd.DataFrame, run: Run) -> Found:
+def factorial_findings(factors: pd.DataFrame, run: Run) -> Findings:
     """Shares, factors between the two probes, and the step² prediction at the last step."""
-    for _, row in factors[factors["step"] == factors["step"].max()].iterrows():
+    last_rows = factors[factors["step"] == factors["step"].max()]
+    for _, row in last_rows.iterrows():
         term = row["term"].replace("'", "").replace(" ", "_")
         name = f"{row['analysis']}_{row['response']}_{term}_{row['measure']}"
         value = estimate(row, "value low high n", "cells; interval over sequences")
@@ -142,18 +161,18 @@ def factorial_findings(factors: pd.DataFrame, run: Run) -> Found:
 
 
 def additivity(layers: pd.DataFrame) -> pd.DataFrame:
-    """Per step the loss that all matrices add, and the sum over those quantized alone.
+    """Per step the loss that all matrices add together, and the sum of single matrices.
 
     Columns: step, all, sum_in, ratio (sum_in / all), of the paper's layers only.
     """
-    inside = set(layers.loc[layers["probe"] == "out", "tensor"])
-    alone = layers[(layers["probe"] == "in") & layers["tensor"].isin(inside)]
-    whole = layers[layers["probe"] == "all"].set_index("step")[_DELTA]
-    table = pd.DataFrame({"all": whole, "sum_in": alone.groupby("step")[_DELTA].sum()})
+    paper_layers = set(layers.loc[layers["probe"] == "out", "tensor"])
+    single = layers[(layers["probe"] == "in") & layers["tensor"].isin(paper_layers)]
+    together = layers[layers["probe"] == "all"].set_index("step")[_DELTA]
+    table = pd.DataFrame({"all": together, "sum_in": single.groupby("step")[_DELTA].sum()})
     return table.assign(ratio=table["sum_in"] / table["all"]).reset_index()
 
 
-def layer_findings(layers: pd.DataFrame, run: Run) -> Found:
+def layer_findings(layers: pd.DataFrame, run: Run) -> Findings:
     """Do matrices add up, and which one costs most at the end?"""
     late = additivity(layers).query("step >= @run.best")
     if len(late):
@@ -162,70 +181,78 @@ def layer_findings(layers: pd.DataFrame, run: Run) -> Found:
         yield "layers_sum_over_all", mean_of_series(late["ratio"], "checkpoints", total), about
     last = layers[(layers["step"] == layers["step"].max()) & (layers["probe"] == "in")]
     worst = last.loc[last[_DELTA].idxmax()]
-    ends = np.log1p(worst[["gap_low_pct", "gap_high_pct"]].to_numpy(float) / 100)
-    value = Value(worst[_DELTA], *ends, int(worst["n_sequences"]), "sequences")
-    yield "layers_worst_alone_nats", value, f"{worst['tensor']} at the last step"
+    low, high = np.log1p(worst[["gap_low_pct", "gap_high_pct"]].to_numpy(float) / 100)
+    loss = Value(worst[_DELTA], low, high, int(worst["n_sequences"]), "sequences")
+    yield "layers_worst_alone_nats", loss, f"{worst['tensor']} at the last step"
 
 
-def sensitivity_findings(table: pd.DataFrame, run: Run) -> Found:
+def sensitivity_findings(table: pd.DataFrame, run: Run) -> Findings:
     """Which factor grew, since the best step and since ``start``; is their product the cost?
 
-    Ratios are taken over all checkpoints from ``start`` on; where none was measured from there
-    on, only the growth since ``best`` is found.
+    Ratios are taken over all checkpoints from ``start`` on. If none was measured there, only the
+    growth since ``best`` is a finding.
     """
-    whole = table[table["tensor"] == "all"]
-    low, high = (
-        whole[whole["perturbation"] == role].set_index("step").sort_index()
-        for role in ("low_bit", "high_bit")
-    )
-    kept = low[low.index >= run.start]
+    all_matrices = table[table["tensor"] == "all"]
+    by_step = all_matrices.set_index("step").sort_index()
+    low = by_step[by_step["perturbation"] == "low_bit"]
+    high = by_step[by_step["perturbation"] == "high_bit"]
+    late = low[low.index >= run.start]
+
     last = low.iloc[-1]
-    firsts = {"": low.loc[near(low.index, run.best)]}
-    if len(kept):
-        firsts["run_"] = kept.iloc[0]
-    for prefix, first in firsts.items():
-        about = f"from step {first.name} to step {last.name}"
-        cost, second = (
-            _growth_of(first, last, f"{name}_nats {name}_low {name}_high n_batches", "batches")
-            for name in ("measured", "second_order")
-        )
-        noise, size = (last[name] / first[name] for name in ("noise_norm2", "weight_norm2"))
-        yield f"{prefix}cost_growth", cost, about
-        yield f"{prefix}noise_growth", exact(noise, 1, "checkpoint"), about
-        yield f"{prefix}relative_noise_growth", exact(noise / size, 1, "checkpoint"), about
-        yield f"{prefix}sensitivity_growth", second.times(1 / noise), about
-    if kept.empty:
+    yield from _growth_findings("", low.loc[near(low.index, run.best)], last)
+    if late.empty:
         return
+    yield from _growth_findings("run_", late.iloc[0], last)
+
     unit = f"checkpoints from step {run.start} on"
-    ratio = kept["predicted_nats"].sum() / kept["measured_nats"].sum()
-    spread = mean_of_series(kept["predicted_nats"] / kept["measured_nats"], unit, ratio)
-    yield "predicted_over_measured", spread, "first- plus second-order term over the measured loss"
+    ratio = late["predicted_nats"].sum() / late["measured_nats"].sum()
+    ratios = mean_of_series(late["predicted_nats"] / late["measured_nats"], unit, ratio)
+    yield "predicted_over_measured", ratios, "first- plus second-order term over the measured loss"
     for control in ("noise", "dither"):
-        rows = whole[whole["perturbation"].str.startswith(control) & whole["step"].ge(run.start)]
+        is_control = all_matrices["perturbation"].str.startswith(control)
+        rows = all_matrices[is_control & all_matrices["step"].ge(run.start)]
         if len(rows):
-            mean = rows.groupby("step")["second_order_nats"].mean() / kept["second_order_nats"]
+            mean = rows.groupby("step")["second_order_nats"].mean() / late["second_order_nats"]
             about = "second-order cost of the control over that of rounding"
             yield f"{control}_over_rounding", mean_of_series(mean, unit), about
-    ratios = (kept["second_order_nats"] / high["second_order_nats"]).dropna()
+    ratios = (late["second_order_nats"] / high["second_order_nats"]).dropna()
     about = "second-order cost of the low-bit quantizer over that of the high-bit one"
     yield "low_over_high_second_order", mean_of_series(ratios, unit), about
 
 
-def curvature_findings(table: pd.DataFrame, run: Run) -> Found:
+def _growth_findings(prefix: str, first: pd.Series, last: pd.Series) -> Findings:
+    """Growth of the cost and of its two factors between two checkpoints (rows of low_bit)."""
+    about = f"from step {first.name} to step {last.name}"
+    noise_ratio = last["noise_norm2"] / first["noise_norm2"]
+    weight_ratio = last["weight_norm2"] / first["weight_norm2"]
+    cost = _growth_of(first, last, "measured_nats measured_low measured_high n_batches", "batches")
+    second_order = _growth_of(
+        first, last, "second_order_nats second_order_low second_order_high n_batches", "batches"
+    )
+    relative_noise = exact(noise_ratio / weight_ratio, 1, "checkpoint")
+    yield f"{prefix}cost_growth", cost, about
+    yield f"{prefix}noise_growth", exact(noise_ratio, 1, "checkpoint"), about
+    yield f"{prefix}relative_noise_growth", relative_noise, about
+    yield f"{prefix}sensitivity_growth", second_order.times(1 / noise_ratio), about
+
+
+def curvature_findings(table: pd.DataFrame, run: Run) -> Findings:
     """How curvature changed since the best step, and whether the low-bit loss follows it.
 
-    As it is and for weights of unit norm; rank correlations over checkpoints.
+    Growth is given for the weights unchanged and for weights of unit norm. Rank correlations are
+    over checkpoints.
     """
     rows = table.set_index("step").sort_index()
-    first, last = rows.loc[near(rows.index, run.best)], rows.iloc[-1]
+    first = rows.loc[near(rows.index, run.best)]
+    last = rows.iloc[-1]
     about = f"from step {first.name} to step {last.name}"
-    size = last["weight_norm2"] / first["weight_norm2"]
+    weight_ratio = last["weight_norm2"] / first["weight_norm2"]
     units = {"trace": "random vectors", "top_eigenvalue": "batches"}
     for name, unit in units.items():
         grown = _growth_of(first, last, f"{name} {name}_low {name}_high {name}_n", unit)
         yield f"{name}_growth", grown, about
         normalised = f"{about}, times the squared norm of the weights"
-        yield f"normalised_{name}_growth", grown.times(size), normalised
+        yield f"normalised_{name}_growth", grown.times(weight_ratio), normalised
     rows = rows[rows.index >= run.start]
     about = f"Spearman r with the low-bit loss from step {run.start} on"
     for name in units:
@@ -233,13 +260,14 @@ def curvature_findings(table: pd.DataFrame, run: Run) -> Found:
         yield f"{name}_rank_r", rank_correlation(rows[name], loss, "checkpoints"), about
 
 
-def drift_findings(drift: pd.DataFrame, run: Run) -> Found:
+def drift_findings(drift: pd.DataFrame, run: Run) -> Findings:
     """Misalignment at the end and at its largest, and codes that flip."""
-    last, worst = drift.iloc[-1], drift.loc[drift["index"].idxmax()]
-    index = "index index_low index_high n_groups"
-    yield "misalignment_last", estimate(last, index, "groups"), f"step {last['step']:.0f}"
-    about = f"step {worst['step']:.0f}, of {len(drift)} checkpoints"
-    yield "misalignment_largest", estimate(worst, index, "groups"), about
+    last = drift.iloc[-1]
+    largest = drift.loc[drift["index"].idxmax()]
+    columns = "index index_low index_high n_groups"
+    yield "misalignment_last", estimate(last, columns, "groups"), f"step {last['step']:.0f}"
+    about = f"step {largest['step']:.0f}, of {len(drift)} checkpoints"
+    yield "misalignment_largest", estimate(largest, columns, "groups"), about
     about = "share of weights at least 0.4 steps from their grid point; 0.2 where uniform"
     yield "near_midpoint_last", exact(last["near_midpoint"], int(last["n_groups"]), "groups"), about
     late = drift[drift["previous_step"] >= run.best]
@@ -252,40 +280,49 @@ def drift_findings(drift: pd.DataFrame, run: Run) -> Found:
 
 
 def exponents(table: pd.DataFrame, first_step: int, spacing: int) -> pd.Series:
-    """Growth exponent of the distance for each later step whose whole past is after a step.
+    """Growth exponent of the distance by step: the slope of log distance over log lag.
 
-    ``table`` is displacement.csv. Slope of log distance over log lag, by step. 1/2: random
-    walk; 1: straight line; below 1/2: the weights turn back.
+    ``table`` is displacement.csv. Only steps are used whose longest lag begins at ``first_step`` or
+    later. 1/2: random walk; 1: straight line; below 1/2: the weights turn back.
     """
-    wide = table.pivot(index="step", columns="lag", values="distance").dropna()
-    wide = wide[wide.index - spacing * wide.columns.max() >= first_step]
-    if wide.empty:
+    distances = table.pivot(index="step", columns="lag", values="distance").dropna()
+    longest_lag = spacing * distances.columns.max()
+    distances = distances[distances.index - longest_lag >= first_step]
+    if distances.empty:
         return pd.Series(dtype=float)
-    slopes = np.polyfit(np.log(wide.columns.to_numpy(float)), np.log(wide.to_numpy().T), 1)[0]
-    return pd.Series(slopes, index=wide.index)
+    log_lags = np.log(distances.columns.to_numpy(float))
+    slopes = np.polyfit(log_lags, np.log(distances.to_numpy().T), 1)[0]
+    return pd.Series(slopes, index=distances.index)
 
 
-def displacement_findings(table: pd.DataFrame, run: Run) -> Found:
+def displacement_findings(table: pd.DataFrame, run: Run) -> Findings:
     """Angles and growth of distances after the best step."""
+    # A cosine is of two moves, so it begins two spacings before its step.
     late = (table["lag"] == 1) & (table["step"] - 2 * run.spacing >= run.best)
     mean = mean_of_series(table.loc[late, "cosine"].dropna(), "moves since the best step")
     yield "move_cosine", mean, "cosine of successive moves; 0 for a random walk"
-    found = exponents(table, run.best, run.spacing)
-    about = "growth of the distance with the number of moves; 1/2 for a random walk"
-    yield "walk_exponent", mean_of_series(found, "end points since the best step"), about
+    mean = mean_of_series(exponents(table, run.best, run.spacing), "end points since the best step")
+    yield (
+        "walk_exponent",
+        mean,
+        "growth of the distance with the number of moves; 1/2 for a random walk",
+    )
 
 
 def main_oscillation(flips: pd.DataFrame) -> str:
-    """The OLI schedule of phase_flips.csv that is called OLI: the one named so, or the first."""
+    """The OLI schedule of phase_flips.csv whose findings are called oli.
+
+    It is the schedule named oli, or the first one.
+    """
     names = list(dict.fromkeys(flips["phases_of"]))
     return "oli" if "oli" in names else names[0]
 
 
-def phase_findings(flips: pd.DataFrame, run: Run) -> Found:
-    """Codes flipped by one bump, by one cool phase, and by the baseline over the same spans.
+def phase_findings(flips: pd.DataFrame, run: Run) -> Findings:
+    """Codes flipped by one bump, by one cool phase, and by the baseline over the same steps.
 
-    Findings of ``main_oscillation`` are called oli and baseline. Those of any other OLI schedule
-    have its name, as the spans of its phases are its own.
+    Findings of ``main_oscillation`` are called oli and baseline. Another OLI schedule has phases
+    of other lengths, so its findings have its own name.
     """
     main = main_oscillation(flips)
     for (oscillation, schedule, phase), rows in flips.groupby(["phases_of", "schedule", "phase"]):
@@ -297,7 +334,7 @@ def phase_findings(flips: pd.DataFrame, run: Run) -> Found:
         yield f"{arm}_{phase}_flips", mean_of(rows["flipped_own"], "phases"), about
 
 
-def activation_findings(table: pd.DataFrame, run: Run) -> Found:
+def activation_findings(table: pd.DataFrame, run: Run) -> Findings:
     """Activation kurtosis, rounded activations and anisotropy: at the best step and the end."""
     steps = {"best": near(table["step"], run.best), "last": table["step"].max()}
     for (measure, name), rows in table.groupby(["measure", "name"], sort=False):
@@ -307,24 +344,27 @@ def activation_findings(table: pd.DataFrame, run: Run) -> Found:
             yield label, estimate(row, "value low high n", "sequences"), f"step {step}"
     states = table[(table["measure"] == "kurtosis") & (table["step"] >= run.start)]
     curve = states.pivot(index="step", columns="name", values="value").mean(axis=1)
-    found = rank_correlation(curve, run.low_bit_loss(curve.index), "checkpoints")
-    about = "Spearman r of the mean over hidden states with the low-bit loss from step "
-    yield "activation_kurtosis_rank_r", found, f"{about}{run.start} on"
+    correlation = rank_correlation(curve, run.low_bit_loss(curve.index), "checkpoints")
+    about = (
+        f"Spearman r of the mean over hidden states with the low-bit loss from step {run.start} on"
+    )
+    yield "activation_kurtosis_rank_r", correlation, about
 
 
-def replication_findings(table: pd.DataFrame, run: Run) -> Found:
-    """Onsets that were found, and whether growth changes at each run's own minimum."""
-    both, runs = table[table["onset_step"].notna()], len(table)
-    yield "replicas_with_onset", exact(len(both), runs, "runs"), "runs with an onset"
+def replication_findings(table: pd.DataFrame, run: Run) -> Findings:
+    """Onsets that were found, and whether growth changes at the minimum of each run."""
+    with_onset = table[table["onset_step"].notna()]
+    runs = len(table)
+    yield "replicas_with_onset", exact(len(with_onset), runs, "runs"), "runs with an onset"
     about = "growth after its own minimum less growth before, nats per 1,000 steps"
     yield "replica_slope_change", mean_of(table["slope_change"], "runs"), about
     faster = exact((table["slope_change_low"] > 0).sum(), runs, "runs")
     about = "runs whose growth is faster after their minimum, by their interval"
     yield "replicas_faster_after_minimum", faster, about
-    if len(both) >= 4:
-        related = rank_correlation(both["fp32_step"], both["onset_step"], "runs")
+    if len(with_onset) >= 4:
+        correlation = rank_correlation(with_onset["fp32_step"], with_onset["onset_step"], "runs")
         about = "Spearman r of the step of the own minimum and the onset"
-        yield "replica_onset_rank_r", related, about
+        yield "replica_onset_rank_r", correlation, about
 
 
 FINDINGS = {
@@ -341,16 +381,20 @@ FINDINGS = {
 
 
 def findings(tables: Mapping[str, pd.DataFrame], phases: Mapping, *, spacing: int) -> pd.DataFrame:
-    """All findings of the measurements that are there (columns ``COLUMNS``).
+    """All findings of the available measurements (columns ``COLUMNS``).
 
-    ``tables`` has audit and any of ``FINDINGS``, as under results/{suite}.
+    ``tables`` has audit and any of ``FINDINGS``, with the content of results/{suite}.
     """
-    best, start = phases["convergence"]["step"], phases["rapid_learning_end"]["step"]
-    run = Run(tables["audit"], best, start, spacing)
-    rows = [
-        (name, *value, about)
-        for source, find in FINDINGS.items()
-        if source in tables and len(tables[source])
-        for name, value, about in find(tables[source], run)
-    ]
+    run = Run(
+        audit=tables["audit"],
+        best=phases["convergence"]["step"],
+        start=phases["rapid_learning_end"]["step"],
+        spacing=spacing,
+    )
+    rows = []
+    for source, find in FINDINGS.items():
+        if source not in tables or tables[source].empty:
+            continue
+        for name, estimated, about in find(tables[source], run):
+            rows.append((name, *estimated, about))
     return pd.DataFrame(rows, columns=COLUMNS)

@@ -1,8 +1,8 @@
-"""Codes that flip in the bumps and in the cool phases of OLI, beside the control (appendix B).
+"""Codes that flip in the bumps and cool phases of OLI, and in the control (appendix B).
 
-The forks of section 5 are probed at their cadence; here single phases are trained again
-from the fork point, with the settings of the forks themselves, and the weights are compared at
-their ends.
+The forks of section 5 are probed less often than their phases change. Here single phases are
+trained again from the fork point with the settings of the forks, and the weights at the ends of
+the phases are compared.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,9 +25,12 @@ from flatminima.training.workspace import load_state
 def phase_ends(schedule: ForkSchedule, stop: int) -> dict[int, str]:
     """Step after each phase of OLI up to ``stop``, the end of a cycle, and which phase ended."""
     phases = [schedule.kind.phase(updates) for updates in range(stop - schedule.start)]
-    pairs = zip(phases, [*phases[1:], None], strict=True)
-    steps = enumerate(pairs, start=schedule.start + 1)
-    return {step: phase for step, (phase, next_phase) in steps if phase != next_phase}
+    next_phases = [*phases[1:], None]
+    ends = {}
+    for updates, (phase, next_phase) in enumerate(zip(phases, next_phases, strict=True), 1):
+        if phase != next_phase:
+            ends[schedule.start + updates] = phase
+    return ends
 
 
 def trace_phases(
@@ -37,18 +40,19 @@ def trace_phases(
     settings: Mapping,
     state: Path | None = None,
 ) -> pd.DataFrame:
-    """Every OLI schedule and, over the same phases, the control; a row per phase and seed.
+    """Every OLI schedule, and the control over the same phases: a row per phase and seed.
 
-    Both train as the suite's forks do. ``load`` gives the model of the fork point, ``state`` is
-    the run's training state there, where forks restore Adam's moments. ``settings`` has ``oli``
+    Both train like the suite's forks. ``load`` returns the model of the fork point. ``state`` is
+    the run's training state there, if forks restore Adam's moments. ``settings`` has ``oli``
     (settings of each OLI condition by name), ``control`` (those of the control), cycles and seeds.
     """
 
     def weights(model: nn.Module) -> dict:
-        return {n: w.detach().clone() for n, w in linear_weights(model, spec.layers).items()}
+        named_weights = linear_weights(model, spec.layers)
+        return {name: weight.detach().clone() for name, weight in named_weights.items()}
 
     def follow(condition: Condition, ends: Mapping[int, str], seed: int) -> Iterator[dict]:
-        """Train through ``ends`` and compare the codes at each with those at the one before."""
+        """Train to the last of ``ends``, and compare the codes from end to end."""
         model = load()
         recipe = fork_recipe(condition, seed)
         set_attention(model, recipe.compute.attention)
@@ -58,9 +62,14 @@ def trace_phases(
         first_step = condition.start
         before = weights(model)
         updates = train(
-            model, optimizer, tokens, condition.schedule, recipe,
-            start=condition.start, stop=max(ends),
-        )  # fmt: skip
+            model,
+            optimizer,
+            tokens,
+            condition.schedule,
+            recipe,
+            start=condition.start,
+            stop=max(ends),
+        )
         for step, *_ in updates:
             if step in ends:
                 after = weights(model)
@@ -79,10 +88,8 @@ def trace_phases(
     for name, oli_settings in settings["oli"].items():
         oli = Condition(**oli_settings)
         ends = phase_ends(oli.schedule, oli.start + settings["cycles"] * oli.definition.period)
-        rows += [
-            {"phases_of": name, "schedule": arm, "seed": seed, **row}
-            for arm, condition in ((name, oli), ("baseline", control))
-            for seed in settings["seeds"]
-            for row in follow(condition, ends, seed)
-        ]
+        for arm, condition in ((name, oli), ("baseline", control)):
+            for seed in settings["seeds"]:
+                for row in follow(condition, ends, seed):
+                    rows.append({"phases_of": name, "schedule": arm, "seed": seed, **row})
     return pd.DataFrame(rows)

@@ -1,8 +1,8 @@
 """Small runs of several widths and seeds: does the onset follow each run's own FP32 minimum?
 
-Each run is the suite's own training, shortened: the schedule, the optimiser and the text
-of the suite, fewer steps and a part of the text in proportion, so that every run sees its
-text as often as the suite's run does. Here its probes become a row of the comparison.
+Each run is a shortened training of the suite: the same schedule, optimiser and text, with
+fewer steps and proportionally less text, so that every run sees its text as often as the
+suite's run does. This module turns the probes of a run into a row of the comparison.
 """
 
 import numpy as np
@@ -10,31 +10,34 @@ import pandas as pd
 
 from flatminima.intervals import percentile_interval, resampled_curves
 from flatminima.phases import describe_phases
-from flatminima.quantizer_specs import FP32
+from flatminima.quantizer_specs import FP32, LOW_BIT
 
 FEWEST_PROBES = 3  # for a slope
 
 
-def _with_interval(name: str, values: np.ndarray) -> dict[str, float]:
-    """Measured value, which is the first, and the 95 % interval of its resamples, the others."""
-    low, high = percentile_interval(values[1:])
-    return {name: values[0], f"{name}_low": low, f"{name}_high": high}
+def _with_interval(name: str, draws: np.ndarray) -> dict[str, float]:
+    """The measured number, which is the first, and the 95 % interval of its resamples."""
+    measured, *resampled = draws
+    low, high = percentile_interval(np.array(resampled))
+    return {name: measured, f"{name}_low": low, f"{name}_high": high}
 
 
 def growth_slopes(steps: np.ndarray, added: np.ndarray, best: int) -> dict[str, float]:
     """Growth of the low-bit loss before and after a step, nats per token in 1,000 steps.
 
-    ``added`` is ``[1 + resamples, steps]``. Straight lines through it up to ``best`` and from
-    it on, and their difference. Defined where the rule of ``phases`` finds no onset: an onset
-    at the FP32 minimum is a positive difference.
+    ``added`` is ``[1 + resamples, steps]``. A straight line is fitted up to ``best``, another
+    from ``best`` on. An onset at the FP32 minimum is a positive difference of their slopes. The
+    slopes exist even if the rule of ``phases`` finds no onset.
     """
 
-    def slopes(part: np.ndarray) -> np.ndarray:
-        if part.sum() < FEWEST_PROBES:
+    def slopes(is_used: np.ndarray) -> np.ndarray:
+        if is_used.sum() < FEWEST_PROBES:
             return np.full(len(added), np.nan)
-        return np.array([np.polyfit(steps[part] / 1000.0, one[part], 1)[0] for one in added])
+        thousands = steps[is_used] / 1000.0
+        return np.array([np.polyfit(thousands, curve[is_used], 1)[0] for curve in added])
 
-    before, after = slopes(steps <= best), slopes(steps >= best)
+    before = slopes(steps <= best)
+    after = slopes(steps >= best)
     return (
         _with_interval("slope_before", before)
         | _with_interval("slope_after", after)
@@ -45,21 +48,25 @@ def growth_slopes(steps: np.ndarray, added: np.ndarray, best: int) -> dict[str, 
 def last_doubling(steps: np.ndarray, added: np.ndarray, fp32: np.ndarray) -> dict[str, float]:
     """By which factor the low-bit loss grows while the tokens seen double for the last time.
 
-    The added loss over the last tenth of the run, over that of the tenth that ends half-way. A
-    power law of the tokens with exponent k gives 2^k, the paper's printed rows from step 70,000
-    on give 17. A *collapse* is a factor that is surely above 2. Beside it, where FP32 stands:
-    how far its loss at the end is above the lowest, and its change over the last fifth, in nats
-    per token.
+    It is the mean added loss of the last tenth of the run, over the mean from 45 to 50 % of the
+    run. A power law of the tokens with exponent k gives 2^k. The paper's printed rows from step
+    70,000 on give 17. A *collapse* is a factor whose interval is above 2. The FP32 loss is
+    described too: how far its end is above its lowest, and its change over the last fifth, in
+    nats per token. ``added`` is ``[1 + resamples, steps]``, ``fp32`` ``[steps]``.
     """
     end = steps[-1]
-    late, half = steps > 0.9 * end, (steps > 0.45 * end) & (steps <= 0.5 * end)
-    fifth = (steps > 0.7 * end) & (steps <= 0.8 * end)
-    ratio = np.array([one[late].mean() / one[half].mean() for one in added])
-    last = fp32[late].mean()
-    lowest = pd.Series(fp32).rolling(5, center=True, min_periods=1).mean().min()
-    return _with_interval("last_doubling", ratio) | {
-        "fp32_last_fifth_nats": last - fp32[fifth].mean(),
-        "fp32_over_best_nats": last - lowest,
+    is_last_tenth = steps > 0.9 * end
+    is_before_half = (steps > 0.45 * end) & (steps <= 0.5 * end)
+    is_fifth_earlier = (steps > 0.7 * end) & (steps <= 0.8 * end)
+    ratios = np.array(
+        [curve[is_last_tenth].mean() / curve[is_before_half].mean() for curve in added]
+    )
+    last_fp32 = fp32[is_last_tenth].mean()
+    # A single lowest probe would be the luckiest.
+    lowest_fp32 = pd.Series(fp32).rolling(5, center=True, min_periods=1).mean().min()
+    return _with_interval("last_doubling", ratios) | {
+        "fp32_last_fifth_nats": last_fp32 - fp32[is_fifth_earlier].mean(),
+        "fp32_over_best_nats": last_fp32 - lowest_fp32,
     }
 
 
@@ -69,26 +76,35 @@ def run_phases(
     """One row of the comparison: convergence, onset and growth of one run, with intervals.
 
     ``table`` is the run's table (columns of an audit with suite, width, seed, weight_decay and
-    tokens_per_weight), ``sequences`` its per-sequence scores; 95 % intervals are over the
-    validation sequences. Values that do not exist are NaN.
+    tokens_per_weight), ``sequences`` its per-sequence scores. 95 % intervals are over the
+    validation sequences. Numbers that do not exist are NaN.
     """
     phases = describe_phases(table, sequences, spacing=spacing, resamples=resamples, seed=0)
-    best, onset = phases["convergence"], phases["onset"]
+    convergence = phases["convergence"]
+    onset = phases["onset"]
     by_role = {role: rows.set_index("step").sort_index() for role, rows in table.groupby("role")}
-    low, fp32 = by_role["low_bit"], by_role[FP32]["nll_nats_per_token"].to_numpy()
-    steps, last = low.index.to_numpy(), low.iloc[-1]
+    low_bit = by_role[LOW_BIT]
+    fp32_nll = by_role[FP32]["nll_nats_per_token"].to_numpy()
+    steps = low_bit.index.to_numpy()
+    last = low_bit.iloc[-1]
     curves = resampled_curves(sequences, steps, resamples=resamples, seed=0)
-    added = np.vstack([low["delta_nll_nats_per_token"], curves["low_bit"] - curves[FP32]])
+    added = np.vstack([low_bit["delta_nll_nats_per_token"], curves[LOW_BIT] - curves[FP32]])
+
+    labels = ("suite", "width", "seed", "weight_decay")
+    of_convergence = ("step", "step_low", "step_high", "ppl", "rise_pct")
+    of_onset = ("step", "step_low", "step_high", "detected_share")
     return {
-        **{name: table[name].iloc[0] for name in ("suite", "width", "seed", "weight_decay")},
-        **{f"fp32_{k}": best[k] for k in ("step", "step_low", "step_high", "ppl", "rise_pct")},
-        **{f"onset_{k}": onset[k] for k in ("step", "step_low", "step_high", "detected_share")},
-        **{key: phases[key] for key in ("lag_steps", "lag_low", "lag_high")},
+        **{name: table[name].iloc[0] for name in labels},
+        **{f"fp32_{name}": convergence[name] for name in of_convergence},
+        **{f"onset_{name}": onset[name] for name in of_onset},
+        **{name: phases[name] for name in ("lag_steps", "lag_low", "lag_high")},
         "onset_reason": onset["reason"],
-        "still_improving": best["still_improving"],
-        "gap_at_best_pct": low.loc[best["step"], "gap_pct"],
-        **{f"gap_last{end}_pct": last[f"gap{end}_pct"] for end in ("", "_low", "_high")},
-        **growth_slopes(steps, added, best["step"]),
+        "still_improving": convergence["still_improving"],
+        "gap_at_best_pct": low_bit.loc[convergence["step"], "gap_pct"],
+        "gap_last_pct": last["gap_pct"],
+        "gap_last_low_pct": last["gap_low_pct"],
+        "gap_last_high_pct": last["gap_high_pct"],
+        **growth_slopes(steps, added, convergence["step"]),
         "tokens_per_weight": table["tokens_per_weight"].max(),
-        **last_doubling(steps, added, fp32),
+        **last_doubling(steps, added, fp32_nll),
     }

@@ -1,15 +1,15 @@
-"""Noise times sensitivity, and how flat the minimum is: the loss around a checkpoint.
+"""Noise times sensitivity, and the curvature of the minimum: the loss around a checkpoint.
 
-For a perturbation D of the weights, loss(w + D) - loss(w) = g·D + D·H·D / 2 + ... . The
-noise is the squared norm of D, the sensitivity the second-order term per unit of it, so
-that their product is the predicted cost. Beside the suite's quantizers stand two controls:
-``noise``, normal noise with the norm of the rounding error in every matrix, and
-``dither``, noise that is uniform in each weight's own cell of the grid. Where dither costs
-as much as rounding, the positions of the weights between grid points do not matter.
+For a perturbation D of the weights, loss(w + D) - loss(w) = g·D + D·H·D / 2 + ... . The noise is
+the squared norm of D. The sensitivity is the second-order term per unit of noise, so their
+product is the predicted cost. Two controls are measured with the suite's quantizers: ``noise``
+is normal noise with the norm of the rounding error in every matrix, and ``dither`` is uniform
+in each weight's own cell of the grid. If dither costs as much as rounding, the positions of the
+weights between grid points do not matter.
 
-The paper's title speaks of flat minima and its text measures none: here are the largest
-eigenvalue and the trace of H, of the validation loss in nats per token with respect to the
-weights that the probes change. Intervals are 95 %, over batches except where they say so.
+The paper's title is about flat minima, but its text measures none. Here the largest eigenvalue
+and the trace of H are measured, for the validation loss in nats per token with respect to the
+weights that the probes change. Intervals are 95 % over batches, unless stated otherwise.
 """
 
 from collections.abc import Mapping
@@ -38,33 +38,40 @@ class LossSurface:
     """Mean NLL (nats per token) of a checkpoint's tokens as a function of ``layers``' weights.
 
     Weights, directions and products with the Hessian are flat vectors, ``[weights]``. All
-    batches are of one size, so that every token weighs the same. Hessian products
-    differentiate twice in reverse mode, in float32 with sums over batches in float64. (Forward
+    batches have one size, so that every token has the same weight. Hessian products
+    differentiate twice in reverse mode, in float32, with sums over batches in float64. (Forward
     mode twice would be cheaper, but torch's layer norm gives a wrong second derivative there.)
-    The graph of every batch's gradient is kept, so that a product costs one backward pass:
-    memory grows with the number of sequences.
+    The graph of every batch's gradient is kept, so a product costs one backward pass, and memory
+    grows with the number of sequences.
     """
 
     def __init__(self, visit: Visit, layers: str) -> None:
         # The fused attention kernels have no second derivative.
         if hasattr(visit.model, "set_attn_implementation"):
             visit.model.set_attn_implementation("eager")
-        chosen = linear_weights(visit.model, layers)
-        self.model, self.shapes = visit.model.eval(), {n: w.shape for n, w in chosen.items()}
-        self.weights = parameters_to_vector(chosen.values()).detach().requires_grad_()
+        named_weights = linear_weights(visit.model, layers)
+        self.model = visit.model.eval()
+        self.shapes = {name: weight.shape for name, weight in named_weights.items()}
+        self.weights = parameters_to_vector(named_weights.values()).detach().requires_grad_()
         self.step = visit.step
         self.ids = list(batches(visit.tokens, visit.batch_size, visit.device))
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """A flat vector by parameter name, each part in the shape of its parameter."""
         parts = vector.split([shape.numel() for shape in self.shapes.values()])
-        shaped = zip(parts, self.shapes.values(), strict=True)
-        return dict(zip(self.shapes, (part.reshape(s) for part, s in shaped), strict=True))
+        return {
+            name: part.reshape(shape)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
 
     def loss(self, ids: Tensor, weights: Tensor) -> Tensor:
-        """Loss of one batch, with these weights in place of the model's."""
-        named = self.split(weights)
-        return next_token_loss(lambda **inputs: functional_call(self.model, named, (), inputs), ids)
+        """Loss of one batch, with ``weights`` instead of the model's."""
+        named_weights = self.split(weights)
+
+        def forward(**inputs: object) -> object:
+            return functional_call(self.model, named_weights, (), inputs)
+
+        return next_token_loss(forward, ids)
 
     @torch.no_grad()
     def losses(self, shift: Tensor | float = 0.0) -> np.ndarray:
@@ -94,27 +101,31 @@ class LossSurface:
     @torch.no_grad()
     def parts(self, first: Tensor, second: Tensor) -> dict[str, float]:
         """Inner product of two vectors, parameter by parameter."""
-        both = self.split(first.double() * second.double())
-        return {name: float(part.sum()) for name, part in both.items()}
+        elementwise = self.split(first.double() * second.double())
+        return {name: float(part.sum()) for name, part in elementwise.items()}
 
     def inner(self, first: Tensor, second: Tensor) -> float:
         """Inner product of two vectors."""
         return sum(self.parts(first, second).values())
 
-    def vector(self, values: np.ndarray) -> Tensor:
-        """A float32 vector where the weights are."""
-        return torch.from_numpy(np.array(values, dtype=np.float32)).to(self.weights.device)
+    def vector(self, numbers: np.ndarray) -> Tensor:
+        """A float32 vector on the device of the weights."""
+        return torch.from_numpy(np.array(numbers, dtype=np.float32)).to(self.weights.device)
 
 
 def perturbations(
     weights: Mapping[str, Tensor], specs: Mapping[str, AffineQuantizer], *, draws: int, seed: int
 ) -> dict[str, dict[str, Tensor]]:
-    """Rounding errors by role, then the controls of the first role: ``noise0``, ``dither0`` …"""
-    found = {
-        role: {n: fake_quantize(w, spec) - w for n, w in weights.items()}
+    """Rounding errors by role, then the controls of the first role: ``noise0``, ``dither0`` …
+
+    Each perturbation maps parameter names to tensors in the shape of the parameter.
+    """
+    by_name = {
+        role: {name: fake_quantize(weight, spec) - weight for name, weight in weights.items()}
         for role, spec in specs.items()
     }
-    rng, (first, spec) = np.random.default_rng(seed), next(iter(specs.items()))
+    rng = np.random.default_rng(seed)
+    first_role, first_spec = next(iter(specs.items()))
 
     def noise(error: Tensor) -> Tensor:
         draw = rng.standard_normal(tuple(error.shape), dtype=np.float32)
@@ -123,39 +134,60 @@ def perturbations(
 
     def dither(weight: Tensor) -> Tensor:
         draw = rng.random(tuple(weight.shape), dtype=np.float32) - np.float32(0.5)
-        return torch.from_numpy(draw).to(weight.device) * grid_steps(weight, spec)
+        return torch.from_numpy(draw).to(weight.device) * grid_steps(weight, first_spec)
 
-    for i in range(draws):
-        found[f"noise{i}"] = {name: noise(error) for name, error in found[first].items()}
-        found[f"dither{i}"] = {name: dither(weight) for name, weight in weights.items()}
-    return found
+    # The order of the draws decides the numbers.
+    rounding_errors = by_name[first_role]
+    for number in range(draws):
+        by_name[f"noise{number}"] = {name: noise(error) for name, error in rounding_errors.items()}
+        by_name[f"dither{number}"] = {name: dither(weight) for name, weight in weights.items()}
+    return by_name
 
 
 def expand(surface: LossSurface, shift: Tensor, base: np.ndarray, resamples: int) -> list[dict]:
     """Rows of one perturbation: tensor ``all`` with every term, then each matrix.
 
     ``base`` is the unmoved loss of each batch. A matrix's second-order term is its part of
-    D·H·D / 2 (with the cross terms shared out), so that the parts sum to the whole.
+    D·H·D / 2, with half of each cross term, so that the parts sum to the term of all matrices.
     """
 
-    def row(tensor: str, count: int, noise: float, size: float, **terms: np.ndarray) -> dict:
-        found = {"tensor": tensor, "n_weights": count, "noise_norm2": noise, "weight_norm2": size}
-        for name, values in terms.items():
-            ends = mean_interval(values, resamples, np.random.default_rng(0))
-            numbers = values.mean(), *ends
-            found |= zip((f"{name}_nats", f"{name}_low", f"{name}_high"), numbers, strict=True)
-        return found
+    def row(
+        tensor: str, count: int, noise_norm2: float, weight_norm2: float, **terms: np.ndarray
+    ) -> dict:
+        columns = {
+            "tensor": tensor,
+            "n_weights": count,
+            "noise_norm2": noise_norm2,
+            "weight_norm2": weight_norm2,
+        }
+        for name, batch_terms in terms.items():
+            low, high = mean_interval(batch_terms, resamples, np.random.default_rng(0))
+            columns[f"{name}_nats"] = batch_terms.mean()
+            columns[f"{name}_low"] = low
+            columns[f"{name}_high"] = high
+        return columns
 
-    parts = [surface.parts(shift, product) for product in surface.products(shift)]
-    first = np.array([surface.inner(gradient, shift) for gradient in surface.gradients])
-    second = np.array([0.5 * sum(part.values()) for part in parts])
-    noise, sizes = surface.parts(shift, shift), surface.parts(surface.weights, surface.weights)
-    terms = {"measured": surface.losses(shift) - base, "first_order": first}
-    terms |= {"second_order": second, "predicted": first + second}
-    rows = [row("all", len(shift), sum(noise.values()), sum(sizes.values()), **terms)]
+    curvature_by_batch = [surface.parts(shift, product) for product in surface.products(shift)]
+    first_order = np.array([surface.inner(gradient, shift) for gradient in surface.gradients])
+    second_order = np.array([0.5 * sum(parts.values()) for parts in curvature_by_batch])
+    noise_norm2 = surface.parts(shift, shift)
+    weight_norm2 = surface.parts(surface.weights, surface.weights)
+    rows = [
+        row(
+            "all",
+            len(shift),
+            sum(noise_norm2.values()),
+            sum(weight_norm2.values()),
+            measured=surface.losses(shift) - base,
+            first_order=first_order,
+            second_order=second_order,
+            predicted=first_order + second_order,
+        )
+    ]
     for name, shape in surface.shapes.items():
-        own = np.array([0.5 * part[name] for part in parts])
-        rows.append(row(name, shape.numel(), noise[name], sizes[name], second_order=own))
+        of_matrix = np.array([0.5 * parts[name] for parts in curvature_by_batch])
+        count = shape.numel()
+        rows.append(row(name, count, noise_norm2[name], weight_norm2[name], second_order=of_matrix))
     return rows
 
 
@@ -165,15 +197,14 @@ def sensitivity_table(surface: LossSurface, settings: Mapping) -> pd.DataFrame:
     ``settings`` has low_bit, high_bit (definitions), draws and resamples.
     """
     specs = {role: read_spec(settings[role]) for role in ("low_bit", "high_bit")}
-    weights, base = surface.split(surface.weights.detach()), surface.losses()
-    moves = perturbations(weights, specs, draws=settings["draws"], seed=surface.step)
-    rows = [
-        {"step": surface.step, "perturbation": name, **row}
-        for name, shift in moves.items()
-        for row in expand(
-            surface, parameters_to_vector(shift.values()), base, settings["resamples"]
-        )
-    ]
+    weights = surface.split(surface.weights.detach())
+    base = surface.losses()
+    shifts = perturbations(weights, specs, draws=settings["draws"], seed=surface.step)
+    rows = []
+    for name, shift in shifts.items():
+        flat_shift = parameters_to_vector(shift.values())
+        for row in expand(surface, flat_shift, base, settings["resamples"]):
+            rows.append({"step": surface.step, "perturbation": name, **row})
     return pd.DataFrame(rows).assign(n_batches=len(surface.ids))
 
 
@@ -183,40 +214,52 @@ Estimate = tuple[float, float, float, int]  # value, ends of its interval, draws
 def largest_eigenvalue(surface: LossSurface, resamples: int) -> Estimate:
     """Largest (algebraic) eigenvalue of the Hessian, by Lanczos iteration.
 
-    The interval is over batches with the eigenvector held: that of its Rayleigh quotient.
+    The interval is that of the Rayleigh quotient over batches, with a fixed eigenvector.
     """
-    rng, size = np.random.default_rng(surface.step), len(surface.weights)
+    rng = np.random.default_rng(surface.step)
+    size = len(surface.weights)
 
     def product(vector: np.ndarray) -> np.ndarray:
         return surface.product(surface.vector(vector)).cpu().numpy()
 
-    operator, start = LinearOperator((size, size), product), rng.standard_normal(size)
-    [value], vectors = eigsh(operator, k=1, which="LA", tol=TOLERANCE, v0=start)
+    operator = LinearOperator((size, size), product)
+    start = rng.standard_normal(size)
+    [eigenvalue], vectors = eigsh(operator, k=1, which="LA", tol=TOLERANCE, v0=start)
     direction = surface.vector(vectors[:, 0])
-    quotients = [surface.inner(direction, product) for product in surface.products(direction)]
-    return float(value), *mean_interval(np.array(quotients), resamples, rng), len(quotients)
+    quotients = [surface.inner(direction, image) for image in surface.products(direction)]
+    low, high = mean_interval(np.array(quotients), resamples, rng)
+    return float(eigenvalue), low, high, len(quotients)
 
 
 def trace(surface: LossSurface, draws: int) -> Estimate:
     """Hutchinson's estimate of the trace: mean of z·H·z over random signs z, t interval."""
-    rng, values = np.random.default_rng(surface.step), []
+    rng = np.random.default_rng(surface.step)
+    estimates = []
     for _ in range(draws):
         signs = surface.vector(rng.choice(np.float32([-1.0, 1.0]), len(surface.weights)))
-        values.append(surface.inner(signs, surface.product(signs)))
-    mean = float(np.mean(values))
-    return mean, *t_interval(mean, stats.sem(values), draws - 1), draws
+        estimates.append(surface.inner(signs, surface.product(signs)))
+    mean = float(np.mean(estimates))
+    low, high = t_interval(mean, stats.sem(estimates), draws - 1)
+    return mean, low, high, draws
 
 
 def curvature_table(surface: LossSurface, settings: Mapping) -> pd.DataFrame:
     """Largest eigenvalue and trace of one checkpoint; ``settings`` has draws and resamples.
 
-    ``weight_norm2`` turns both into numbers that do not change when weights are rescaled.
+    Multiplied by ``weight_norm2``, both do not change if the weights are rescaled.
     """
-    norm2 = surface.inner(surface.weights, surface.weights)
-    row = {"step": surface.step, "n_weights": len(surface.weights), "weight_norm2": norm2}
-    for name, estimate in (
-        ("top_eigenvalue", largest_eigenvalue(surface, settings["resamples"])),
-        ("trace", trace(surface, settings["draws"])),
-    ):
-        row |= zip((name, f"{name}_low", f"{name}_high", f"{name}_n"), estimate, strict=True)
+    row = {
+        "step": surface.step,
+        "n_weights": len(surface.weights),
+        "weight_norm2": surface.inner(surface.weights, surface.weights),
+    }
+    estimates = {
+        "top_eigenvalue": largest_eigenvalue(surface, settings["resamples"]),
+        "trace": trace(surface, settings["draws"]),
+    }
+    for name, (estimate, low, high, count) in estimates.items():
+        row[name] = estimate
+        row[f"{name}_low"] = low
+        row[f"{name}_high"] = high
+        row[f"{name}_n"] = count
     return pd.DataFrame([row])

@@ -1,14 +1,14 @@
 """The model with some of its weights rounded: the factorial probe, and one matrix at a time.
 
-*Factorial.* INT4 and INT8 of the paper differ in three ways at once, which this takes apart:
-every combination of bits, symmetry and granularity on the paper's layers, every layer set with
-every number of bits at the symmetry and granularity of the suite's low-bit quantizer, and each
-four-bit format with a code book.
+*Factorial.* INT4 and INT8 of the paper differ in three ways at once. The design separates them.
+It has every combination of bits, symmetry and granularity on the paper's layers. It also has
+every layer set with every number of bits, at the symmetry and granularity of the suite's low-bit
+quantizer, and each four-bit format with a code book.
 
-*Layers.* Where it breaks: ``in``, only this matrix is quantized (block matrices, input embedding
-and head); ``out``, all of the paper's layers but this matrix are; ``all``, all of the paper's
-layers are. Where the losses added by the matrices one by one sum to that of all together, layers
-do not compound; where ``out`` helps more than ``in`` hurts, they do.
+*Layers.* Where the loss arises. ``in``: only this matrix is quantized (block matrices, input
+embedding and head). ``out``: all of the paper's layers except this matrix. ``all``: all of the
+paper's layers. Layers do not compound if the losses of single matrices sum to the loss of all
+together. They do compound if ``out`` helps more than ``in`` hurts.
 """
 
 import re
@@ -41,46 +41,60 @@ _PARTS = {
 
 def block_of(name: str) -> int | None:
     """Number of the transformer block that a parameter is in; ``None`` outside of blocks."""
-    found = _BLOCK.search(name)
-    return int(found[1]) if found else None
+    match = _BLOCK.search(name)
+    return int(match[1]) if match else None
 
 
 def layer_sets(model: nn.Module) -> dict[str, list[str]]:
     """Parameter names by layer set: blocks, attention, qkv, mlp, block0 …, head, embed_in, all.
 
-    Sets that a model has nothing for are left out. ``blocks`` are the paper's layers.
+    Empty sets are left out. ``blocks`` are the paper's layers.
     """
-    names, ends = list(matrices(model)), embedding_names(model)
-    blocks = [name for name in names if block_of(name) is not None]
-    sets = {"blocks": blocks}
-    sets |= {part: [n for n in blocks if pattern.search(n)] for part, pattern in _PARTS.items()}
-    for number in sorted({block_of(name) for name in blocks}):
-        sets[f"block{number}"] = [name for name in blocks if block_of(name) == number]
-    sets |= {kind: [ends[kind]] for kind in ("head", "embed_in") if kind in ends}
-    return {kind: chosen for kind, chosen in (sets | {ALL: names}).items() if chosen}
+    names = list(matrices(model))
+    embeddings = embedding_names(model)
+    in_blocks = [name for name in names if block_of(name) is not None]
+
+    sets = {"blocks": in_blocks}
+    for part, pattern in _PARTS.items():
+        sets[part] = [name for name in in_blocks if pattern.search(name)]
+    for number in sorted({block_of(name) for name in in_blocks}):
+        sets[f"block{number}"] = [name for name in in_blocks if block_of(name) == number]
+    for kind in ("head", "embed_in"):
+        if kind in embeddings:
+            sets[kind] = [embeddings[kind]]
+    sets[ALL] = names
+    return {layer_set: members for layer_set, members in sets.items() if members}
 
 
 def score_variants(visit: Visit, variants: Iterable[Variant]) -> pd.DataFrame:
     """Per-sequence scores of the model and of each variant, as ``intervals.summarise`` reads them.
 
-    ``variants`` yields a name and the weights it replaces; they are made one handful at a
-    time. An error names the step.
+    ``variants`` yields a name and the weights it replaces. Only ``VARIANTS_AT_ONCE`` are in
+    memory at a time. An error names the step.
     """
-    found, pending = {}, iter(variants)
-    options = {"batch_size": visit.batch_size, "device": visit.device}
+    scores = {}
+    pending = iter(variants)
     try:
-        while handful := dict(islice(pending, VARIANTS_AT_ONCE)):
-            found |= scoring.score_variants(visit.model, visit.tokens, handful, **options)
+        handful = dict(islice(pending, VARIANTS_AT_ONCE))
+        while handful:
+            scores |= scoring.score_variants(
+                visit.model,
+                visit.tokens,
+                handful,
+                batch_size=visit.batch_size,
+                device=visit.device,
+            )
+            handful = dict(islice(pending, VARIANTS_AT_ONCE))
     except (FloatingPointError, ValueError) as error:
         raise type(error)(f"step {visit.step}: {error}") from error
-    return scoring.scores_table(found, visit.step)
+    return scoring.scores_table(scores, visit.step)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination. ``granularity`` is tensor, channel or g64 (groups of 64 inputs).
+    """One cell of the design. ``granularity`` is tensor, channel or g64 (groups of 64 inputs).
 
-    ``format`` is ``int`` for evenly spaced levels, where the other columns count.
+    ``format`` is ``int`` for evenly spaced levels. Only then the fields after it have a meaning.
     """
 
     layers: str
@@ -113,14 +127,21 @@ def cells(
 ) -> list[Cell]:
     """All cells of the design.
 
-    ``sets`` are layer sets; ``low`` has the ``symmetric`` and ``granularity`` they share.
+    ``sets`` are layer sets. ``low`` has the ``symmetric`` and ``granularity`` of all sets but the
+    paper's.
     """
-    granularities = ["tensor", "channel", *(f"g{size}" for size in sorted(group_sizes)[::-1])]
-    full = product([PAPER_LAYERS], ["int"], bits, (False, True), granularities)
-    others = product([layers for layers in sets if layers != PAPER_LAYERS], bits)
+    largest_first = sorted(group_sizes, reverse=True)
+    granularities = ["tensor", "channel", *(f"g{size}" for size in largest_first)]
+    other_sets = [layers for layers in sets if layers != PAPER_LAYERS]
     return [
-        *(Cell(*levels) for levels in full),
-        *(Cell(layers, "int", b, low["symmetric"], low["granularity"]) for layers, b in others),
+        *(
+            Cell(PAPER_LAYERS, "int", number, symmetric, granularity)
+            for number, symmetric, granularity in product(bits, (False, True), granularities)
+        ),
+        *(
+            Cell(layers, "int", number, low["symmetric"], low["granularity"])
+            for layers, number in product(other_sets, bits)
+        ),
         *(Cell(PAPER_LAYERS, name) for name in formats),
     ]
 
@@ -128,59 +149,77 @@ def cells(
 def probe_cells(visit: Visit, design: Mapping) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Every cell of the design on one checkpoint: a row per cell, and the per-sequence scores.
 
-    ``design`` has the arguments of ``cells`` but ``sets``, which the model decides; groups
+    ``design`` has the arguments of ``cells`` except ``sets``, which the model decides. Groups
     larger than its narrowest matrix are left out. Rows have the columns of the audit, those of
-    ``Cell`` and what the cell did to the weights: ``error_norm2`` (sum of squared errors) and
-    ``step_variance`` (sum of step²/12, what uniform positions would give).
+    ``Cell``, ``n_weights``, ``error_norm2`` (sum of squared rounding errors) and
+    ``step_variance`` (sum of step²/12, the errors that uniform positions would give).
     """
-    sets, weights, described = layer_sets(visit.model), matrices(visit.model), {}
+    sets = layer_sets(visit.model)
+    weights = matrices(visit.model)
     narrowest = min(weight.shape[1] for weight in weights.values())
-    sizes = [size for size in design["group_sizes"] if fit_group(size, narrowest) == size]
-
-    def squares(tensors: Iterable[Tensor], over: float = 1.0) -> float:
-        return sum(float(tensor.double().pow(2).sum() / over) for tensor in tensors)
+    group_sizes = [size for size in design["group_sizes"] if fit_group(size, narrowest) == size]
+    columns_by_cell = {}
 
     def variants() -> Iterator[Variant]:
-        for cell in cells(sets=list(sets), **{**design, "group_sizes": sizes}):
-            own = {name: weights[name] for name in sets[cell.layers]}
-            changed = {name: fake_quantize(weight, cell.spec) for name, weight in own.items()}
-            even = isinstance(cell.spec, AffineQuantizer)
-            steps = (grid_steps(weight, cell.spec) for weight in own.values())
-            described[cell.name] = asdict(cell) | {
-                "n_weights": sum(weight.numel() for weight in own.values()),
-                "error_norm2": squares(changed[name] - weight for name, weight in own.items()),
-                "step_variance": squares(steps, over=12.0) if even else np.nan,
+        for cell in cells(sets=list(sets), **{**design, "group_sizes": group_sizes}):
+            cell_weights = {name: weights[name] for name in sets[cell.layers]}
+            rounded = {
+                name: fake_quantize(weight, cell.spec) for name, weight in cell_weights.items()
             }
-            yield cell.name, changed
+            columns_by_cell[cell.name] = asdict(cell) | _rounding_columns(
+                cell_weights, rounded, cell.spec
+            )
+            yield cell.name, rounded
 
     scores = score_variants(visit, variants())
     table = summarise(scores, ["step"], resamples=visit.resamples, seed=0)
-    about = pd.DataFrame.from_dict(described, orient="index")
-    return table.join(about, on="quantizer"), scores
+    cell_columns = pd.DataFrame.from_dict(columns_by_cell, orient="index")
+    return table.join(cell_columns, on="quantizer"), scores
+
+
+def _rounding_columns(
+    weights: Mapping[str, Tensor], rounded: Mapping[str, Tensor], spec: AnyQuantizer
+) -> dict[str, float]:
+    """Number of weights, their rounding errors, and the errors that the grid predicts."""
+    step_variance = np.nan  # code books have no single step
+    if isinstance(spec, AffineQuantizer):
+        steps = (grid_steps(weight, spec) for weight in weights.values())
+        step_variance = _sum_of_squares(steps, divisor=12.0)
+    return {
+        "n_weights": sum(weight.numel() for weight in weights.values()),
+        "error_norm2": _sum_of_squares(rounded[name] - weight for name, weight in weights.items()),
+        "step_variance": step_variance,
+    }
+
+
+def _sum_of_squares(tensors: Iterable[Tensor], divisor: float = 1.0) -> float:
+    return sum(float(tensor.double().pow(2).sum() / divisor) for tensor in tensors)
 
 
 def layer_variants(model: nn.Module, spec: AnyQuantizer) -> Iterator[Variant]:
     """The variants of one model: ``all``, then ``in <name>`` and ``out <name>``."""
-    quantized = {name: fake_quantize(w, spec) for name, w in matrices(model).items()}
-    whole = {name: quantized[name] for name in layer_sets(model)["blocks"]}
-    yield ALL, whole
-    yield from ((f"in {name}", {name: weight}) for name, weight in quantized.items())
-    for name in whole:
-        yield f"out {name}", {n: w for n, w in whole.items() if n != name}
+    quantized = {name: fake_quantize(weight, spec) for name, weight in matrices(model).items()}
+    paper_layers = {name: quantized[name] for name in layer_sets(model)[PAPER_LAYERS]}
+    yield ALL, paper_layers
+    for name, weight in quantized.items():
+        yield f"in {name}", {name: weight}
+    for left_out in paper_layers:
+        others = {name: weight for name, weight in paper_layers.items() if name != left_out}
+        yield f"out {left_out}", others
 
 
 def probe_layers(visit: Visit, settings: Mapping) -> pd.DataFrame:
     """A row per probe of one checkpoint: step, probe (in, out, all, fp32), tensor and scores.
 
-    ``settings`` has low_bit, a definition. ``removed_nats`` is what leaving the matrix out takes
-    away from the loss that all together add (rows ``out``).
+    ``settings`` has low_bit, a definition. ``removed_nats`` (rows ``out``) is by how much the added
+    loss of all matrices falls if this matrix is left out.
     """
     scores = score_variants(visit, layer_variants(visit.model, read_spec(settings["low_bit"])))
     table = summarise(scores, ["step"], resamples=visit.resamples, seed=0)
-    named = table["quantizer"].str.split(" ", n=1, expand=True)
-    table.insert(1, "probe", named[0])
-    table.insert(2, "tensor", named[1].fillna(ALL))
-    added = table["delta_nll_nats_per_token"]
-    removed = added[table["probe"] == ALL].item() - added
+    probe_and_tensor = table["quantizer"].str.split(" ", n=1, expand=True)
+    table.insert(1, "probe", probe_and_tensor[0])
+    table.insert(2, "tensor", probe_and_tensor[1].fillna(ALL))
+    added_loss = table["delta_nll_nats_per_token"]
+    removed = added_loss[table["probe"] == ALL].item() - added_loss
     table["removed_nats"] = removed.where(table["probe"] == "out")
     return table.drop(columns=["quantizer", "role"])

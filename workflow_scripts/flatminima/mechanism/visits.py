@@ -1,4 +1,4 @@
-"""What every measurement does around itself: its checkpoints, their matrices, mean intervals."""
+"""What all measurements share: visits of checkpoints, their weight matrices, mean intervals."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ def measure_each(
     settings: Mapping,
     threads: int,
 ) -> list[Measured]:
-    """What ``measure`` returns for each checkpoint of a job; one model is in memory at a time.
+    """Call ``measure`` for each checkpoint of a job; one model is in memory at a time.
 
     ``folders`` maps steps to checkpoint folders. ``settings`` has ``device``, ``batch_size``,
     ``resamples`` and ``sequences``, the number of validation sequences that are used. A
@@ -90,11 +90,11 @@ def at_each_checkpoint(measure: Callable[[Visit, Mapping], pd.DataFrame]) -> Cal
 
 
 def mean_interval(
-    values: np.ndarray, resamples: int, rng: np.random.Generator
+    measurements: np.ndarray, resamples: int, rng: np.random.Generator
 ) -> tuple[float, float]:
-    """95 % percentile interval of the mean of independent values, ``[units]``."""
-    drawn = rng.integers(0, len(values), (resamples, len(values)))
-    return percentile_interval(values[drawn].mean(axis=1))
+    """95 % percentile interval of the mean of independent ``measurements``, ``[units]``."""
+    drawn = rng.integers(0, len(measurements), (resamples, len(measurements)))
+    return percentile_interval(measurements[drawn].mean(axis=1))
 
 
 def matrices(model: nn.Module) -> dict[str, Tensor]:
@@ -106,10 +106,12 @@ def matrices(model: nn.Module) -> dict[str, Tensor]:
 
 
 def embedding_names(model: nn.Module) -> dict[str, str]:
-    """Parameter names of ``embed_in`` and, where it has a weight of its own, of ``head``."""
-    names = {id(p): name for name, p in model.named_parameters()}
+    """Parameter names of ``embed_in`` and of ``head``, if it has a weight of its own."""
+    name_by_id = {id(parameter): name for name, parameter in model.named_parameters()}
     modules = {"embed_in": model.get_input_embeddings(), "head": model.get_output_embeddings()}
-    found = {kind: names.get(id(m.weight)) for kind, m in modules.items() if m is not None}
-    if found.get("head") == found.get("embed_in"):
-        found.pop("head", None)
-    return {kind: name for kind, name in found.items() if name}
+    names = {}
+    for kind, module in modules.items():
+        name = None if module is None else name_by_id.get(id(module.weight))
+        if name is not None and name not in names.values():
+            names[kind] = name
+    return names
