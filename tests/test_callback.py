@@ -177,7 +177,7 @@ def test_bad_losses_are_said_and_training_goes_on(tiny_model, tmp_path, caplog):
     feed(callback, trainer, [(4, {"eval_other_loss": 9.0})])
     nan, late = caplog.messages
     assert nan.startswith("monitor: the loss at step 2 is nan")
-    assert late.startswith("monitor: step 2 comes after step 3")
+    assert late.startswith("monitor: step 2 follows step 3")
     recent = saved(callback)["monitor"]["recent"]
     assert recent == [[1, 3.0, 5.0], [3, 2.0, 5.0], [4, 1.5, 5.0]]
     assert not trainer.control.should_training_stop

@@ -130,7 +130,7 @@ MISTAKES = {
         ("fork.optimizer_state", "rewarmed", "rewarm_steps goes with optimizer_state rew"),
         ("fork.pilot.length", 12, "12 must divide batches.train.length 64 and be shorter"),
         ("fork.rivals.sgdr", {"kind": "linear"}, "rivals.sgdr: this name is taken"),
-        ("fork.rivals.run.window", 200, "up to step 4000 are more than there are; valid:"),
+        ("fork.rivals.run.window", 200, "up to step 4000; valid: 1 to"),
         ("mechanism.layers.steps", [40], "mechanism.layers takes every or steps; one of"),
         ("mechanism.drift", {"steps": [41]}, "step 41 is not on the grid; nearest: 40 and"),
         ("mechanism.curvature.sequences", 63, "63 is no multiple of mechanism.batch_size"),

@@ -135,7 +135,7 @@ def test_a_damaged_state_is_not_gone_on_from_and_named_by_whoever_needs_it(
     shutil.copyfile(state, other)
     caplog.set_level(logging.INFO, "flatminima")
     train_until(folder, 8, train=start["train"])
-    assert "going on from step" not in caplog.text
+    assert "resuming from step" not in caplog.text
     assert outputs(folder) == outputs(whole)
     for job in (
         lambda: train_until(folder, 40, train=start["train"], state=str(other), begin=8),

@@ -101,7 +101,7 @@ def test_a_job_that_is_asked_to_stop_saves_its_state_and_goes_on(tmp_path, numbe
     assert signal.getsignal(number) == before, "handlers are as they were once a job is done"
     job(str(stopped), train, str(said))
     assert f"{signal.Signals(number).name}: stopped after step" in said.read_text()
-    assert "going on from step" in said.read_text()
+    assert "resuming from step" in said.read_text()
     assert outputs(stopped) == outputs(tmp_path / "whole")
 
 

@@ -129,7 +129,7 @@ MISTAKES = (
     (lambda o: get_cosine_schedule(optimizer_of(0.0), 1, 9), "lr_max 0.0: "),
     (lambda o: get_sgdr_schedule(o, 5, 9, 2, start=4), "num_warmup_steps 5, start 4"),
     (lambda o: get_oli_schedule(o, 1, 9, 0, 3), "bump_steps 0: "),
-    (lambda o: get_oli_schedule(o, 1, 9, baseline="wsd"), "'wsd': known are cosine, cosine_"),
+    (lambda o: get_oli_schedule(o, 1, 9, baseline="wsd"), "'wsd' .* valid: cosine, cosine_neox_v1"),
 )  # fmt: skip
 
 

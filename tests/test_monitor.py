@@ -83,7 +83,7 @@ MISTAKES = (
     ((60, float("-inf")), "the loss at step 60 is -inf; left out"),
     ((60, 2.0, float("nan")), "step 60 is 2.0 with standard error nan; left out"),
     ((60, 2.0, -1.0), "standard error -1.0; left out"),
-    ((50, 2.0), "step 50 comes after step 50; steps rise; left out"),
+    ((50, 2.0), "step 50 follows step 50, but steps must rise"),
 )
 
 

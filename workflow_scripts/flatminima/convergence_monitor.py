@@ -1,16 +1,16 @@
-"""A monitor of FP32 convergence for a training loop: has validation loss stopped falling?
+"""A monitor of FP32 convergence for a training loop: has the validation loss stopped falling?
 
-The paper's advice (section 4.3) is to watch the derivative of the validation loss. Here it
-is the least-squares slope over the last ``window`` evaluations. A slope counts as a fall if
-it lies more than ``noise`` of its standard errors below zero; ``patience`` evaluations
-without a fall, one after another, are convergence. A later fall takes it back. With noise 0
-and patience 1 this is the paper's rule as ``early_warning`` states it, on the loss.
+The paper advises to watch the derivative of the validation loss (section 4.3). Here this is the
+least-squares slope over the last ``window`` evaluations. The loss falls if the slope is more than
+``noise`` of its standard errors below zero. After ``patience`` consecutive evaluations without a
+fall, the loss has converged. A later fall revokes this. With noise 0 and patience 1 this is the
+rule that ``early_warning`` reads in the paper, applied to the loss.
 
-The standard error of the slope is the larger of two: what the evaluations' own standard
-errors amount to, where they are given, and what the scatter about the line says. The
-first alone misses how the loss wavers from step to step; the second alone trusts few points.
+The standard error of the slope is the larger of two estimates. One follows from the standard
+errors of the evaluations, if these are available. It misses how the loss fluctuates from step to
+step. The other is the scatter around the line. It is too optimistic for a few points.
 
-Nothing here knows a framework: ``tools.callback`` is for the Trainer.
+This module does not depend on a training framework. ``tools.callback`` connects it to the Trainer.
 """
 
 import math
@@ -24,17 +24,17 @@ SMALLEST_WINDOW = 3  # a line through two points has no scatter
 
 
 class MonitorError(ValueError):
-    """Something the monitor cannot take, in one line; it goes on as if it had not been given."""
+    """An input that the monitor rejects. Its state is then as it was before."""
 
 
 @dataclass(frozen=True)
 class MonitorState:
-    """What is known after an evaluation.
+    """The monitor after an evaluation.
 
-    ``slope`` and ``slope_error`` are in loss per step (``None`` until the window is full).
-    ``without_fall``: evaluations in a row whose slope was no fall. ``converged``: whether
-    they are as many as the patience; ``began``: whether that is new with this evaluation.
-    ``converged_step`` is where it began.
+    ``slope`` and ``slope_error`` are in loss per step, ``None`` until the window is full.
+    ``without_fall`` counts the last consecutive evaluations without a fall. ``converged``: these
+    are at least ``patience``. ``began``: convergence began with this evaluation.
+    ``converged_step`` is the step at which it began.
     """
 
     step: int
@@ -50,60 +50,89 @@ class MonitorState:
 
 
 class ConvergenceMonitor:
-    """Takes the validation loss of one evaluation after another and says when it has converged.
+    """Follows the validation loss of a run and reports when it has converged.
 
-    ``start`` is the first step whose evaluations count. Raises ``MonitorError`` for a setting
-    that makes no sense.
+    Evaluations before the step ``start`` do not count. Raises ``MonitorError`` for a setting out
+    of range.
     """
 
     def __init__(
         self, *, window: int = 10, patience: int = 5, noise: float = 1.0, start: int = 0
     ) -> None:
-        # Plain numbers, whatever library's they were: a checkpoint keeps them as JSON.
-        whole = {"window": index(window), "patience": index(patience), "start": index(start)}
-        self.settings = {**whole, "noise": float(noise)}
+        # Plain numbers, not those of numpy or torch: a checkpoint stores the settings as JSON.
+        self.settings = {
+            "window": index(window),
+            "patience": index(patience),
+            "start": index(start),
+            "noise": float(noise),
+        }
         if window < SMALLEST_WINDOW or patience < 1 or start < 0 or not 0.0 <= noise < math.inf:
             raise MonitorError(
                 f"window {window} (valid: from {SMALLEST_WINDOW}), patience {patience} "
                 f"(from 1), start {start} (from 0), noise {noise} (from 0)"
             )
         self.state: MonitorState | None = None
-        self._recent: list[tuple[int, float, float | None]] = []
+        self._recent: list[tuple[int, float, float | None]] = []  # step, loss, standard error
 
     def update(self, step: int, loss: float, stderr: float | None = None) -> MonitorState:
-        """Take the mean validation loss at ``step``, and its standard error.
+        """Add the mean validation loss at ``step`` and its standard error.
 
-        Where every evaluation scores the same text, what makes that text hard is no noise of the
-        slope; give ``paired_standard_error`` then. The same step with the same loss changes
-        nothing. Raises ``MonitorError``, and stays as it was, for a loss or an error that is not
-        finite and for a step that is not after the last one.
+        If every evaluation scores the same text, the difficulty of this text is not noise of the
+        slope. Use ``paired_standard_error`` in that case. Repeating the last step with the same
+        loss changes nothing. Raises ``MonitorError``, and keeps its state, for a loss or an error
+        that is not finite, and for a step that is not after the last one.
         """
-        step, loss, last = int(step), float(loss), self.state
+        step = int(step)
+        loss = float(loss)
         stderr = None if stderr is None else float(stderr)
+        previous = self.state
         if not math.isfinite(loss) or not 0.0 <= (stderr or 0.0) < math.inf:
             error = "" if stderr is None else f" with standard error {stderr}"
             raise MonitorError(f"the loss at step {step} is {loss}{error}; left out")
-        if last is not None and (step, loss) == (last.step, last.loss):
-            return last
-        if last is not None and step <= last.step:
-            raise MonitorError(f"step {step} comes after step {last.step}; steps rise; left out")
+        if previous is not None:
+            if (step, loss) == (previous.step, previous.loss):
+                return previous
+            if step <= previous.step:
+                raise MonitorError(
+                    f"step {step} follows step {previous.step}, but steps must rise; left out"
+                )
+
         counts = step >= self.settings["start"]
         if counts:
             self._recent = [*self._recent, (step, loss, stderr)][-self.settings["window"] :]
-        full = counts and len(self._recent) == self.settings["window"]
-        slope, error = slope_of(self._recent) if full else (None, None)
-        falls = not full or slope < -self.settings["noise"] * error
-        count = 0 if falls else 1 + (last.without_fall if last else 0)
-        converged = count >= self.settings["patience"]
-        began = converged and not (last and last.converged)
-        since = step if began else last.converged_step if converged else None
-        better = last is None or loss < last.best_loss
-        best = (step, loss) if better else (last.best_step, last.best_loss)
-        self.state = MonitorState(step, loss, slope, error, count, *best, converged, began, since)
+        slope = None
+        slope_error = None
+        without_fall = 0
+        if counts and len(self._recent) == self.settings["window"]:
+            slope, slope_error = slope_of(self._recent)
+            falls = slope < -self.settings["noise"] * slope_error
+            if not falls:
+                without_fall = 1 + (previous.without_fall if previous else 0)
+
+        converged = without_fall >= self.settings["patience"]
+        began = converged and not (previous and previous.converged)
+        converged_step = None
+        if began:
+            converged_step = step
+        elif converged:
+            converged_step = previous.converged_step
+        is_best = previous is None or loss < previous.best_loss
+        self.state = MonitorState(
+            step=step,
+            loss=loss,
+            slope=slope,
+            slope_error=slope_error,
+            without_fall=without_fall,
+            best_step=step if is_best else previous.best_step,
+            best_loss=loss if is_best else previous.best_loss,
+            converged=converged,
+            began=began,
+            converged_step=converged_step,
+        )
         return self.state
 
     def state_dict(self) -> dict:
-        """Everything that a resumed run needs, in plain values that JSON keeps exactly."""
+        """Everything that a resumed run needs, in plain values that JSON stores exactly."""
         return {
             "settings": self.settings,
             "recent": [list(evaluation) for evaluation in self._recent],
@@ -111,46 +140,56 @@ class ConvergenceMonitor:
         }
 
     def load_state_dict(self, saved: Mapping) -> None:
-        """Go on from what ``state_dict`` gave.
+        """Restore what ``state_dict`` returned.
 
-        Raises ``MonitorError``, and stays as it was, where the settings are not the saved
-        ones or the state is not a monitor's.
+        Raises ``MonitorError``, and keeps its state, if the saved settings differ or if ``saved``
+        is not the state of a monitor.
         """
         try:
-            settings, state = dict(saved["settings"]), saved["state"]
+            saved_settings = dict(saved["settings"])
             recent = [(int(step), loss, error) for step, loss, error in saved["recent"]]
-            state = None if state is None else MonitorState(**state)
+            state = None if saved["state"] is None else MonitorState(**saved["state"])
         except (KeyError, TypeError, ValueError) as error:
             raise MonitorError(f"not the state of a monitor ({error!r})") from error
-        for name, now in self.settings.items():
-            if (then := settings.get(name)) != now:
+        for name, setting in self.settings.items():
+            saved_setting = saved_settings.get(name)
+            if saved_setting != setting:
                 raise MonitorError(
-                    f"{name} is {now}, but was {then} when this run was saved; "
-                    f"resume with {name}={then}, or start with a new monitor"
+                    f"{name} is {setting}, but was {saved_setting} when this run was saved; "
+                    f"resume with {name}={saved_setting}, or start with a new monitor"
                 )
-        self._recent, self.state = recent, state
+        self._recent = recent
+        self.state = state
 
 
 def slope_of(evaluations: list[tuple[int, float, float | None]]) -> tuple[float, float]:
-    """Least-squares slope of (step, loss, standard error) triples, and its standard error."""
-    steps, losses, own = np.array(evaluations, dtype=np.float64).T  # None becomes NaN
-    x, y = steps - steps.mean(), losses - losses.mean()
-    power = float(x @ x)
-    slope = float(x @ y) / power
+    """Least-squares slope of (step, loss, standard error) triples, and its standard error.
+
+    The standard error is the larger of the two estimates above.
+    """
+    # An evaluation without a standard error becomes NaN, and so does the first estimate.
+    steps, losses, loss_errors = np.array(evaluations, dtype=np.float64).T
+    x = steps - steps.mean()
+    y = losses - losses.mean()
+    sum_of_squares = float(x @ x)
+    slope = float(x @ y) / sum_of_squares
     residuals = y - slope * x
-    scatter = math.sqrt(float(residuals @ residuals) / (len(x) - 2) / power)
-    known = float(np.sqrt(np.sum((x * own) ** 2))) / power
-    return slope, scatter if math.isnan(known) else max(scatter, known)
+    from_scatter = math.sqrt(float(residuals @ residuals) / (len(x) - 2) / sum_of_squares)
+    from_evaluations = float(np.sqrt(np.sum((x * loss_errors) ** 2))) / sum_of_squares
+    if math.isnan(from_evaluations):
+        return slope, from_scatter
+    return slope, max(from_scatter, from_evaluations)
 
 
 def paired_standard_error(
     nll_nats: np.ndarray, previous_nll_nats: np.ndarray, scored: np.ndarray
 ) -> float:
-    """Standard error of the change of the mean loss between two evaluations of one text.
+    """Standard error of the change in mean loss between two evaluations of the same text.
 
-    The first two are sums over the ``scored`` tokens of each sequence, ``[sequences]``.
-    It is that of a ratio of sums (Cochran, Sampling Techniques, 1977). As the ``stderr`` of
-    one evaluation give it divided by the square root of 2: the change has two ends.
+    The first two arguments are sums over the ``scored`` tokens of each sequence, ``[sequences]``.
+    The formula is that of a ratio of sums (Cochran, Sampling Techniques, 1977). For
+    ``ConvergenceMonitor.update``, divide it by the square root of 2: both evaluations contribute
+    to the error of the change.
     """
     rise = (nll_nats.sum() - previous_nll_nats.sum()) / scored.sum()
     residual = nll_nats - previous_nll_nats - rise * scored

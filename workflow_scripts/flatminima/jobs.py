@@ -1,8 +1,8 @@
 """How a job runs: its script's ``main``, its log, its progress, its GPU.
 
-Nothing here decides a number, so nothing here is part of the hash of the code
-(``code_hash.INFRASTRUCTURE``). Every error ends a job with one line on the terminal.
-If the user cannot act on it, the log has the traceback as well.
+This module decides no numbers, so the hash of the code does not cover it
+(``code_hash.INFRASTRUCTURE``). Every error ends a job with one line on the terminal. If the user
+cannot act on the error, the log has its traceback as well.
 """
 
 import errno
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import NamedTuple, TextIO, TypeVar
 
 import pandas as pd
 from tqdm import tqdm
@@ -31,7 +31,7 @@ from flatminima.messages import message_handlers
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
-# Errors of the environment, which no code can mend: disk full, permission denied, I/O error.
+# errno values of environment problems: disk full, permission denied, I/O error.
 _ENVIRONMENT_ERRORS = (
     errno.ENOSPC,
     errno.EDQUOT,
@@ -42,20 +42,19 @@ _ENVIRONMENT_ERRORS = (
     errno.EIO,
 )
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-# What Snakemake says of every dry run.
-_SAID_ALWAYS = ("Config file", "Assuming unrestricted", "Building DAG", "Using workflow specific")
-# Clusters give each job its GPUs themselves, and may number them anew.
-_GIVEN_BY_A_CLUSTER = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "KUBERNETES_SERVICE_HOST")
+# Beginnings of lines that Snakemake prints in every dry run.
+_USUAL_LINES = ("Config file", "Assuming unrestricted", "Building DAG", "Using workflow specific")
+# Variables that clusters set. A cluster assigns GPUs to jobs itself, and may renumber them.
+_CLUSTER_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "KUBERNETES_SERVICE_HOST")
 
 
 def run(main: Callable[..., None], snakemake: object) -> None:
     """Call a script's ``main`` with what its rule declares, and write the job's log.
 
-    Each parameter of ``main`` takes the input, output, param, resource or wildcard of its
-    name, or ``threads``. ``inputs`` and ``outputs`` take all files: as a mapping where the
-    parameter is annotated ``dict``, as a list otherwise. A parameter annotated ``int`` gets a
-    number. One annotated ``DataFrame``, ``list[DataFrame]`` or ``dict`` gets the content of the
-    files.
+    Each parameter of ``main`` gets the input, output, param, resource or wildcard of its name, or
+    ``threads``. ``inputs`` and ``outputs`` get all files: a mapping if the parameter is annotated
+    ``dict``, a list otherwise. A parameter annotated ``int`` gets a number. A parameter annotated
+    ``DataFrame``, ``list[DataFrame]`` or ``dict`` gets the content of the files.
     """
     with logged(snakemake.log[0]):
         main(**arguments(main, snakemake))
@@ -81,7 +80,7 @@ def arguments(main: Callable, job: object) -> dict[str, object]:
 
 
 def _as_annotated(argument: object, annotation: object) -> object:
-    """The argument as its annotation asks for: a number, the content of files, or unchanged."""
+    """Convert an argument by its annotation: to a number, to the content of files, or not."""
     if annotation is int:
         return int(argument)
     if annotation in (pd.DataFrame, pd.DataFrame | None, dict) and isinstance(argument, str):
@@ -92,7 +91,7 @@ def _as_annotated(argument: object, annotation: object) -> object:
 
 
 def _plain(argument: object) -> object:
-    """Paths as text and lists of them as lists, without Snakemake's own types."""
+    """Snakemake's own types of text and lists as plain ``str`` and ``list``."""
     if isinstance(argument, dict):
         return {key: _plain(inner) for key, inner in argument.items()}
     if isinstance(argument, list):
@@ -103,7 +102,7 @@ def _plain(argument: object) -> object:
 class _Tee:
     """Writes to the terminal and to a log; progress bars become plain lines in both.
 
-    Any other attribute is the terminal's, for libraries that ask whether it is one.
+    All other attributes are the terminal's, for libraries that check whether this is a terminal.
     """
 
     def __init__(self, *streams: TextIO) -> None:
@@ -111,7 +110,7 @@ class _Tee:
 
     def write(self, text: str) -> int:
         line = text.replace("\r", "\n")
-        if text.startswith("\r"):
+        if text.startswith("\r"):  # a progress bar, which may be empty when it is cleared
             line = line.strip() and f"{line.strip()}\n"
         for stream in self.streams:
             stream.write(line)
@@ -151,7 +150,7 @@ def logged(path: str | Path) -> Iterator[None]:
 
 
 def _last_line(error: Exception, log_file: str | Path) -> str:
-    """The line that a job ends with; logs the traceback where the user cannot act on the line."""
+    """The last line of a failed job; logs a traceback if the user cannot act on the error."""
     from_environment = isinstance(error, OSError) and error.errno in _ENVIRONMENT_ERRORS
     if from_environment or isinstance(error, UserError):
         return " ".join(str(error).split())
@@ -160,16 +159,21 @@ def _last_line(error: Exception, log_file: str | Path) -> str:
 
 
 def progress(items: Iterable[Item], name: str, total: int | None = None) -> tqdm:
-    """Iterate with a line every few seconds that says how far, how long and how much is left."""
-    bar = "{desc}: {n_fmt}/{total_fmt} done, {elapsed} gone, {remaining} left{postfix}"
+    """Iterate with a line every few seconds: number done, elapsed time, remaining time."""
     return tqdm(
-        items, desc=name, total=total, file=sys.stderr, mininterval=5.0, maxinterval=5.0, delay=3.0,
-        bar_format=bar,
-    )  # fmt: skip
+        items,
+        desc=name,
+        total=total,
+        file=sys.stderr,
+        mininterval=5.0,
+        maxinterval=5.0,
+        delay=3.0,
+        bar_format="{desc}: {n_fmt}/{total_fmt} done, {elapsed} gone, {remaining} left{postfix}",
+    )
 
 
 def slots_folder() -> Path:
-    """Where all jobs of a user on this machine keep the locks of its GPUs."""
+    """Folder of the GPU locks, shared by all jobs of a user on this machine."""
     return Path(tempfile.gettempdir()) / f"gpu-slots-{os.getuid()}"
 
 
@@ -178,19 +182,22 @@ def own_gpu(
 ) -> TextIO | None:
     """Take one of ``count`` GPUs for this process and hide the others from it.
 
-    Snakemake counts GPUs and does not say which, so two jobs would both take the first: each
-    waits for a lock on one. Hold on to the lock that is returned; the kernel lets it go when the
-    process ends, whatever ends it. Nothing is taken where ``device`` is none, where there is no
-    choice, or where a cluster has chosen. Must come before anything is done on a GPU.
+    Snakemake counts GPUs but does not assign them, so two jobs would both use the first. Each job
+    therefore waits for a lock on one GPU. The caller must keep the returned lock; the kernel
+    releases it when the process ends for any reason. Returns ``None`` and takes nothing if
+    ``device`` is not a GPU, if there is only one GPU, or if a cluster assigns GPUs. Must be called
+    before torch uses a GPU.
     """
-    if device not in ("cuda", "auto") or any(name in environment for name in _GIVEN_BY_A_CLUSTER):
+    if device not in ("cuda", "auto"):
         return None
-    listed = [name.strip() for name in environment.get(VISIBLE, "").split(",") if name.strip()]
-    gpus = listed or [str(number) for number in range(count)]
+    if any(name in environment for name in _CLUSTER_VARIABLES):
+        return None
+    visible_gpus = [name.strip() for name in environment.get(VISIBLE, "").split(",")]
+    gpus = [name for name in visible_gpus if name] or [str(number) for number in range(count)]
     if len(gpus) < 2:
         return None
     folder.mkdir(parents=True, exist_ok=True)
-    for tries in itertools.count():
+    for attempt in itertools.count():
         for gpu in gpus:
             lock = open(folder / gpu.replace("/", "_"), "a", encoding="utf-8")  # noqa: SIM115
             try:
@@ -201,25 +208,40 @@ def own_gpu(
             environment[VISIBLE] = gpu
             logger.info(f"GPU {gpu} of {', '.join(gpus)}")
             return lock
-        if not tries:
+        if attempt == 0:
             logger.info(f"all {len(gpus)} GPUs are taken by other jobs; waiting for one")
         time.sleep(2.0)
 
 
-def dry_run(
-    *arguments: str, configfiles: Sequence[str] = ()
-) -> tuple[int, dict[str, int] | None, list[str]]:
-    """What Snakemake would do: its exit code, the jobs left by rule, and what else it says.
+class DryRun(NamedTuple):
+    """What Snakemake would do.
 
-    The jobs are ``None`` where it failed, and empty where nothing is left.
+    ``jobs`` has the number of remaining jobs by rule. It is ``None`` if Snakemake failed, and
+    empty if nothing remains. ``messages`` are the other lines that Snakemake printed.
     """
+
+    exit_code: int
+    jobs: dict[str, int] | None
+    messages: list[str]
+
+
+def dry_run(*arguments: str, configfiles: Sequence[str] = ()) -> DryRun:
+    """Run ``snakemake --dry-run`` with these arguments and read what it prints."""
     command = [sys.executable, "-m", "snakemake", "--dry-run", "--quiet", "host", "rules"]
-    command += ["--configfile", *configfiles] if configfiles else []
+    if configfiles:
+        command += ["--configfile", *configfiles]
     run = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
-    said, _, table = run.stdout.partition("Job stats:")
-    jobs = dict(re.findall(r"^(\w[\w-]*) +(\d+)$", table.split("\n\n", 1)[0], flags=re.MULTILINE))
-    left = {rule: int(n) for rule, n in jobs.items() if rule not in ("total", "all")}
-    said = run.stdout if run.returncode else said.partition("Nothing to be")[0]
-    lines = [line for line in (said + run.stderr).splitlines() if line.strip()]
-    lines = [line for line in lines if not line.startswith(_SAID_ALWAYS)]
-    return run.returncode, None if run.returncode else left, lines
+
+    # The output ends with a table of "rule  count", once or twice, after this heading.
+    before_table, _, tables = run.stdout.partition("Job stats:")
+    first_table = tables.split("\n\n", 1)[0]
+    counts = dict(re.findall(r"^(\w[\w-]*) +(\d+)$", first_table, flags=re.MULTILINE))
+    jobs = {rule: int(count) for rule, count in counts.items() if rule not in ("total", "all")}
+
+    printed = before_table.partition("Nothing to be")[0]
+    if run.returncode:
+        printed = run.stdout
+        jobs = None
+    lines = [line for line in (printed + run.stderr).splitlines() if line.strip()]
+    messages = [line for line in lines if not line.startswith(_USUAL_LINES)]
+    return DryRun(run.returncode, jobs, messages)

@@ -1,13 +1,13 @@
-"""Learning-rate schedules: one class a kind is its entry in the configuration, check and formula.
+"""Learning-rate schedules. One class per kind has its configuration keys, checks and formula.
 
 Convention: ``schedule(step)`` is the learning rate of the update that takes the weights from
-``step`` to ``step + 1``. The first update of a run with warm-up has a learning rate of zero,
-which is why step 0 and step 1 of Pythia hold the same weights. A checkpoint at ``step`` was
-therefore last moved by ``schedule(step - 1)``.
+``step`` to ``step + 1``. A checkpoint at ``step`` was therefore last changed at the rate
+``schedule(step - 1)``. With a warm-up, the first update has a rate of zero. This is why steps 0
+and 1 of Pythia have the same weights.
 
-A whole run has a ``RunSchedule``; what leaves it has a ``ScheduleKind``, which a suite may
-name under ``fork.schedules`` and under ``fork.rivals`` alike. A new kind is one subclass.
-Nothing here imports torch; learning rates are Python floats.
+A training run has a ``RunSchedule``. A fork, which starts from one of the run's checkpoints, has
+a ``ScheduleKind``. A suite may list these under ``fork.schedules`` and under ``fork.rivals``. A new
+kind needs one subclass. Nothing here imports torch; learning rates are Python floats.
 """
 
 import math
@@ -31,11 +31,11 @@ def _half_cosine(progress: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * min(max(progress, 0.0), 1.0)))
 
 
-# Schedules of whole runs.
+# Schedules of training runs.
 
 
 class RunSchedule(Section):
-    """Learning rate of a whole training run; ``schedule(step)`` by absolute step."""
+    """Learning rate of a training run from its first step; ``schedule(step)`` by absolute step."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -49,8 +49,9 @@ class RunSchedule(Section):
         """Learning rate of the update that takes the weights from ``step`` to ``step + 1``."""
         if step < 0:
             raise ValueError(f"step {step}: a training step is 0 or larger")
-        warming = step < self.warmup_steps
-        return self.lr_max * step / self.warmup_steps if warming else self.lr(step)
+        if step < self.warmup_steps:
+            return self.lr_max * step / self.warmup_steps
+        return self.lr(step)
 
     def lr(self, step: int) -> float:
         """The rate at ``step`` once the warm-up is over."""
@@ -58,15 +59,16 @@ class RunSchedule(Section):
 
     @property
     def floor_step(self) -> int:
-        """First step after the warm-up whose rate is ``lr_min``; rates fall until there.
+        """First step after the warm-up whose rate is ``lr_min``; rates fall until this step.
 
-        Raises ``ValueError`` where the cosine stops moving above ``lr_min``.
+        Raises ``ValueError`` if the cosine ends above ``lr_min``.
         """
         steps = range(self.warmup_steps, self.total_steps + 1)
-        found = bisect_left(steps, True, key=lambda step: self.lr(step) <= self.lr_min)
-        if found == len(steps):
+        # Bisection works because the rates only fall: "at the floor" is false, then true.
+        position = bisect_left(steps, True, key=lambda step: self.lr(step) <= self.lr_min)
+        if position == len(steps):
             raise ValueError(f"lr_min {self.lr_min} is never reached by step {self.total_steps}")
-        return steps[found]
+        return steps[position]
 
 
 class Cosine(RunSchedule):
@@ -84,11 +86,11 @@ class Cosine(RunSchedule):
 
 
 class CosineNeoxV1(RunSchedule):
-    """The schedule Pythia really ran: a cosine to zero with ``lr_min`` as a floor.
+    """The schedule that Pythia was trained with: a cosine to zero with ``lr_min`` as a floor.
 
     max(lr_min, lr_max/2 * (1 + cos(pi * (min(s, T - W) - W) / T))), from the ``AnnealingLR`` of
-    gpt-neox v1.0 (pull request 1008 changed it later). With Pythia's numbers the floor is met
-    at step 115,139 and the last 27,861 steps run at a constant rate.
+    gpt-neox v1.0 (pull request 1008 changed it later). With Pythia's numbers, the rate reaches
+    the floor at step 115,139 and stays there for the last 27,861 steps.
     """
 
     kind: Literal["cosine_neox_v1"] = "cosine_neox_v1"
@@ -99,28 +101,31 @@ class CosineNeoxV1(RunSchedule):
         return max(self.lr_min, self.lr_max * _half_cosine(progress))
 
 
-RUN_SCHEDULES = {c.model_fields["kind"].default: c for c in RunSchedule.__subclasses__()}
+RUN_SCHEDULES = {
+    schedule_class.model_fields["kind"].default: schedule_class
+    for schedule_class in RunSchedule.__subclasses__()
+}
 
 
 def read_schedule(training: Mapping, total_steps: int) -> RunSchedule:
-    """The schedule of a whole run from its section ``training``; ``ValueError`` for no kind."""
+    """The schedule of a run from its section ``training``; ``ValueError`` for an unknown kind."""
     kind = training["schedule"]
     if kind not in RUN_SCHEDULES:
-        raise ValueError(f"schedule {kind!r}: known are {', '.join(RUN_SCHEDULES)}")
+        raise ValueError(f"schedule: {kind!r} is not valid; valid: {', '.join(RUN_SCHEDULES)}")
     numbers = {key: training[key] for key in ("lr_max", "lr_min", "warmup_steps")}
     return RUN_SCHEDULES[kind](**numbers, total_steps=total_steps)
 
 
-# Schedules of what leaves a run.
+# Schedules of forks.
 
 
 @dataclass(frozen=True)
 class ForkSchedule:
-    """A kind of schedule where it leaves ``run`` at ``start``; ``schedule(step)`` by absolute step.
+    """The schedule of a fork that leaves ``run`` at ``start``; ``schedule(step)`` by absolute step.
 
-    ``stop`` is the step after the last update. With ``rewarm_steps`` the rate rises from zero, for
-    forks whose moments are fresh: Adam's first updates would otherwise be full steps in the
-    direction of a single batch's signs.
+    ``stop`` is the step after the last update. With ``rewarm_steps`` the rate rises from zero.
+    This is for forks with fresh Adam moments. Adam's first updates would otherwise be full steps
+    in the direction of the signs of a single batch's gradient.
     """
 
     kind: "ScheduleKind"
@@ -133,11 +138,13 @@ class ForkSchedule:
         """Learning rate of the update that takes the weights from ``step`` to ``step + 1``."""
         if step < self.start:
             raise ValueError(f"step {step}: this schedule starts at {self.start}")
-        warm = min(1.0, (step - self.start) / self.rewarm_steps) if self.rewarm_steps else 1.0
-        return self.kind.lr(step, self) * warm
+        rate = self.kind.lr(step, self)
+        if self.rewarm_steps:
+            rate *= min(1.0, (step - self.start) / self.rewarm_steps)
+        return rate
 
     def last_update_phase(self, step: int) -> OliPhase | None:
-        """Phase of the update that made the weights of ``step``; ``None`` without such phases."""
+        """OLI phase of the update that made the weights of ``step``; ``None`` for other kinds."""
         if step <= self.start:
             raise ValueError(f"step {step - 1}: this schedule starts at {self.start}")
         return self.kind.phase(step - 1 - self.start)
@@ -152,7 +159,10 @@ class ConditionKind(Section):
 
 
 class ScheduleKind(ConditionKind):
-    """One that is trained; ``modifiers`` change the suite's ``training`` and ``compute`` for it."""
+    """An entry that is trained. ``lr`` is its formula.
+
+    ``modifiers`` lists its keys that change the suite's sections ``training`` and ``compute``.
+    """
 
     modifiers: ClassVar = {"training": ("weight_decay", "sam_radius"), "compute": ("precision",)}
 
@@ -167,20 +177,20 @@ class ScheduleKind(ConditionKind):
         raise NotImplementedError
 
     def phase(self, updates: int) -> OliPhase | None:
-        """Phase of the update that follows ``updates`` others; ``None`` without such phases."""
+        """OLI phase of the update after ``updates`` others; ``None`` for other kinds."""
         return None
 
     def settled(self, steps: int) -> list[int]:
-        """Updates after which a fork of ``steps`` is probed so that all kinds are alike, rising."""
+        """Numbers of updates, rising, at which a fork of ``steps`` is compared with other kinds."""
         return [steps]
 
     def mistakes(self, steps: int) -> Mistakes:
-        """Key and mistake of every number that does not go with a fork of ``steps`` updates."""
+        """Key and mistake of each number that does not fit a fork of ``steps`` updates."""
         yield from ()
 
 
 class Continued(ScheduleKind):
-    """The run's own schedule goes on: condition A of section 5.1, the control."""
+    """The run's own schedule continues: condition A of section 5.1, the control."""
 
     kind: Literal["cosine"] = "cosine"
 
@@ -208,9 +218,9 @@ class Sgdr(ScheduleKind):
 class OscillatoryLockIn(ScheduleKind):
     """Oscillatory Lock-In: short bumps above the run's own schedule.
 
-    Condition C of section 5.1. A cycle has ``bump_steps`` at ``amplitude`` times the run's
-    rate and ``cool_steps`` at that rate. The value of the amplitude (lambda) and the order of
-    the two phases are lost in the paper's text; both are keys.
+    Condition C of section 5.1. A cycle has ``bump_steps`` at ``amplitude`` times the run's rate,
+    and ``cool_steps`` at the run's rate. The amplitude (lambda) and the order of the two phases
+    are missing from the paper's text, so both are keys.
     """
 
     kind: Literal["oli"] = "oli"
@@ -226,31 +236,37 @@ class OscillatoryLockIn(ScheduleKind):
 
     def phase(self, updates: int) -> OliPhase:
         position = updates % self.period
-        lead = self.bump_steps if self.first == "bump" else self.cool_steps
-        return "bump" if (position < lead) == (self.first == "bump") else "cool"
+        if self.first == "bump":
+            return "bump" if position < self.bump_steps else "cool"
+        return "cool" if position < self.cool_steps else "bump"
 
     def lr(self, step: int, fork: ForkSchedule) -> float:
         factor = self.amplitude if self.phase(step - fork.start) == "bump" else 1.0
         return factor * fork.run(step)
 
     def settled(self, steps: int) -> list[int]:
-        """The end, and the last ends of both phases: a fork that ends on a bump is not at rest."""
-        updates = range(max(0, steps - self.period), steps)
-        return sorted({self.phase(update): update + 1 for update in updates}.values())
+        """The last end of a bump and the last end of a cool phase.
+
+        A fork that ends on a bump is not comparable at its end, because its rate is raised.
+        """
+        last_end_by_phase = {}
+        for update in range(max(0, steps - self.period), steps):
+            last_end_by_phase[self.phase(update)] = update + 1
+        return sorted(last_end_by_phase.values())
 
     def visible_phases(self, probe_every: int) -> list[int]:
-        """Positions in the cycle at which probes every ``probe_every`` steps can land.
+        """Positions in the cycle that probes every ``probe_every`` steps can measure.
 
-        At position p that many updates of the cycle lie behind the probe. A cadence that shares a
-        factor with the period sees few: 1,000 and 375 share 125, so that the paper's probes could
-        see three (125, 250 and 375).
+        Position p is after p updates of a cycle. If ``probe_every`` and the period share a large
+        factor, there are few. The paper's 1,000 and 375 share 125, so its probes could measure
+        three positions: 125, 250 and 375.
         """
         shared = math.gcd(probe_every, self.period)
         return list(range(shared, self.period + 1, shared))
 
 
 def _stable_then_linear(step: int, fork: ForkSchedule, decay_start: int) -> float:
-    """The fork point's rate until ``decay_start``, then a line that is zero at the fork's end."""
+    """The fork point's rate until ``decay_start``, then a straight line to zero at the end."""
     rate = fork.run(fork.start)
     if step < decay_start:
         return rate
@@ -281,13 +297,14 @@ class Cooldown(ScheduleKind):
     kind: Literal["cooldown"] = "cooldown"
 
     def lr(self, step: int, fork: ForkSchedule) -> float:
-        top, bottom = fork.run(fork.start), fork.run.lr_min
-        left = min(max((fork.stop - step) / (fork.stop - fork.start), 0.0), 1.0)
-        return bottom + (top - bottom) * left
+        top = fork.run(fork.start)
+        bottom = fork.run.lr_min
+        remaining = min(max((fork.stop - step) / (fork.stop - fork.start), 0.0), 1.0)
+        return bottom + (top - bottom) * remaining
 
 
 class WarmupStableDecay(ScheduleKind):
-    """Warm-up, stable, decay without the warm-up, which the run has behind it."""
+    """Warm-up, stable, decay (WSD), without the warm-up, which the run has already done."""
 
     kind: Literal["wsd"] = "wsd"
     decay_steps: Count = Field(description="Steps of the decay to zero at the end.")
@@ -301,9 +318,10 @@ class WarmupStableDecay(ScheduleKind):
 
 
 class Restarts(ScheduleKind):
-    """SGDR whose restarts are ``amplitude`` times the run's rate there instead of ``lr_max``.
+    """SGDR that restarts at ``amplitude`` times the run's rate there, instead of at ``lr_max``.
 
-    With OLI's amplitude it tells SGDR's shape from its amplitude, which the paper changes together.
+    The paper's SGDR differs from OLI in both shape and amplitude. With OLI's amplitude, this kind
+    differs in shape only.
     """
 
     kind: Literal["restarts"] = "restarts"
@@ -316,14 +334,14 @@ class Restarts(ScheduleKind):
         return _restart(peak, fork.run.lr_min, position, self.period)
 
 
-# Conditions without training: weights made from the run's own checkpoints.
+# Rivals without training: averages of the run's own checkpoints.
 
 
 class AverageKind(ConditionKind):
     """One entry of ``fork.rivals`` that is an average of the run's checkpoints."""
 
     def steps(self, grid: Sequence[int], start: int, end: int) -> list[int]:
-        """Which of the run's revisions ``grid`` are averaged, for forks from start to end."""
+        """Steps of the run's ``grid`` that are averaged, for forks from ``start`` to ``end``."""
         raise NotImplementedError
 
     def weights(self, count: int) -> list[float]:
@@ -331,10 +349,13 @@ class AverageKind(ConditionKind):
         return [1.0 / count] * count
 
     def mistakes(self, grid: Sequence[int], start: int, end: int) -> Mistakes:
-        """Key and mistake of everything that does not go with these revisions."""
+        """Key and mistake of each number that does not fit these checkpoints."""
         if end not in self.steps(grid, start, end):
-            ends = f"checkpoints up to step {end}, the end of the fork, which is not on the grid"
-            yield "kind", f"{self.kind} averages the run's {ends}"
+            yield (
+                "kind",
+                f"{self.kind} averages checkpoints up to the end of the fork, step {end}, "
+                "but the grid of the suite does not contain this step",
+            )
 
 
 class EarlyStop(AverageKind):
@@ -360,13 +381,17 @@ class Average(AverageKind):
 
     def mistakes(self, grid: Sequence[int], start: int, end: int) -> Mistakes:
         yield from super().mistakes(grid, start, end)
-        if (count := len(self.steps(grid, start, end))) < self.window:
-            text = f"checkpoints up to step {end} are more than there are; valid: 1 to {count}"
-            yield "window", f"{self.window} {text}"
+        count = len(self.steps(grid, start, end))
+        if count < self.window:
+            yield (
+                "window",
+                f"{self.window} is more than the number of checkpoints up to step {end}; "
+                f"valid: 1 to {count}",
+            )
 
 
 class Ema(AverageKind):
-    """From the fork point on: average = decay * average + (1 - decay) * checkpoint."""
+    """Exponential average from the fork point: decay * average + (1 - decay) * checkpoint."""
 
     kind: Literal["ema"] = "ema"
     decay: float = Field(

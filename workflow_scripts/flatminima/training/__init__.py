@@ -1,1 +1,1 @@
-"""Training that can stop anywhere and ends with the same bits; it writes weights only."""
+"""Training that can be stopped and resumed with bit-identical weights. It measures nothing."""

@@ -1,18 +1,19 @@
 """OLI's amplitude from gradient statistics at the fork point (appendix B).
 
-The paper says that a first run derived the amplitude "from a calibration procedure",
-measuring something at the fork checkpoint, that it came out as 557.9, and that this was
-degenerate because Adam had made gradients small. The formula, what was measured and its
-value are lost with the text's mathematics, and so is the value that was used instead.
+According to the paper, a first run derived the amplitude "from a calibration procedure" at the
+fork checkpoint. The amplitude came out as 557.9, which was degenerate because Adam had made
+gradients small. The text lacks the formula, the measured value, and the amplitude that was used
+instead.
 
-Assumed here, from the stated purpose (a bump is to carry weights across a boundary of the
-INT4 grid): the amplitude is the one at which an update of rate ``amplitude * baseline``
-moves an average weight by half a step of its group's grid. What an update moves a weight by
-is where readings differ, so that each is computed: ``gradient`` takes the plain gradient
-(the one that the paper's words fit, since only there do small gradients give a large
-amplitude), ``adam_fresh`` Adam's first update after fresh moments, ``adam_restored`` Adam's
-update under the run's own moments, ``adam_bump`` a whole bump of fresh Adam updates that all
-go one way.
+The stated purpose of a bump is to carry weights across a boundary of the INT4 grid. This module
+therefore assumes: an update at the rate ``amplitude * baseline`` moves an average weight by half a
+step of its group's grid. The size of an update can be read in four ways, and each is computed:
+
+- ``gradient``: the plain gradient. It fits the paper's words best, because only here do small
+  gradients give a large amplitude.
+- ``adam_fresh``: Adam's first update with fresh moments.
+- ``adam_restored``: Adam's update with the run's own moments.
+- ``adam_bump``: all updates of a bump with fresh moments, in the same direction.
 """
 
 from collections.abc import Mapping
@@ -31,12 +32,15 @@ from flatminima.training.loop import batch_rows
 
 def mean_grid_step(model: nn.Module, spec: AffineQuantizer) -> float:
     """Mean distance between neighbouring codes over all groups that ``spec`` quantizes."""
-    parts = [p for m in matrices_of(model, spec.layers).values() for p in split_groups(m, spec)]
-    steps = [affine_scale(part, spec).squeeze(-1).T.reshape(-1) for part in parts]
+    steps = []
+    for matrix in matrices_of(model, spec.layers).values():
+        for groups in split_groups(matrix, spec):
+            steps.append(affine_scale(groups, spec).squeeze(-1).T.reshape(-1))
     return torch.cat(steps).to(torch.float64).mean().item()
 
 
 def _mean(tensors: list[Tensor]) -> float:
+    """Mean of all numbers in ``tensors``, summed in float64."""
     total = sum(tensor.to(torch.float64).sum().item() for tensor in tensors)
     return total / sum(tensor.numel() for tensor in tensors)
 
@@ -46,59 +50,77 @@ def gradient_statistics(
 ) -> dict[str, float]:
     """Means over the first batches of the fork, before any weight moves.
 
-    ``global_norm``: norm of the whole gradient. ``mean_abs``: mean magnitude over the
-    quantized weights. ``adam_fresh``: mean magnitude of Adam's first update with fresh
-    moments, |g| / (|g| + eps), per unit of the rate.
+    ``weights`` are the quantized weights by name. Returned keys:
+
+    - ``global_norm``: norm of the gradient of all parameters
+    - ``mean_abs``: mean magnitude of the gradient g of the quantized weights
+    - ``adam_fresh``: mean magnitude of Adam's first update with fresh moments, |g| / (|g| + eps),
+      per unit of the rate
     """
-    rows, device, size = [], next(model.parameters()).device, settings["batch_size"]
+    device = next(model.parameters()).device
+    eps = settings["training"]["eps"]
+    rows = []
     for step in range(settings["start"], settings["start"] + settings["batches"]):
-        chosen = batch_rows(step, sequences=len(tokens), batch_size=size, seed=0)
+        indices = batch_rows(step, sequences=len(tokens), batch_size=settings["batch_size"], seed=0)
+        ids = torch.from_numpy(tokens[indices].astype(np.int64)).to(device)
         model.zero_grad(set_to_none=True)
-        batch_gradients(model, torch.from_numpy(tokens[chosen].astype(np.int64)).to(device))
+        batch_gradients(model, ids)
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        sizes = [weight.grad.abs() for weight in weights.values()]
-        rows.append({
-            "global_norm": nn.utils.get_total_norm(gradients).item(),
-            "mean_abs": _mean(sizes),
-            "adam_fresh": _mean([size / (size + settings["training"]["eps"]) for size in sizes]),
-        })  # fmt: skip
+        magnitudes = [weight.grad.abs() for weight in weights.values()]
+        fresh_updates = [magnitude / (magnitude + eps) for magnitude in magnitudes]
+        rows.append(
+            {
+                "global_norm": nn.utils.get_total_norm(gradients).item(),
+                "mean_abs": _mean(magnitudes),
+                "adam_fresh": _mean(fresh_updates),
+            }
+        )
     return pd.DataFrame(rows).mean(skipna=False).to_dict()
 
 
 def restored_update(state: Mapping[str, Tensor], names: list[str], training: Mapping) -> float:
-    """Mean magnitude of Adam's update under saved moments, per unit of the rate.
+    """Mean magnitude of Adam's update with saved moments, per unit of the rate.
 
-    ``state`` is a training state (``training.workspace``). The moments' own decay by the next
+    ``state`` is a training state (``training.workspace``). The change of the moments by the next
     gradient is left out.
     """
-    sizes = []
+    magnitudes = []
     for name in names:
-        done = state[f"updates.{name}"].item()
-        first = state[f"exp_avg.{name}"].double() / (1.0 - training["beta1"] ** done)
-        second = state[f"exp_avg_sq.{name}"].double() / (1.0 - training["beta2"] ** done)
-        sizes.append((first / (second.sqrt() + training["eps"])).abs())
-    return _mean(sizes)
+        # Adam's bias correction, after so many updates.
+        updates = state[f"updates.{name}"].item()
+        first = state[f"exp_avg.{name}"].double() / (1.0 - training["beta1"] ** updates)
+        second = state[f"exp_avg_sq.{name}"].double() / (1.0 - training["beta2"] ** updates)
+        magnitudes.append((first / (second.sqrt() + training["eps"])).abs())
+    return _mean(magnitudes)
 
 
 def calibrate(
     model: nn.Module, tokens: np.ndarray, state: Mapping[str, Tensor] | None, settings: Mapping
 ) -> dict:
-    """Gradients, updates per unit of the rate, and the amplitudes that each reading leads to.
+    """The content of calibration.json: gradients, sizes of updates, and amplitudes by reading.
 
-    An amplitude is half a grid step over what an update at the run's rate moves a weight by.
-    ``state`` has the run's own moments, where there are any; ``settings`` is
+    An amplitude is half a grid step divided by the size of an update at the run's rate. ``state``
+    has the run's own moments, if they were saved. ``settings`` is
     ``plan_forks.calibration_settings``.
     """
     spec = read_spec(settings["quantizer"])
-    chosen = linear_weights(model, spec.layers)
-    found = gradient_statistics(model, tokens, chosen, settings)
-    updates = {"gradient": found["mean_abs"], "adam_fresh": found["adam_fresh"]}
+    weights = linear_weights(model, spec.layers)
+    gradients = gradient_statistics(model, tokens, weights, settings)
+    updates = {"gradient": gradients["mean_abs"], "adam_fresh": gradients["adam_fresh"]}
     if state is not None:
-        updates["adam_restored"] = restored_update(state, list(chosen), settings["training"])
-    step, rate, bump = mean_grid_step(model, spec), settings["rate"], settings["bump"]
-    values = {name: 0.5 * step / (rate * size) for name, size in updates.items()}
-    values["adam_bump"] = 0.5 * step / (rate * updates["adam_fresh"] * bump)
+        updates["adam_restored"] = restored_update(state, list(weights), settings["training"])
+
+    grid_step = mean_grid_step(model, spec)
+    rate = settings["rate"]
+    bump_steps = settings["bump"]
+    amplitudes = {name: 0.5 * grid_step / (rate * update) for name, update in updates.items()}
+    amplitudes["adam_bump"] = 0.5 * grid_step / (rate * updates["adam_fresh"] * bump_steps)
     return {
-        "assumed": "gradient", "gradients": found, "updates_per_unit_rate": updates,
-        "mean_grid_step": step, "rate": rate, "bump_steps": bump, "amplitudes": values,
-    }  # fmt: skip
+        "assumed": "gradient",
+        "gradients": gradients,
+        "updates_per_unit_rate": updates,
+        "mean_grid_step": grid_step,
+        "rate": rate,
+        "bump_steps": bump_steps,
+        "amplitudes": amplitudes,
+    }

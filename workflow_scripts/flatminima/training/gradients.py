@@ -1,4 +1,4 @@
-"""Gradients of one batch: in which precision, in how many pieces."""
+"""Gradients of one batch: their precision, and in how many pieces they are computed."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,18 +9,19 @@ from torch import Tensor, nn
 from flatminima.errors import UserError, one_line
 from flatminima.model import head_in_pieces
 
-PIECE = 2**24  # logits at a time where they are not made at once; 64 MiB, and as much of gradients
+PIECE = 2**24  # logits at a time, if not all at once: 64 MiB, and as much for their gradients
 
 
 @dataclass(frozen=True)
 class Compute:
-    """How the gradient of a batch is computed; never how a model is measured.
+    """How the gradient of a batch is computed. Measurements do not depend on it.
 
-    ``precision``: ``bf16`` runs the forward pass under autocast; weights, gradients and
-    Adam's moments stay float32, and so does the loss. ``tf32``: allow TensorFloat-32 in
-    matrix products on CUDA while training. ``micro_batch``: sequences per forward pass,
-    ``None`` for the whole batch at once; gradients add up, so that memory and not the
-    update depends on it. ``attention``: which implementation of transformers is used.
+    - ``precision``: ``bf16`` runs the forward pass under autocast. Weights, gradients, Adam's
+      moments and the loss stay float32.
+    - ``tf32``: allow TensorFloat-32 in matrix products on CUDA during training.
+    - ``micro_batch``: sequences per forward pass, ``None`` for the entire batch. Gradients are
+      added up, so this changes the memory but not the update.
+    - ``attention``: the implementation of transformers.
     """
 
     precision: Literal["float32", "bf16"] = "float32"
@@ -33,14 +34,14 @@ PLAIN = Compute()
 
 
 def set_attention(model: nn.Module, attention: str) -> None:
-    """Make a transformers model use one attention implementation.
+    """Select the attention implementation of a transformers model.
 
-    Raises ``UserError`` for an implementation that the model does not have.
+    Raises ``UserError`` if the model does not have this implementation.
     """
     try:
         model.set_attn_implementation(attention)
         reason = f"the model uses {model.config._attn_implementation!r}"
-    except (ValueError, ImportError) as error:  # what transformers raises for a missing one
+    except (ValueError, ImportError) as error:  # transformers raises either if it is missing
         reason = one_line(error)
     if model.config._attn_implementation != attention:
         raise UserError(f"compute.attention: {attention!r} is not available; {reason}")
@@ -53,13 +54,14 @@ def next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 def _loss(model: nn.Module, ids: Tensor, precision: str) -> Tensor:
-    """The same in bfloat16, or where the logits are large made and differentiated in pieces."""
-    # The forward pass alone: autocast keeps the loss in float32.
+    """``next_token_loss`` in float32 or bfloat16. Large logits are processed in pieces."""
     pieces = None if precision == "bf16" else head_in_pieces(model, ids)
     if pieces is None:
+        # Autocast keeps the loss in float32.
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=precision == "bf16"):
             return next_token_loss(model, ids)
-    (head, states), targets = pieces, ids[:, 1:].flatten()
+    head, states = pieces
+    targets = ids[:, 1:].flatten()
     rows = max(1, PIECE // head.out_features)
     options = nn.LinearCrossEntropyOptions(batch_chunk_size=rows, chunking_method=None)
     return nn.functional.linear_cross_entropy(
@@ -72,33 +74,35 @@ def batch_gradients(model: nn.Module, ids: Tensor, compute: Compute = PLAIN) -> 
 
     Returns the loss in nats per token, which may not be finite.
     """
-    backend, total = torch.backends.cuda.matmul, 0.0
-    before = backend.allow_tf32
-    backend.allow_tf32 = before or compute.tf32
+    matmul = torch.backends.cuda.matmul
+    tf32_before = matmul.allow_tf32
+    matmul.allow_tf32 = tf32_before or compute.tf32
+    batch_loss = 0.0
     try:
-        for part in ids.split(compute.micro_batch or len(ids)):
-            # Sequences are equally long, so that the batch's mean weighs parts by their rows.
-            weight = len(part) / len(ids)
-            loss = _loss(model, part, compute.precision)
+        for micro_batch in ids.split(compute.micro_batch or len(ids)):
+            # Sequences have equal lengths, so the mean weighs each part by its sequences.
+            weight = len(micro_batch) / len(ids)
+            loss = _loss(model, micro_batch, compute.precision)
             (loss * weight).backward()
-            total += weight * loss.item()
+            batch_loss += weight * loss.item()
     finally:
-        backend.allow_tf32 = before
-    return total
+        matmul.allow_tf32 = tf32_before
+    return batch_loss
 
 
 def sharpness_aware_gradients(
     model: nn.Module, ids: Tensor, radius: float, compute: Compute = PLAIN
 ) -> float:
-    """The gradient at the worst point within ``radius``, to first order, of the weights.
+    """The gradient at the worst point within ``radius`` of the weights, to first order.
 
-    Sharpness-aware minimization (Foret et al., arXiv 2010.01412, equation 2): weights
-    move by ``radius * g / |g|`` with g the gradient of the batch, the gradient there is
-    taken, and the weights return to the bit. Returns the loss before the move.
+    Sharpness-aware minimization (Foret et al., arXiv 2010.01412, equation 2). With g the gradient
+    of the batch, the weights move by ``radius * g / |g|``. The gradient is computed there, and the
+    weights are restored exactly. Returns the loss before the move, in nats per token.
     """
-    value = batch_gradients(model, ids, compute)
+    loss = batch_gradients(model, ids, compute)
     parameters = [p for p in model.parameters() if p.grad is not None]
-    before = [p.detach().clone() for p in parameters]
+    originals = [p.detach().clone() for p in parameters]
+    # 1e-12 keeps a zero gradient from dividing by zero.
     scale = radius / (nn.utils.get_total_norm([p.grad for p in parameters]) + 1e-12)
     with torch.no_grad():
         for parameter in parameters:
@@ -106,6 +110,6 @@ def sharpness_aware_gradients(
             parameter.grad = None
     batch_gradients(model, ids, compute)
     with torch.no_grad():
-        for parameter, original in zip(parameters, before, strict=True):
+        for parameter, original in zip(parameters, originals, strict=True):
             parameter.copy_(original)
-    return value
+    return loss

@@ -1,10 +1,9 @@
-"""Training of GPT-NeoX models as Pythia was trained, in a loop that can stop anywhere.
+"""Training of GPT-NeoX models as Pythia was trained, in a loop that can be stopped and resumed.
 
-Everything a run depends on is a pure function of the step: the learning rate (``schedules``)
-and the data order (``batch_rows``); nothing else is drawn after initialisation. A state is
-therefore weights, Adam's two moments and two counters, and a run that was stopped and resumed
-ends bit-identical to one that was not. What is measured of a run is measured from its
-checkpoints.
+The learning rate (``schedules``) and the data order (``batch_rows``) are pure functions of the
+step, and nothing else is random after initialisation. A training state therefore needs only
+weights, Adam's two moments and two counters. A run that was stopped and resumed ends with the same
+bits as an uninterrupted run. Training measures nothing; its checkpoints are measured later.
 """
 
 import logging
@@ -31,16 +30,17 @@ from flatminima.training.gradients import PLAIN, Compute, batch_gradients, sharp
 from flatminima.training.workspace import Workspace, fingerprint, load_state, save_state
 
 logger = logging.getLogger(__name__)
-# Where torch has AdamW as one kernel; elsewhere it falls back on the slower one.
+# Devices on which torch has AdamW as a single, faster kernel.
 _FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one update is made (section 5.1: "Adam with Pythia's original hyperparameters").
+    """Settings of an update (section 5.1: "Adam with Pythia's original hyperparameters").
 
-    ``weight_decay`` is decoupled (AdamW) and spares biases and layer norms; ``seed`` decides the
-    data order; a ``sam_radius`` above 0 takes the gradient at the worst point that near.
+    ``weight_decay`` is decoupled (AdamW) and does not apply to biases and layer norms. ``seed``
+    decides the data order. With a ``sam_radius`` above 0, gradients are those of
+    ``sharpness_aware_gradients``.
     """
 
     batch_size: int
@@ -55,7 +55,7 @@ class Recipe:
 
 
 class Update(NamedTuple):
-    """One finished update: the step it led to, its rate, and the batch's mean NLL before it."""
+    """One update: the step after it, its rate, and the batch's mean NLL before it."""
 
     step: int
     lr: float
@@ -63,9 +63,10 @@ class Update(NamedTuple):
 
 
 def read_recipe(training: Mapping, **changes: object) -> Recipe:
-    """The recipe in a ``training`` section, with what forks change or add."""
-    values = {**training, **changes}
-    return Recipe(**{f.name: values[f.name] for f in fields(Recipe) if f.name in values})
+    """The recipe in a ``training`` section, with ``changes``."""
+    settings = {**training, **changes}
+    names = [field.name for field in fields(Recipe)]
+    return Recipe(**{name: settings[name] for name in names if name in settings})
 
 
 def fork_recipe(condition: Condition, seed: int) -> Recipe:
@@ -86,21 +87,25 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> AdamW:
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": recipe.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    betas = recipe.beta1, recipe.beta2
+    betas = (recipe.beta1, recipe.beta2)
+    # The rate is set before each update, by ``train``.
     return AdamW(groups, lr=0.0, betas=betas, eps=recipe.eps, fused=fused)
 
 
 def batch_rows(step: int, *, sequences: int, batch_size: int, seed: int) -> np.ndarray:
-    """Rows of the training tokens that the update at ``step`` sees, ``[batch_size]``.
+    """Rows of the training tokens that the update at ``step`` uses, ``[batch_size]``.
 
-    Every epoch is a permutation of its own, drawn from (seed, epoch); a batch may
-    straddle two epochs. Depends on nothing but the arguments.
+    Each epoch has its own random order of all sequences, drawn from (seed, epoch). A batch may
+    span two epochs. The rows depend on the arguments only.
     """
-    places = (divmod(step * batch_size + row, sequences) for row in range(batch_size))
-    return np.array([_order(seed, epoch, sequences)[row] for epoch, row in places])
+    rows = []
+    for position in range(step * batch_size, (step + 1) * batch_size):
+        epoch, position_in_epoch = divmod(position, sequences)
+        rows.append(_order(seed, epoch, sequences)[position_in_epoch])
+    return np.array(rows)
 
 
-@lru_cache(maxsize=2)  # a batch may straddle two epochs; drawing one takes as long as an update
+@lru_cache(maxsize=2)  # a batch may span two epochs; drawing an order takes as long as an update
 def _order(seed: int, epoch: int, sequences: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(sequences)
 
@@ -117,38 +122,39 @@ def train(
 ) -> Iterator[Update]:
     """Train from step ``start`` to step ``stop``, yielding after each update.
 
-    ``tokens`` is ``[sequences, length]``. Models are in evaluation mode, in which dropout is
-    zero, as Pythia has it: nothing is drawn at random, and a job that is resumed takes the same
-    updates. Raises ``Diverged`` where a loss or a gradient is not finite, before any weight moves.
+    ``tokens`` is ``[sequences, length]``. The model is in evaluation mode, in which dropout is
+    zero, as in Pythia's training. Nothing is drawn at random, so a resumed job makes the same
+    updates. Raises ``Diverged``, before any weight moves, if a loss or a gradient is not finite.
     """
-    rate, device = 0.0, next(model.parameters()).device
+    device = next(model.parameters()).device
+    rate = 0.0
     for step in range(start, stop):
-        model.eval()
+        model.eval()  # in each step: the caller may have changed it between two updates
         rows = batch_rows(
             step, sequences=len(tokens), batch_size=recipe.batch_size, seed=recipe.seed
         )
         ids = torch.from_numpy(tokens[rows].astype(np.int64)).to(device)
         if recipe.sam_radius:
-            value = sharpness_aware_gradients(model, ids, recipe.sam_radius, recipe.compute)
+            loss = sharpness_aware_gradients(model, ids, recipe.sam_radius, recipe.compute)
         else:
-            value = batch_gradients(model, ids, recipe.compute)
+            loss = batch_gradients(model, ids, recipe.compute)
         norm = nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm).item()
-        if not (math.isfinite(value) and math.isfinite(norm)):
-            moved = f" after an update at learning rate {rate:g}" if step > start else ""
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            last_update = f" after an update at learning rate {rate:g}" if step > start else ""
             raise Diverged(
-                f"training diverged: at step {step} the loss is {value} nats per token and the "
-                f"norm of the gradient {norm}{moved}"
+                f"training diverged: at step {step} the loss is {loss} nats per token and the "
+                f"norm of the gradient {norm}{last_update}"
             )
         rate = schedule(step)
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        yield Update(step + 1, rate, value)
+        yield Update(step + 1, rate, loss)
 
 
 def dropout_rates(model: nn.Module) -> dict[str, float]:
-    """Rates above zero that a model's configuration has for dropout, by key in order."""
+    """Dropout rates above zero in a model's configuration, by key in alphabetical order."""
     config = model.config.get_text_config(decoder=True).to_dict()
     return {
         key: rate
@@ -158,20 +164,48 @@ def dropout_rates(model: nn.Module) -> dict[str, float]:
 
 
 def train_job(
-    model: nn.Module, tokens: np.ndarray, schedule: Schedule, recipe: Recipe, *, start: int,
-    stop: int, checkpoints: Mapping[int, str], losses: str, workspace: str, save_every: int,
-    made_by: Mapping, provenance: str | None = None, initial_state: str | None = None,
-    final_state: str | None = None, key: str = "training.lr_max",
-) -> None:  # fmt: skip
-    """Train from ``start`` to ``stop``; write the checkpoints due on the way and all losses.
+    model: nn.Module,
+    tokens: np.ndarray,
+    schedule: Schedule,
+    recipe: Recipe,
+    *,
+    start: int,
+    stop: int,
+    checkpoints: Mapping[int, str],
+    losses: str,
+    workspace: str,
+    save_every: int,
+    made_by: Mapping,
+    provenance: str | None = None,
+    initial_state: str | None = None,
+    final_state: str | None = None,
+    key: str = "training.lr_max",
+) -> None:
+    """Train from ``start`` to ``stop``, and write checkpoints and all losses.
 
-    ``model`` holds the weights of ``start``, ``tokens`` is ``[sequences, length]``;
-    ``checkpoints`` maps each step to its folder, float32. Adam's moments are those of
-    ``initial_state``, or fresh; ``final_state`` receives the state of the end, ``provenance``
-    what made the checkpoints and the sha256 of their weights. The job goes on where it was
-    stopped, as long as ``made_by`` is alike, and nothing appears in its place before all is
-    done. Dropout of the model's configuration is set to zero (``train``), which log and
-    provenance say. Raises ``Diverged`` with ``key``, the one of the configuration to blame.
+    A job that was stopped resumes from ``workspace``, if ``made_by`` is unchanged. No output
+    appears before the job is done. The model's dropout is set to zero (see ``train``); the log and
+    the provenance mention this.
+
+    Args:
+        model: has the weights of step ``start``
+        tokens: ``[sequences, length]``
+        schedule: learning rate by step
+        recipe: settings of an update
+        start: first step
+        stop: step after the last update
+        checkpoints: folder of the float32 checkpoint to write, by step
+        losses: table of step, learning rate, and loss in nats per token
+        workspace: folder for the training state of an unfinished job
+        save_every: steps between two training states
+        made_by: everything that decides the weights
+        provenance: file for ``made_by`` and the sha256 of all weights
+        initial_state: file with Adam's moments; without it they are fresh
+        final_state: file for the training state at ``stop``
+        key: the configuration key to blame if training diverges
+
+    Raises:
+        Diverged: if a loss, a gradient or a weight is not finite; the message names ``key``
     """
     rates = dropout_rates(model)
     if rates:
@@ -180,33 +214,54 @@ def train_job(
     optimizer = build_optimizer(model, recipe)
     if initial_state is not None:
         load_state(Path(initial_state), model, optimizer)
+
     with Workspace(workspace, fingerprint(**made_by), save_every) as unfinished:
-        step, nats = unfinished.resume(model, optimizer, start)
+        step, loss_history = unfinished.resume(model, optimizer, start)
         if step == start and start in checkpoints:
             save_model(model, unfinished.staged(start), digests=True)
         updates = train(model, optimizer, tokens, schedule, recipe, start=step, stop=stop)
         bar = progress(updates, f"training, steps {step} to {stop}", total=stop - step)
         try:
             for update in bar:
-                nats.append(update.loss_nats)
+                loss_history.append(update.loss_nats)
                 if update.step in checkpoints:
-                    if not all(p.isfinite().all() for p in model.parameters()):
-                        raise Diverged(
-                            f"training diverged: weights of step {update.step} are not finite; "
-                            f"loss {update.loss_nats} nats per token, learning rate {update.lr:g}"
-                        )
+                    _check_weights(model, update)
                     save_model(model, unfinished.staged(update.step), digests=True)
                     bar.set_postfix_str(f"loss {update.loss_nats:.3f} nats", refresh=False)
-                unfinished.save(model, optimizer, update.step, nats)
+                # After the checkpoint, so that a state never claims one that was not written.
+                unfinished.save(model, optimizer, update.step, loss_history)
         except Diverged as error:
             raise Diverged(f"{error}; lower config key {key}") from None
+
         if final_state is not None:
-            save_state(Path(final_state), model, optimizer, step=stop, losses=[],
-                       fingerprint=unfinished.fingerprint)  # fmt: skip
+            save_state(
+                Path(final_state),
+                model,
+                optimizer,
+                step=stop,
+                losses=[],
+                fingerprint=unfinished.fingerprint,
+            )
         unfinished.publish(checkpoints)
         steps = range(start, stop)
-        table = {"step": [s + 1 for s in steps], "lr": map(schedule, steps)}
-        write_table(losses, pd.DataFrame(table | {"loss_nats_per_token": nats}))
+        table = {
+            "step": [step + 1 for step in steps],
+            "lr": map(schedule, steps),
+            "loss_nats_per_token": loss_history,
+        }
+        write_table(losses, pd.DataFrame(table))
         if provenance is not None:
-            made = {s: file_sha256(f"{folder}/{WEIGHTS_FILE}") for s, folder in checkpoints.items()}
-            write_json(provenance, {**made_by, "weights_sha256": made})
+            weights_sha256 = {
+                step: file_sha256(f"{folder}/{WEIGHTS_FILE}")
+                for step, folder in checkpoints.items()
+            }
+            write_json(provenance, {**made_by, "weights_sha256": weights_sha256})
+
+
+def _check_weights(model: nn.Module, update: Update) -> None:
+    """Raise ``Diverged`` if a weight is not finite after ``update``."""
+    if not all(parameter.isfinite().all() for parameter in model.parameters()):
+        raise Diverged(
+            f"training diverged: weights of step {update.step} are not finite; "
+            f"loss {update.loss_nats} nats per token, learning rate {update.lr:g}"
+        )
