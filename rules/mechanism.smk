@@ -355,7 +355,7 @@ rule compare_replicas:
     conda:
         "../envs/analysis.yaml"
     params:
-        names=planned(lambda suite: [run.about for run in plan_mechanism.replicas(suite).values()]),
+        names=planned(lambda suite: [run.labels for run in plan_mechanism.replicas(suite).values()]),
         spacing=setting("mechanism.replication.spacing"),
         resamples=setting("phases.resamples"),
         code=code_hash("workflow_scripts/compare_replicas.py"),

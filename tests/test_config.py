@@ -1,4 +1,4 @@
-"""A mistake in the configuration is one line that names the key, the value and what is valid."""
+"""A mistake in the configuration gives one line: the key, the value and what is valid."""
 
 import copy
 import json
@@ -28,7 +28,7 @@ from flatminima.config.loading import (
     read_library,
     resolve_suites,
 )
-from flatminima.config.suites import find_suite
+from flatminima.config.suites import Suite, find_suite
 from flatminima.errors import ConfigError
 from tests.workflow import ROOT
 
@@ -39,19 +39,19 @@ TINY = yaml.safe_load((ROOT / "tests/config/tiny.yaml").read_text())
 DELETE = object()
 
 
-def changed(path, value) -> dict:
-    """The committed configuration with one key set to ``value``, or deleted."""
+def changed(path, setting) -> dict:
+    """The committed configuration with one key changed to ``setting``, or deleted."""
     config = copy.deepcopy(CONFIG)
     *parents, last = path.split(".") if isinstance(path, str) else path
     section = reduce(getitem, parents, config)
-    section[last] = value
-    if value is DELETE:
+    section[last] = setting
+    if setting is DELETE:
         del section[last]
     return config
 
 
 def refusal(config) -> str:
-    """The line that a configuration is refused with."""
+    """The one line of the error for a configuration that is refused."""
     with pytest.raises(ConfigError) as error:
         check_config(config)
     line = str(error.value)
@@ -68,7 +68,8 @@ def test_the_committed_configurations_are_valid():
 
 
 MINI = CONFIG["suites"]["mini"]
-# By suite and key: one for each check, and one for each way in which pydantic refuses a value.
+# Key, wrong value and a part of the error, by suite: at least one row for each check of ours and
+# for each kind of pydantic error.
 MISTAKES = {
     "mini": [
         ("source", ["hub"], "is not valid"),
@@ -115,13 +116,13 @@ MISTAKES = {
          "valid: sgdr v cosine, oli cool v cosine, oli all v cosine"),
         ("fork.cooldown_steps", DELETE, "measure: cooled_gap_pct needs fork.cooldown_steps"),
         ("training.batch_size", 10**9, "training.batch_size would take"),
-        ("architecture.num_heads", 5, "5 does not divide hidden_size 64"),
+        ("architecture.num_heads", 5, "5 must divide hidden_size 64"),
         ("batches.train.length", 65, "65 is longer than architecture.max_length 64"),
         ("text.packages", ["numpy", "nosuchpackage"], "'nosuchpackage' is not installed"),
         ("text.min_characters", 0, "text.min_characters: 0 is not valid: input should be gr"),
         ("text.source", "package", "'package' is not valid; did you mean packages?"),
         ("fork.start", 2801, "fork.start: step 2801 is not on the grid; nearest: 2800 and"),
-        ("fork.probe_every", 41, "41 does not divide fork.steps 1200"),
+        ("fork.probe_every", 41, "41 must divide fork.steps 1200"),
         ("fork.seeds", [0, 0], "[0, 0] has 0 twice"),
         ("fork.phase_resolved.cycles", 81, "at most fork.steps 1200"),
         ("fork.schedules.cosine", {"kind": "sgdr", "period": 400}, "lacks cosine, the control"),
@@ -131,17 +132,17 @@ MISTAKES = {
         ("fork.pilot.length", 12, "12 must divide batches.train.length 64 and be shorter"),
         ("fork.rivals.sgdr", {"kind": "linear"}, "rivals.sgdr: this name is taken"),
         ("fork.rivals.run.window", 200, "up to step 4000; valid: 1 to"),
-        ("mechanism.layers.steps", [40], "mechanism.layers takes every or steps; one of"),
+        ("mechanism.layers.steps", [40], "mechanism.layers takes every or steps"),
         ("mechanism.drift", {"steps": [41]}, "step 41 is not on the grid; nearest: 40 and"),
-        ("mechanism.curvature.sequences", 63, "63 is no multiple of mechanism.batch_size"),
-        ("mechanism.activations.sequences", 512, "512; the suite has 256"),
-        ("mechanism.replication.widths", [34], "num_heads 4 does not divide 34"),
+        ("mechanism.curvature.sequences", 63, "63 must be a multiple of mechanism.batch_size"),
+        ("mechanism.activations.sequences", 512, "512 is more than the suite has; valid: 1 to 256"),
+        ("mechanism.replication.widths", [34], "num_heads 4 must divide 34"),
         ("mechanism.replication.low_bit", "int4_g46", "'int4_g46' is not known; did you mean"),
     ],
     "pythia-160m": [
         ("repo", "a b", "suites.pythia-160m.repo: 'a b' is not valid"),
-        ("revision", "step(?P<step>[0-9]+", "is no regular expression"),
-        ("revision", "step[0-9]+", "has no group (?P<step>...) for the step"),
+        ("revision", "step(?P<step>[0-9]+", "is not a valid regular expression"),
+        ("revision", "step[0-9]+", "needs a group (?P<step>...)"),
         ("batches.train.sequences", 10**9, "batches.train would take"),
         ("grid", {"steps": [9, 80], "last": 10}, "grid.last: 10 is before step 80"),
         ("text.train", DELETE, "text lacks train, needed for batches.train"),
@@ -154,7 +155,7 @@ MISTAKES = {
         ("fork.optimizer_state", "restored", "restored needs a state of the training at step 7"),
     ],
 }  # fmt: skip
-OF_ALL = [
+MISTAKES_OUTSIDE_SUITES = [
     ("suite", "minni", "suite: 'minni' is not known; did you mean mini? valid: mini, pythia-160m"),
     ("sute", "mini", "config key sute is not known; did you mean suite?"),
     ("suites.mini", None, "suites.mini: None is not valid"),
@@ -167,40 +168,43 @@ OF_ALL = [
 ]
 
 
-def test_a_mistake_is_one_line():
-    mistakes = [(("suites", name, *path.split(".")), value, line)
-                for name, found in MISTAKES.items() for path, value, line in found]  # fmt: skip
-    for path, value, line in OF_ALL + mistakes:
-        assert line in refusal(changed(path, value)), path
+def test_each_mistake_gives_one_line_with_key_and_valid_values():
+    mistakes = list(MISTAKES_OUTSIDE_SUITES)
+    for suite, rows in MISTAKES.items():
+        for path, setting, part in rows:
+            mistakes.append((("suites", suite, *path.split(".")), setting, part))
+    for path, setting, part in mistakes:
+        assert part in refusal(changed(path, setting)), path
     check_config(changed("suites.mini.fork.optimizer_state", "restored"))
 
 
-def test_a_mistake_is_that_of_the_suite_it_was_made_in():
+def test_a_mistake_is_reported_for_the_suite_that_contains_it():
     """Seventy suites inherit from pythia-160m, in files that are read in the order of names."""
     child = {"extends": "pythia-160m", "label": "a"}
-    for name, key, value in (("pythia-160m", "sead", 1), ("pythia-14m", "threads", 0)):
-        own = {name: CONFIG["suites"].get(name, {}) | {key: value}}
-        suites = {"a": child} | own | CONFIG["suites"] | own
+    for name, key, setting in (("pythia-160m", "sead", 1), ("pythia-14m", "threads", 0)):
+        mistaken = {name: CONFIG["suites"].get(name, {}) | {key: setting}}
+        suites = {"a": child} | mistaken | CONFIG["suites"] | mistaken
         with pytest.raises(ConfigError, match=f"^config key suites.{name}.{key}"):
             complete_config(CONFIG | {"suites": suites})
 
 
 def places(section, prefix=()):
+    """Path and setting of every key below ``section``."""
     if isinstance(section, dict):
-        for key, value in section.items():
-            yield (*prefix, key), value
-            yield from places(value, (*prefix, key))
+        for key, setting in section.items():
+            yield (*prefix, key), setting
+            yield from places(setting, (*prefix, key))
 
 
 PLACES = list(places(CONFIG))
 
 
-def test_an_unknown_key_is_refused_and_a_value_of_another_kind_named_at_every_level():
-    for place, value in PLACES:
+def test_unknown_keys_and_values_of_a_wrong_type_are_refused_at_every_level():
+    for place, setting in PLACES:
         path = ".".join(place)
-        if isinstance(value, dict):
+        if isinstance(setting, dict):
             line = refusal(changed((*place, "nonsense"), 1))
-            # Where keys are names, the value is what is wrong.
+            # In a mapping whose keys are names, the value is wrong, not the key.
             unknown = f"config key {path}.nonsense"
             assert line.startswith((f"{unknown} is not known; ", f"{unknown}: 1 is not ")), line
         else:
@@ -208,7 +212,7 @@ def test_an_unknown_key_is_refused_and_a_value_of_another_kind_named_at_every_le
             assert line.startswith(f"config key {path}: {{'a': [1]}} is not "), line
 
 
-ODD = st.one_of(
+ODD_SETTINGS = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-3, 10**6),
@@ -216,12 +220,12 @@ ODD = st.one_of(
     st.text(max_size=8),
     st.lists(st.integers(-2, 6000), max_size=3),
     st.dictionaries(st.text(max_size=4), st.none(), max_size=2),
-    st.sampled_from([value for _, value in PLACES]),
+    st.sampled_from([setting for _, setting in PLACES]),
 )
 
 
 def plan_everything(config: Config) -> None:
-    """What the rules ask of every suite: nothing of it may fail once the check has passed."""
+    """Plan everything that rules need. Nothing may fail for a configuration that is valid."""
     for name in config.suites:
         suite = find_suite(config, name)
         assert plan.pretraining_jobs(suite) or suite.source == "hub"
@@ -229,24 +233,30 @@ def plan_everything(config: Config) -> None:
         plan.checkpoint_files(suite, ranges, f"probes/{ranges}.csv")
         plan.weights(suite, ranges)
         suite.folders(ranges)
-        for ask in (plan.probe, plan.text, plan.batches, plan.schedule, plan.facts,
-                    plan.tokens_per_step, plan.vocabulary):  # fmt: skip
-            ask(suite)
+        for plan_settings in (
+            *(plan.probe, plan.text, plan.batches, plan.schedule, plan.facts),
+            *(plan.tokens_per_step, plan.vocabulary),
+        ):
+            plan_settings(suite)
         for measure in set(plan_mechanism.RANGED) & {*plan_mechanism.measured(suite)}:
             assert plan_mechanism.measure_ranges(suite, measure)
             assert plan_mechanism.measure_settings(suite, measure)
-        if fork := suite.config.fork:
-            plan_forks.fork_facts(suite)
-            if suite.is_even:
-                plan.ledger_facts(suite)
-            for gathered in ("forks", "cycles", "pilot", "amplitudes", "rivals"):
-                if getattr(fork, gathered, True):
-                    plan_forks.trajectories(suite, gathered)
-            for series in ("forks", "cycles", "variants", "cooled"):
-                for one in plan_forks.branches(suite, series):
-                    assert one.inputs() and one.folders("0") and one.trajectory("0")
-            for average in plan_forks.averages(suite):
-                assert set(plan_forks.average_steps(suite, average)) <= set(suite.steps)
+        if suite.config.fork:
+            plan_all_forks(suite)
+
+
+def plan_all_forks(suite: Suite) -> None:
+    plan_forks.fork_facts(suite)
+    if suite.is_even:
+        plan.ledger_facts(suite)
+    for gathered in ("forks", "cycles", "pilot", "amplitudes", "rivals"):
+        if getattr(suite.config.fork, gathered, True):
+            plan_forks.trajectories(suite, gathered)
+    for series in ("forks", "cycles", "variants", "cooled"):
+        for branch in plan_forks.branches(suite, series):
+            assert branch.inputs() and branch.folders("0") and branch.trajectory("0")
+    for average in plan_forks.averages(suite):
+        assert set(plan_forks.average_steps(suite, average)) <= set(suite.steps)
 
 
 @settings(max_examples=300)
@@ -256,60 +266,83 @@ def plan_everything(config: Config) -> None:
             st.sampled_from([place for place, _ in PLACES]),
             st.sampled_from(["delete", "set", "set", "rename", "add"]),
             st.text(max_size=6) | st.sampled_from([place[-1] for place, _ in PLACES]),
-            ODD,
+            ODD_SETTINGS,
         ),
         min_size=1,
         max_size=3,
     )
 )
-def test_whatever_is_changed_is_planned_or_refused_in_one_line(changes):
-    """The one fuzz: accepted means that everything can be planned."""
+def test_any_changed_configuration_is_either_refused_in_one_line_or_can_be_planned(changes):
+    """The only fuzz test of the configuration."""
     config = copy.deepcopy(CONFIG)
-    for place, action, key, odd in changes:
+    for place, action, new_key, odd_setting in changes:
+        *parents, key = place
         try:
-            section = reduce(getitem, place[:-1], config)
-            value = section[place[-1]]
-        except (KeyError, TypeError):  # gone with an earlier change
+            section = reduce(getitem, parents, config)
+            old_setting = section[key]
+        except (KeyError, TypeError):  # an earlier change has removed it
             continue
         if action in ("delete", "rename"):
-            del section[place[-1]]
-        if action != "delete":
-            new = value if action == "rename" else odd
-            section[place[-1] if action == "set" else key] = new
+            del section[key]
+        if action == "rename":
+            section[new_key] = old_setting
+        elif action == "set":
+            section[key] = odd_setting
+        elif action == "add":
+            section[new_key] = odd_setting
     try:
-        checked = check_config(config)
+        valid_config = check_config(config)
     except ConfigError:
         refusal(config)
     else:
-        plan_everything(checked)
+        plan_everything(valid_config)
 
 
-def test_the_committed_schema_and_page_are_those_of_the_keys_and_every_key_is_described():
+def test_the_committed_schema_and_page_are_current_and_describe_every_key():
     remedy = "PYTHONPATH=workflow_scripts python -m flatminima.config.documentation"
     assert json.loads(SCHEMA_FILE.read_text()) == json_schema(), remedy
     assert KEYS_FILE.read_text() == keys_page(), remedy
-    described = describe_keys()
-    assert [path for path, (_, _, meaning) in described.items() if not meaning] == []
-    assert len(described) > 150
-    kind = described["suites.NAME.fork.schedules.NAME.kind"][0]
-    assert "sgdr" in kind and "suites.NAME.grid.spacing" in described
+    rows = describe_keys()
+    assert [path for path, (_, _, description) in rows.items() if not description] == []
+    assert len(rows) > 150
+    kind, _, _ = rows["suites.NAME.fork.schedules.NAME.kind"]
+    assert "sgdr" in kind
+    assert "suites.NAME.grid.spacing" in rows
 
 
-def test_a_file_that_is_no_configuration_is_one_line(tmp_path):
+def test_a_default_that_a_description_states_is_in_the_column_of_defaults():
+    _, default, description = describe_keys()["suites.NAME.architecture.vocab_size"]
+    assert default == "50304, as in Pythia"
+    assert "Default" not in description and "token ids" in description
+
+
+def test_a_file_that_is_not_a_configuration_gives_one_line(tmp_path):
     path = tmp_path / "mine.yaml"
-    for text, line in (("[1]", "not a mapping"), ("a: [", "while parsing"),
-                       ("a: {b: 1,\n  c: 2, b: 3}", "line 1: b stands there twice")):  # fmt: skip
+    for text, reason in (
+        ("[1]", "not a mapping"),
+        ("a: [", "while parsing"),
+        ("a: {b: 1,\n  c: 2, b: 3}", "line 1: duplicate key b"),
+    ):
         path.write_text(text)
-        with pytest.raises(ConfigError, match=f"mine.yaml: {line}"):
+        with pytest.raises(ConfigError, match=f"mine.yaml: {reason}"):
             read_config([path])
     with pytest.raises(ConfigError, match="gone.yaml: .*No such file"):
         read_config([tmp_path / "gone.yaml"])
 
 
-def test_a_mapping_of_the_command_line_is_read_as_in_a_file():
-    for text in (
-        "{threads: 2, training: {lr_max: 0.02, schedule: cosine}}", "{label: 'a: b', s: [1, 2]}",
-        "{fork: }", "{keep: true, name: '@', list: [x, 1.5, {deep: 3}]}", "{day: 2026-13-45}", "{}",
-    ):  # fmt: skip
-        (given,) = parse_config([f"suites={text}"]).values()
-        assert as_in_a_file(given) == yaml.safe_load(text.replace("2026-13-45", "'2026-13-45'"))
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{threads: 2, training: {lr_max: 0.02, schedule: cosine}}",
+        "{label: 'a: b', s: [1, 2]}",
+        "{fork: }",
+        "{keep: true, name: '@', list: [x, 1.5, {deep: 3}]}",
+        "{day: 2026-13-45}",
+        "{}",
+    ],
+)
+def test_a_mapping_of_the_command_line_is_read_as_in_a_file(text):
+    (from_command_line,) = parse_config([f"suites={text}"]).values()
+    # A date that does not exist is an error in a file, and text on the command line.
+    from_file = yaml.safe_load(text.replace("2026-13-45", "'2026-13-45'"))
+    assert as_in_a_file(from_command_line) == from_file

@@ -1,9 +1,10 @@
-"""The JSON schema of the keys, which editors read, and docs/configuration.md, which lists them.
+"""Writes the JSON schema of the keys, for editors, and docs/configuration.md, for readers.
 
 ``python -m flatminima.config.documentation`` writes both.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 
@@ -13,6 +14,7 @@ from flatminima.config_section import DECIDING
 
 SCHEMA_FILE = ROOT / "rules/schemas/config.schema.json"
 KEYS_FILE = ROOT / "docs/configuration.md"
+_STATED_DEFAULT = re.compile(r"Default: (.+?)\.(?= |$)")
 
 
 @cache
@@ -23,85 +25,113 @@ def json_schema() -> dict:
 
 
 def _members(node: Mapping) -> list[Mapping]:
-    """What a node of the schema may be: itself, or the members of the union that it is."""
-    if reference := node.get("$ref"):
+    """The alternatives of a node of the schema: the members of its union, or the node alone."""
+    reference = node.get("$ref")
+    if reference:
         node = json_schema()["$defs"][reference.rpartition("/")[2]]
     union = node.get("oneOf", node.get("anyOf"))
-    return [each for member in union for each in _members(member)] if union else [node]
+    if not union:
+        return [node]
+    return [alternative for member in union for alternative in _members(member)]
 
 
 def describe_keys() -> dict[str, tuple[str, str, str]]:
     """Type, default and description of every key by its path, for the documentation."""
-    found: dict[str, tuple[str, str, str]] = {}
+    rows: dict[str, tuple[str, str, str]] = {}
 
-    def walk(node: Mapping, place: tuple[str, ...] = ()) -> None:
+    def add_rows(node: Mapping, place: tuple[str, ...] = ()) -> None:
         members = _members(node)
         for member in members:
-            for name, below in member.get("properties", {}).items():
-                path = ".".join((*place, name))
-                needed = name in member.get("required", ())
-                default = "needed" if needed else json.dumps(below.get("default"))
-                meaning = below.get("description") or _members(below)[0].get("description", "")
-                kind = _type_name([below])
-                if name in DECIDING and len(members) > 1:
-                    own = [m["properties"][name] for m in members if name in m["properties"]]
-                    kind, meaning = _type_name(own), "Decides which other keys there are."
-                found.setdefault(path, (kind, default, " ".join(meaning.split())))
-                walk(below, (*place, name))
-            for below in member.get("patternProperties", {}).values():
-                walk(below, (*place, "NAME"))
+            for name, key_node in member.get("properties", {}).items():
+                path = (*place, name)
+                # The first of several classes with this key describes it.
+                rows.setdefault(".".join(path), _describe_key(name, key_node, member, members))
+                add_rows(key_node, path)
+            for named_node in member.get("patternProperties", {}).values():
+                add_rows(named_node, (*place, "NAME"))
             if "items" in member:
-                walk(member["items"], place)
+                add_rows(member["items"], place)
 
-    walk(json_schema())
-    return found
+    add_rows(json_schema())
+    return rows
+
+
+def _describe_key(
+    name: str, key_node: Mapping, member: Mapping, members: Sequence[Mapping]
+) -> tuple[str, str, str]:
+    """Type, default and description of the key ``name`` of ``member``, one of ``members``."""
+    is_required = name in member.get("required", ())
+    default = "needed" if is_required else json.dumps(key_node.get("default"))
+    if name in DECIDING and len(members) > 1:
+        nodes = [other["properties"][name] for other in members if name in other["properties"]]
+        return _type_name(nodes), default, "Decides which other keys there are."
+    # A section without a description of its own has that of its class.
+    section_description = _members(key_node)[0].get("description", "")
+    description = key_node.get("description") or section_description
+    description = " ".join(description.split())
+    # A default that depends on other keys is a sentence of the description.
+    stated_default = _STATED_DEFAULT.search(description)
+    if default == "null" and stated_default:
+        default = stated_default[1]
+        description = description.replace(stated_default[0], "").strip()
+    return _type_name([key_node]), default, " ".join(description.split())
 
 
 def _type_name(nodes: Sequence[Mapping]) -> str:
     names = {"object": "mapping", "array": "list", "integer": "whole number", "string": "text"}
-    found = []
-    for member in (member for node in nodes for member in _members(node)):
-        kind = names.get(member.get("type"), member.get("type", "mapping"))
-        values = member.get("enum", [member["const"]] if "const" in member else [])
-        found.append(", ".join(map(str, values)) or kind)
-    return " or ".join(dict.fromkeys(found))
+    types = []
+    for node in nodes:
+        for member in _members(node):
+            kind = names.get(member.get("type"), member.get("type", "mapping"))
+            choices = [member["const"]] if "const" in member else []
+            choices = member.get("enum", choices)
+            types.append(", ".join(map(str, choices)) or kind)
+    return " or ".join(dict.fromkeys(types))
 
 
 KEYS_INTRODUCTION = """\
 # Every key of the configuration
 
-Written by `PYTHONPATH=workflow_scripts python -m flatminima.config.documentation` from the
-descriptions in [keys.py](../workflow_scripts/flatminima/config/keys.py); a test keeps it current. A
-configuration of your own goes over `config.yaml` with `--configfile mine.yaml`; a key that is not
-known stops the run before any job, with one line that says what is valid. `NAME` stands for a name
-that you choose. A default of *needed* says that the key has none, *none* that it may be left out.
+This page is written by `PYTHONPATH=workflow_scripts python -m flatminima.config.documentation`
+from the descriptions in [keys.py](../workflow_scripts/flatminima/config/keys.py). A test checks
+that it is current.
 
-A file over `config.yaml`, `--config` on the command line, and a suite over the one that it
-`extends` are merged by one rule. Mappings are merged key by key: what the upper one leaves out
-stays as it is below. Everything else is replaced, lists too. These are also replaced as a whole,
-because half of one and half of another would mean nothing:
+Your own configuration is merged over `config.yaml` with `--configfile mine.yaml`. An unknown key
+stops the run before any job starts. The error is one line that lists the valid keys. In this page
+`NAME` is a name that you choose. The default *needed* means that you must set the key. The default
+*none* means that you may leave it out.
 
-- the sections `grid`, `text`, `tokenizer` and `schedules`: repeat what you keep of them;
+One rule of merging applies to a file over `config.yaml`, to `--config` on the command line, and to
+a suite over the suite that it `extends`. Mappings are merged key by key. A key that the upper
+mapping leaves out keeps its lower value. Everything else is replaced, lists too. These mappings are
+also replaced as a whole, because half of one and half of another would mean nothing:
+
+- the sections `grid`, `text`, `tokenizer` and `schedules`: repeat the keys that you keep;
 - an entry whose `kind` changes, such as a quantizer or one of the `rivals`.
 
-A key without a value (`fork:`) removes what stands below. A suite that `extends` another does not
-take over `label` and `is_paper_model`, nor, where its `source` is another, `repo`, `revision`,
-`pattern`, `grid` and `integrity`.
+A key without a value (`fork:`) removes the lower value. A suite that `extends` another does not
+inherit `label` and `is_paper_model`. If its `source` differs, it does not inherit `repo`,
+`revision`, `pattern`, `grid` and `integrity` either.
 """
 
 
 def keys_page() -> str:
-    """docs/configuration.md: a table a section, in the order in which sections are met."""
-    sections: dict[str, list[str]] = {}
-    for path, (kind, default, meaning) in describe_keys().items():
+    """docs/configuration.md: one table per section, in the order of the schema."""
+    rows_by_section: dict[str, list[str]] = {}
+    for path, (kind, default, description) in describe_keys().items():
         section, _, name = path.rpartition(".")
-        row = (f"`{name}`", kind, default.replace("null", "none"), meaning.replace("|", "\\|"))
-        sections.setdefault(section, []).append(f"| {' | '.join(row)} |\n")
-    head = "\n| key | type | default | meaning |\n|---|---|---|---|\n"
-    return KEYS_INTRODUCTION + "".join(
-        f"\n## {f'`{section}`' if section else 'Top level'}\n{head}{''.join(rows)}"
-        for section, rows in sections.items()
-    )
+        default = default.replace("null", "none")
+        description = description.replace("|", "\\|")
+        row = f"| `{name}` | {kind} | {default} | {description} |\n"
+        rows_by_section.setdefault(section, []).append(row)
+
+    page = KEYS_INTRODUCTION
+    for section, rows in rows_by_section.items():
+        title = f"`{section}`" if section else "Top level"
+        page += f"\n## {title}\n"
+        page += "\n| key | type | default | meaning |\n|---|---|---|---|\n"
+        page += "".join(rows)
+    return page
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
-"""The configuration: read, whole with what suites take over, and checked before any job starts.
+"""Reads the configuration, completes its suites and validates it before any job starts.
 
-Files that stand over ``config.yaml``, ``--config`` and a suite that ``extends`` another are
-merged by one rule (``merge``): mappings key by key, anything else replaced, and so are the
+One rule (``merge``) merges files over ``config.yaml``, ``--config``, and a suite over the suite
+that it ``extends``. Mappings are merged key by key. Everything else is replaced, and so are the
 sections ``grid``, ``text``, ``tokenizer`` and ``schedules`` and an entry whose ``kind`` changes.
-``label`` and ``is_paper_model`` are a suite's own. A key set to nothing (``fork:``) is left out,
-with whatever it would inherit. The first mistake is one line that names the key, the value and
-what is valid.
+``label`` and ``is_paper_model`` are not inherited. A key without a value (``fork:``) is removed,
+together with the value it would inherit. The first mistake is reported in one line with the key,
+the value and what is valid.
 """
 
 import re
@@ -24,12 +24,12 @@ from flatminima.config_section import DECIDING
 from flatminima.errors import ConfigError, suggest
 
 ROOT = Path(__file__).resolve().parents[3]
-# Replaced whole, since half of one and half of another would mean nothing.
-WHOLE = ("grid", "text", "tokenizer", "schedules")
-OWN = ("label", "is_paper_model", "extends")
-# Not taken over from a suite whose checkpoints come from elsewhere.
-OF_SOURCE = ("repo", "revision", "pattern", "grid", "integrity")
-# What a suite need not say, by its source.
+# Replaced as a whole, since half of one and half of another would mean nothing.
+REPLACED_SECTIONS = ("grid", "text", "tokenizer", "schedules")
+NOT_INHERITED = ("label", "is_paper_model", "extends")
+# Not inherited from a suite whose checkpoints come from another source.
+KEYS_OF_SOURCE = ("repo", "revision", "pattern", "grid", "integrity")
+# Defaults of a suite, by its source.
 DEFAULTS = {
     "local": {
         "is_paper_model": False,
@@ -54,40 +54,44 @@ DEFAULTS = {
 
 
 class _Loader(yaml.CSafeLoader):
-    """Refuses a key that stands twice in one mapping, of which YAML would take the last."""
+    """Refuses a duplicate key in a mapping. YAML itself would silently use the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        keys = [key.value for key, _ in node.value]
-        if twice := [key for number, key in enumerate(keys) if key in keys[:number]]:
-            raise ValueError(f"line {node.start_mark.line + 1}: {twice[0]} stands there twice")
+        keys = set()
+        for key_node, _ in node.value:
+            if key_node.value in keys:
+                line = node.start_mark.line + 1
+                raise ValueError(f"line {line}: duplicate key {key_node.value}")
+            keys.add(key_node.value)
         return super().construct_mapping(node, deep)
 
 
 def read_yaml(path: Path) -> dict:
-    """The mapping of a YAML file. Raises ``ConfigError``, one line that names the file."""
+    """The mapping in a YAML file. Raises ``ConfigError`` with one line that names the file."""
     try:
-        read = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader) or {}
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader) or {}
     except (yaml.YAMLError, ValueError, OSError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
-    if not isinstance(read, dict):
+    if not isinstance(content, dict):
         raise ConfigError(f"{path}: not a mapping of keys to values")
-    return read
+    return content
 
 
-def as_in_a_file(value: object) -> object:
-    """What a file would hold where ``--config`` gives a mapping, whose values arrive as text.
+def as_in_a_file(setting: object) -> object:
+    """Convert a setting of ``--config`` to what the same text in a file would mean.
 
-    Text stays as it is where YAML does not take it for a number, true, false or nothing.
+    Snakemake passes the inner values of a mapping as text. Text that YAML reads as a number,
+    true, false or nothing is converted. Other text is unchanged.
     """
-    if isinstance(value, Mapping):
-        return {key: as_in_a_file(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [as_in_a_file(inner) for inner in value]
+    if isinstance(setting, Mapping):
+        return {key: as_in_a_file(inner) for key, inner in setting.items()}
+    if isinstance(setting, list):
+        return [as_in_a_file(inner) for inner in setting]
     try:
-        read = yaml.safe_load(value)
+        parsed = yaml.safe_load(setting)
     except (yaml.YAMLError, ValueError, AttributeError):  # such as a date that does not exist
-        return value
-    return read if isinstance(read, bool | int | float | None) else value
+        return setting
+    return parsed if isinstance(parsed, bool | int | float | None) else setting
 
 
 def read_library(resources: Path = ROOT / "resources") -> dict[str, dict]:
@@ -102,18 +106,18 @@ def read_library(resources: Path = ROOT / "resources") -> dict[str, dict]:
 # Inheritance.
 
 
-def merge(base: Mapping, change: Mapping, whole: Sequence[str] = WHOLE) -> dict:
-    """``base`` with ``change`` over it; neither is altered.
+def merge(base: Mapping, change: Mapping, replaced: Sequence[str] = REPLACED_SECTIONS) -> dict:
+    """A new mapping: ``base`` with ``change`` merged over it.
 
-    Mappings are merged key by key. Anything else is replaced, and so are the keys in ``whole``
-    and an entry whose ``kind`` changes, since it has other keys.
+    Mappings are merged key by key. Everything else is replaced, and so are the keys in
+    ``replaced`` and an entry whose ``kind`` changes, since another kind has other keys.
     """
     merged = deepcopy(dict(base))
     for key, changed in change.items():
         before = merged.get(key)
         both_mappings = isinstance(changed, Mapping) and isinstance(before, Mapping)
-        if both_mappings and key not in whole and not _changes_kind(before, changed):
-            merged[key] = merge(before, changed, whole)
+        if both_mappings and key not in replaced and not _changes_kind(before, changed):
+            merged[key] = merge(before, changed, replaced)
         else:
             merged[key] = deepcopy(changed)
     return merged
@@ -131,43 +135,53 @@ def _without_nothing(section: object) -> object:
 
 
 def resolve_suites(suites: object, library: Mapping[str, Mapping]) -> object:
-    """Suites of the configuration, those of ``library`` after them, whole.
+    """Complete the suites of the configuration and of ``library``: inherited keys and defaults.
 
-    A suite stands after the one that it extends, so that the first mistake is that of the
-    suite it was made in. A suite of the library may be changed in the configuration under
-    its own name. What is no mapping is handed on as it is, for the check to complain about.
-    Raises ``ConfigError`` for ``extends`` that leads nowhere or in a circle.
+    A suite comes after the suite that it extends, so that a mistake is reported for the suite
+    that contains it. The configuration may change a suite of the library under its name.
+    Anything that is not a mapping is returned unchanged, for the later check to report. Raises
+    ``ConfigError`` for an ``extends`` that names no suite or leads in a circle.
     """
     if not isinstance(suites, Mapping):
         return suites
-    known = {**suites}
+    sections = {**suites}
     for name, section in library.items():
-        if isinstance(known.setdefault(name, {}), Mapping):
-            known[name] = merge(section, known[name])
-    inherited: dict[str, Any] = {}
+        if isinstance(sections.setdefault(name, {}), Mapping):
+            sections[name] = merge(section, sections[name])
 
-    def inherit(name: str, below: tuple[str, ...] = ()) -> None:
-        if name in inherited:
+    complete: dict[str, Any] = {}
+
+    def complete_suite(name: str, heirs: tuple[str, ...] = ()) -> None:
+        """Add a suite to ``complete``. ``heirs`` extend it, directly or through one another."""
+        if name in complete:
             return
-        own = known[name]
-        if isinstance(own, Mapping) and (parent := own.get("extends")) is not None:
+        section = sections[name]
+        parent = section.get("extends") if isinstance(section, Mapping) else None
+        if parent is not None:
             key = f"config key suites.{name}.extends"
-            if not isinstance(parent, str) or not isinstance(known.get(parent), Mapping):
-                raise ConfigError(f"{key}: {parent!r} is not known; {suggest(str(parent), known)}")
-            if parent in (*below, name):
-                chain = " -> ".join((*below, name, parent))
+            if not isinstance(parent, str) or not isinstance(sections.get(parent), Mapping):
+                hint = suggest(str(parent), sections)
+                raise ConfigError(f"{key}: {parent!r} is not known; {hint}")
+            if parent in (*heirs, name):
+                chain = " -> ".join((*heirs, name, parent))
                 raise ConfigError(f"{key}: {parent!r} extends it in turn ({chain})")
-            inherit(parent, (*below, name))
-            taken = inherited[parent]
-            elsewhere = own.get("source", taken.get("source")) != taken.get("source")
-            dropped = (*OWN, *OF_SOURCE) if elsewhere else OWN
-            taken = {key: value for key, value in taken.items() if key not in dropped}
-            own = merge(taken, {k: v for k, v in own.items() if k != "extends"})
-        inherited[name] = own
+            complete_suite(parent, (*heirs, name))
+            section = _inherit(complete[parent], section)
+        complete[name] = section
 
-    for name in known:
-        inherit(name)
-    return {name: _without_nothing(_with_defaults(own)) for name, own in inherited.items()}
+    for name in sections:
+        complete_suite(name)
+    return {name: _without_nothing(_with_defaults(section)) for name, section in complete.items()}
+
+
+def _inherit(parent: Mapping, section: Mapping) -> dict:
+    """A suite's section, merged over the complete section of the suite that it extends."""
+    left_out = set(NOT_INHERITED)
+    if section.get("source", parent.get("source")) != parent.get("source"):
+        left_out.update(KEYS_OF_SOURCE)
+    inherited = {key: setting for key, setting in parent.items() if key not in left_out}
+    own_keys = {key: setting for key, setting in section.items() if key != "extends"}
+    return merge(inherited, own_keys)
 
 
 def _with_defaults(section: object) -> object:
@@ -180,67 +194,85 @@ def _with_defaults(section: object) -> object:
 
 
 def _place(config: Any, error: ErrorDetails) -> list[str]:
-    """Keys down to the mistake, without the names of the members of unions."""
-    found, value, tagged = [], config, False
+    """Keys from the top to the mistake.
+
+    In a union, pydantic's location also has the name of the class that was chosen, which is not
+    a key. That part follows a section with a key such as ``kind``, and is skipped.
+    """
+    keys = []
+    section = config
+    skipped_class = False
     for part in error["loc"]:
-        if isinstance(value, Mapping) and not tagged and part in map(value.get, DECIDING):
-            tagged = True
-        elif isinstance(part, int) or (isinstance(value, Mapping) and part in value):
-            found.append(str(part))
-            value, tagged = value[part], False
-    return found
+        is_mapping = isinstance(section, Mapping)
+        if is_mapping and not skipped_class and part in map(section.get, DECIDING):
+            skipped_class = True
+        elif isinstance(part, int) or (is_mapping and part in section):
+            keys.append(str(part))
+            section = section[part]
+            skipped_class = False
+    return keys
 
 
-def _line(config: Any, error: ErrorDetails) -> str:
+def _error_line(config: Any, error: ErrorDetails) -> str:
     """One line for one of pydantic's errors."""
-    place, rule, given = _place(config, error), error["type"], error["input"]
+    place = _place(config, error)
+    error_type = error["type"]
+    setting = error["input"]
     context = error.get("ctx", {})
+    # pydantic lists the valid values as text: 'a', 'b' or 'c'.
     choices = re.findall(r"'([^']*)'", context.get("expected_tags", context.get("expected", "")))
-    if rule == "mistake":
-        place, text = [*place, *context["key"].split(".")], context["text"]
-    elif rule == "missing":
+    if error_type == "mistake":
+        place += context["key"].split(".")
+        text = context["text"]
+    elif error_type == "missing":
         text = f"lacks {error['loc'][-1]}"
-    elif rule == "union_tag_not_found" and isinstance(given, Mapping):
-        text = f"lacks {context['discriminator'].strip(chr(39))}"
+    elif error_type == "union_tag_not_found" and isinstance(setting, Mapping):
+        text = f"lacks {_deciding_key(context)}"
     elif choices:
-        if isinstance(given, Mapping) and rule == "union_tag_invalid":
-            decides = context["discriminator"].strip("'")
-            place, given = [*place, decides], given[decides]
-        text = f"{reprlib.repr(given)} is not valid; {suggest(str(given), choices)}"
-    elif rule == "value_error":
+        if isinstance(setting, Mapping) and error_type == "union_tag_invalid":
+            place.append(_deciding_key(context))
+            setting = setting[_deciding_key(context)]
+        text = f"{reprlib.repr(setting)} is not valid; {suggest(str(setting), choices)}"
+    elif error_type == "value_error":
         text = str(context["error"])
     else:
-        text = f"{reprlib.repr(given)} is not valid: {error['msg'][0].lower()}{error['msg'][1:]}"
-    shown = ".".join(filter(None, place)) or "(top level)"
-    # A sentence about the key, or what is said of its value.
+        reason = error["msg"][0].lower() + error["msg"][1:]
+        text = f"{reprlib.repr(setting)} is not valid: {reason}"
+    shown_place = ".".join(filter(None, place)) or "(top level)"
+    # The text continues a sentence that begins with the key, or describes the key's value.
     verbs = ("lacks ", "goes ", "takes ", "needs ", "has ", "is ", "would ")
     colon = "" if text.startswith(verbs) else ":"
-    return " ".join(f"config key {shown}{colon} {text}".split())
+    return " ".join(f"config key {shown_place}{colon} {text}".split())
+
+
+def _deciding_key(context: Mapping) -> str:
+    """The key that chooses the class of a union. pydantic quotes its name."""
+    return context["discriminator"].strip("'")
 
 
 def check_config(config: Mapping) -> Config:
-    """The validated model of a configuration whose suites are complete already.
+    """Validate a configuration whose suites are complete.
 
-    Raises ``ConfigError`` with one line for the first mistake. The first suite with a mistake
-    is the one it was made in: those that extend it follow.
+    Raises ``ConfigError`` with one line for the first mistake. Suites come after those that they
+    extend, so the first suite with a mistake is the one that contains it.
     """
     try:
         return Config.model_validate(config)
     except ValidationError as error:
-        raise ConfigError(_line(config, error.errors(include_url=False)[0])) from None
+        raise ConfigError(_error_line(config, error.errors(include_url=False)[0])) from None
 
 
 def complete_config(config: Mapping) -> Config:
-    """The validated configuration, with the suites that come with the workflow among its own.
+    """The validated configuration, including the suites that come with the workflow.
 
-    Every suite has what it takes over from others. Raises ``ConfigError``.
+    Every suite contains the keys that it inherits. Raises ``ConfigError``.
     """
     suites = resolve_suites(config.get("suites"), read_library())
     return check_config({**config, "suites": suites})
 
 
 def read_config(files: Sequence[str | Path] = ()) -> Config:
-    """``config.yaml`` and ``files`` over it, complete and validated, as Snakemake reads them."""
+    """``config.yaml`` with ``files`` merged over it, validated, as Snakemake reads them."""
     config: dict = {}
     for path in (ROOT / "config.yaml", *map(Path, files)):
         config = merge(config, read_yaml(path))

@@ -1,8 +1,8 @@
-"""What rules ask of a suite's own run beyond a key of its configuration: files and settings.
+"""Files and settings that rules need for the checkpoints of a suite's own run.
 
-Plain functions of a ``Suite``. Settings hold only the keys that a job reads, so that a change
-of another key reruns nothing. A mistake in a target is a ``ConfigError`` of one line. What
-leaves the run is in ``plan_forks``, what goes beyond the paper in ``plan_mechanism``.
+All functions take a ``Suite``. Settings contain only the keys that a job reads, so that a change
+of another key reruns nothing. A mistake in a target raises ``ConfigError`` with one line. Forks
+are in ``plan_forks``, measurements beyond the paper in ``plan_mechanism``.
 """
 
 import glob
@@ -26,7 +26,7 @@ from flatminima.text.corpus import package_versions
 # Checkpoints.
 
 
-Steps = str | Iterable[int]  # a range by its name, or steps one by one
+Steps = str | Iterable[int]  # the name of a range, or a list of steps
 
 
 def _checkpoints(suite: Suite, steps: Steps) -> list[LocalCheckpoint]:
@@ -37,10 +37,10 @@ def _checkpoints(suite: Suite, steps: Steps) -> list[LocalCheckpoint]:
 def checkpoint_files(suite: Suite, steps: Steps, makes: str) -> list[str]:
     """All files of some checkpoints: configuration, weights or the index of shards, shards.
 
-    ``makes`` is a file that the rule makes of them, below the suite's folder. A published suite
-    has no checkpoints; where the file is not frozen either, that is a ``ConfigError``. Where it
-    is, there is nothing to refuse: Snakemake asks every rule that could make a frozen file for
-    its inputs, and then takes the rule that restores it.
+    ``makes`` is the output of the calling rule, below the suite's folder. A published suite has
+    no checkpoints, so a rule cannot make a file that is not stored: that is a ``ConfigError``.
+    For a stored file, paths are returned although nothing is there. Snakemake evaluates the
+    inputs of every rule that could make the file before it takes the rule that restores it.
     """
     if suite.source == "published" and makes not in frozen_names(suite):
         folder = suite.config.measurements
@@ -61,32 +61,36 @@ def _paths(suite: Suite, steps: Steps) -> list[str]:
 
 
 def checkpoint_states(suite: Suite, steps: Steps) -> dict[str, list[int]]:
-    """State of each file of a local suite's checkpoints; nothing for other suites.
+    """State of each file of a local suite's checkpoints. Empty for other suites.
 
-    As a param it makes a job run again when a file was replaced, whatever the new file's time
+    As a param, the states rerun a job when a file is replaced, even by a file with an older time
     stamp. Files of other suites are made by rules, and Snakemake knows when they change.
     """
     return file_states(_paths(suite, steps)) if suite.source == "local" else {}
 
 
 def weights(suite: Suite, steps: Steps) -> list[str]:
-    """Weights of each checkpoint, or the index of their shards, in step order."""
-    return [f"{found.folder}/{found.weights}" for found in _checkpoints(suite, steps)]
+    """Path of each checkpoint's weights, or of the index of its shards, in step order."""
+    return [
+        f"{checkpoint.folder}/{checkpoint.weights}" for checkpoint in _checkpoints(suite, steps)
+    ]
 
 
 def deployed_folders(suite: Suite) -> dict[int, str]:
-    """Checkpoints that are probed as they would ship: where the forks begin, and the last."""
-    fork = suite.config.fork
-    return {step: suite.folder(step) for step in (*([fork.start] if fork else []), suite.last)}
+    """Checkpoints that are probed in deployed formats: the start of the forks, and the last."""
+    steps = [suite.last]
+    if suite.config.fork:
+        steps.insert(0, suite.config.fork.start)
+    return {step: suite.folder(step) for step in steps}
 
 
 def deployed_files(suite: Suite) -> list[str]:
-    """Files of these checkpoints."""
+    """Files of the checkpoints that are probed in deployed formats."""
     return checkpoint_files(suite, deployed_folders(suite), "deployed.csv")
 
 
 def deployed_states(suite: Suite) -> dict[str, list[int]]:
-    """State of each of them in a local suite."""
+    """State of each file of these checkpoints (see ``checkpoint_states``)."""
     return checkpoint_states(suite, deployed_folders(suite))
 
 
@@ -96,110 +100,135 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 def text(suite: Suite) -> dict:
-    """Where documents come from, and for files how much of them is wanted."""
+    """Sources of the documents and, for files, the amount of text per split."""
     config = suite.config
     if config.text.source == "packages":
+        # The versions are a param, so that another version of a package reruns the rule.
         installed = package_versions(config.text.packages)
         return {"text": config.text.dump(), "installed": installed}
-    rate = config.text.characters_per_token
-    wanted = {split: _wanted(batches, rate) for split, batches in config.batches if batches}
-    return {"text": config.text.dump(exclude={"characters_per_token"}), "wanted": wanted}
+    characters_per_token = config.text.characters_per_token
+    # The name ``wanted`` is that of the script's parameter; see ``up_to`` in text/sources.py.
+    amounts = {
+        split: _text_amount(batches, characters_per_token)
+        for split, batches in config.batches
+        if batches
+    }
+    return {"text": config.text.dump(exclude={"characters_per_token"}), "wanted": amounts}
 
 
-def _wanted(batches: Batches, characters_per_token: int) -> dict[str, int]:
-    """The text that surely fills ``batches``; see ``up_to`` in text/sources.py."""
-    one = batches.length * characters_per_token
-    wanted = {"amount": batches.sequences * one}
+def _text_amount(batches: Batches, characters_per_token: int) -> dict[str, int]:
+    """An amount of text that is enough for ``batches``; see ``up_to`` in text/sources.py."""
+    characters_per_sequence = batches.length * characters_per_token
+    amount = {"amount": batches.sequences * characters_per_sequence}
     if batches.document_start:
-        wanted = {"amount": batches.sequences, "document_of": one}
-    if longest := batches.longest_document:
-        # About half of the documents up to here have more tokens than that.
-        wanted |= {"longest": longest * characters_per_token, "amount": 2 * wanted["amount"]}
-    return wanted
+        amount = {"amount": batches.sequences, "document_of": characters_per_sequence}
+    if batches.longest_document:
+        # About half of the documents of this many characters have too many tokens and will be
+        # left out. So twice the amount is collected.
+        amount["longest"] = batches.longest_document * characters_per_token
+        amount["amount"] *= 2
+    return amount
 
 
 def text_files(suite: Suite) -> list[str]:
-    """Local files that the text is surely taken from: a change makes it anew.
+    """Local files from which the text is certainly taken. Changes in them rerun ``collect_text``.
 
-    Raises ``ConfigError`` where a split has nothing but local files and none is there.
+    A local file counts if all sources before it are local files too: a hub source before it may
+    be available or not. Raises ``ConfigError`` for a split with only local files that are all
+    missing.
     """
-    section, found = suite.config.text, []
-    cut = [split for split, batches in suite.config.batches if batches]
-    for split in cut if section.source == "files" else ():
-        paths = [source.path for source in getattr(section, split)]
-        there = [path for path in paths if path and Path(path).is_file()]
-        if all(paths) and not there:
+    text_section = suite.config.text
+    if text_section.source != "files":
+        return []
+    files = []
+    for split, batches in suite.config.batches:
+        if not batches:
+            continue
+        paths = [source.path for source in getattr(text_section, split)]
+        existing = [path for path in paths if path and Path(path).is_file()]
+        if all(paths) and not existing:
             raise ConfigError(
                 f"config key suites.{suite.name}.text.{split}: no such file: {', '.join(paths)}"
             )
-        found += [path for path in takewhile(bool, paths) if path in there][:1]
-    return list(dict.fromkeys(found))
+        paths_before_hub_sources = takewhile(bool, paths)
+        first_existing = next((path for path in paths_before_hub_sources if path in existing), None)
+        if first_existing:
+            files.append(first_existing)
+    return list(dict.fromkeys(files))
 
 
 def text_states(suite: Suite) -> dict[str, list[int]]:
-    """State of each of these files."""
+    """State of each of the files in ``text_files``."""
     return file_states(text_files(suite))
 
 
 def tokenizer_file(suite: Suite) -> str:
-    """The file a local suite's tokenizer is taken from; one line where there is none."""
-    path, last = suite.config.tokenizer.path, Path(suite.folder(suite.last))
-    looked = [Path(path)] if path else [last, last.parent]
-    for folder in looked:
-        for candidate in (folder, folder / TOKENIZER_FILE):
+    """The file of a local suite's tokenizer. ``ConfigError`` if there is none."""
+    path = suite.config.tokenizer.path
+    last_checkpoint = Path(suite.folder(suite.last))
+    folders = [Path(path)] if path else [last_checkpoint, last_checkpoint.parent]
+    for folder in folders:
+        for candidate in (folder, folder / TOKENIZER_FILE):  # ``path`` may name the file itself
             if candidate.is_file():
                 return candidate.as_posix()
     raise ConfigError(
         f"config key suites.{suite.name}.tokenizer: no {TOKENIZER_FILE} in "
-        f"{' or '.join(folder.as_posix() for folder in looked)}; "
+        f"{' or '.join(folder.as_posix() for folder in folders)}; "
         'add "tokenizer: {path: FOLDER}" to the suite, or "{repo: OWNER/NAME}" of the hub'
     )
 
 
 def tokenizer_states(suite: Suite) -> dict[str, list[int]]:
-    """State of that file."""
+    """State of the tokenizer's file."""
     return file_states([tokenizer_file(suite)])
 
 
 def batches(suite: Suite) -> dict:
-    """How each split is cut into sequences, none longer than a local suite's model takes."""
+    """Settings that cut each split into sequences.
+
+    Raises ``ConfigError`` for sequences that are longer than a local suite's model accepts.
+    """
     cuts = suite.config.batches.dump()
     if suite.source != "local":
         return cuts
     file = Path(suite.folder(suite.steps[-1]), "config.json")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # a damaged one is named where the checkpoint is loaded
+    except (OSError, ValueError):  # a damaged file is reported when the checkpoint is loaded
         return cuts
-    # The names that transformers has for the same thing in different families.
+    # Families of transformers have different names for the longest sequence.
     limits = [config.get(name) for name in ("max_position_embeddings", "n_positions")]
-    most = min((limit for limit in limits if isinstance(limit, int)), default=None)
+    longest = min((limit for limit in limits if isinstance(limit, int)), default=None)
     for split, cut in cuts.items():
-        if most is not None and cut["length"] > most:
+        if longest is not None and cut["length"] > longest:
             raise ConfigError(
                 f"config key suites.{suite.name}.batches.{split}.length: {cut['length']} is "
-                f"longer than the model takes ({most}, {file}); valid: 2 to {most}"
+                f"longer than the model accepts ({longest}, {file}); valid: 2 to {longest}"
             )
     return cuts
 
 
 def vocabulary(suite: Suite) -> dict:
-    """The token that ends a document and the size of the model's vocabulary, where given."""
-    end = getattr(suite.config.tokenizer, "end_of_text", None)
-    size = getattr(suite.config.architecture, "vocab_size", None)
-    found = {"end_token": end, "model_vocabulary": size}
-    return {key: value for key, value in found.items() if value is not None}
+    """The token that ends a document and the size of the model's vocabulary, if configured."""
+    settings = {}
+    end_token = getattr(suite.config.tokenizer, "end_of_text", None)
+    if end_token is not None:
+        settings["end_token"] = end_token
+    vocabulary_size = getattr(suite.config.architecture, "vocab_size", None)
+    if vocabulary_size is not None:
+        settings["model_vocabulary"] = vocabulary_size
+    return settings
 
 
 # Probes, and the learning rate of the suite's own run.
 
 
-# Where the drivers of NVIDIA, of AMD and of Windows below Linux put a machine's GPUs.
+# Device files of GPUs: NVIDIA, AMD, and Windows Subsystem for Linux.
 _GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
 
 
 def has_gpu() -> bool:
-    """Whether this machine has a GPU that jobs may see; torch takes seconds to say it."""
+    """Whether jobs on this machine can use a GPU. Importing torch for this would take seconds."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
     is_mac = platform.system() == "Darwin" and platform.machine() == "arm64"
@@ -207,17 +236,18 @@ def has_gpu() -> bool:
 
 
 def gpus(suite: Suite, is_cluster: bool) -> int:
-    """GPUs that a training or probing job asks for: one where its model may be on one.
+    """Number of GPUs that a training or probing job requests: 0 or 1.
 
-    With ``auto`` a cluster is to give one. A machine that has none asks for none, so that its
-    jobs run side by side.
+    With the device ``auto`` a job on a cluster requests one. On this machine it requests one only
+    if there is a GPU. Otherwise jobs would wait for each other without need.
     """
-    device = suite.config.device
-    return int(device == "cuda" or (device == "auto" and (is_cluster or has_gpu())))
+    if suite.config.device == "auto":
+        return int(is_cluster or has_gpu())
+    return int(suite.config.device == "cuda")
 
 
 def probe(suite: Suite) -> dict:
-    """Definitions and roles of the quantizers, and how a probe is run."""
+    """Settings of a probe: definitions and roles of the quantizers, batch size, device."""
     section = suite.config.probe
     roles = {section.low_bit: "low_bit", section.high_bit: "high_bit"}
     return {
@@ -229,29 +259,31 @@ def probe(suite: Suite) -> dict:
 
 
 def integrity(suite: Suite) -> dict:
-    """What is done about each kind of finding."""
+    """Reaction to each kind of finding: stop, warn or ignore."""
     return (suite.config.integrity or Integrity()).model_dump()
 
 
 def schedule(suite: Suite) -> dict | None:
-    """What decides the learning rate of the suite's own run; nothing where it is not known."""
-    own = suite.config.training
-    return own and own.dump(include={"schedule", "lr_max", "lr_min", "warmup_steps"})
+    """Settings of the learning rate in the suite's own run; ``None`` if they are not configured."""
+    run = suite.config.training
+    return run and run.dump(include={"schedule", "lr_max", "lr_min", "warmup_steps"})
 
 
 def tokens_per_step(suite: Suite) -> int | None:
-    """Training tokens per update of the suite's own run; nothing where it is not known."""
+    """Training tokens per update of the suite's own run; ``None`` if they are not configured."""
     config = suite.config
-    if config.tokens_per_step or not (config.training and config.batches.train):
+    if config.tokens_per_step:
         return config.tokens_per_step
-    return config.training.batch_size * config.batches.train.length
+    if config.training and config.batches.train:
+        return config.training.batch_size * config.batches.train.length
+    return None
 
 
 # Training.
 
 
 def training(suite: Suite, *unread: str) -> dict:
-    """How the suite is trained, without how its training is cut into jobs."""
+    """Settings of the suite's training, without ``unread`` and how it is divided into jobs."""
     return suite.key("training").dump(exclude={"jobs_end_at", "save_every", *unread})
 
 
@@ -261,68 +293,77 @@ class PretrainingJob(NamedTuple):
     suite: Suite
     start: int
     stop: int
-    inputs: dict[str, str]  # batches, and the state that the job before has left
-    checkpoints: dict[int, str]  # folders that are due on the way, by step
-    settings: dict  # what decides the weights besides the batches
+    inputs: dict[str, str]  # batches, and the training state that the previous job saved
+    checkpoints: dict[int, str]  # folders of the checkpoints that the job writes, by step
+    settings: dict  # everything that decides the weights, except the batches
 
 
 def pretraining_jobs(suite: Suite) -> list[PretrainingJob]:
-    """The jobs that train the suite one after another; none where it is trained elsewhere."""
+    """The jobs that train the suite, one after another. None if it is not trained here."""
     if suite.source != "pretrain":
         return []
-    jobs: list[PretrainingJob] = []
     settings = {
         "architecture": suite.config.architecture.dump(),
         "vocab_size": suite.config.tokenizer.vocab_size,
         "training": training(suite),
         "total_steps": suite.last,
     }
+    jobs: list[PretrainingJob] = []
     for start, stop in pairwise([0, *suite.config.training_states]):
         inputs = {"train": f"{suite.root}/data/train.safetensors"}
         if start:
             inputs["initial_state"] = f"{suite.root}/training/step{start}.safetensors"
-        due = [step for step in suite.steps if start < step <= stop or step == start == 0]
-        folders = {step: suite.folder(step) for step in due}
-        span = {"start": start, "stop": stop}
-        jobs.append(PretrainingJob(suite, start, stop, inputs, folders, settings | span))
+        # The first job also writes step 0. Every other start belongs to the job before.
+        steps = [step for step in suite.steps if start < step <= stop or step == start == 0]
+        folders = {step: suite.folder(step) for step in steps}
+        job_settings = {**settings, "start": start, "stop": stop}
+        jobs.append(PretrainingJob(suite, start, stop, inputs, folders, job_settings))
     return jobs
 
 
-# What tables, figures, notebooks and the ledger need to know of a suite.
+# Facts of a suite for tables, figures, notebooks and the ledger of claims.
 
 
 def facts(suite: Suite) -> dict:
-    """What tables, figures and notebooks need to know of the suite."""
+    """Facts of the suite that tables, figures and notebooks print."""
+    printed_quantizers = {}
     mechanism = suite.config.mechanism
-    other = mechanism and mechanism.replication and mechanism.replication.low_bit
-    printed = {other: suite.quantizers[other].label} if other else {}
+    if mechanism and mechanism.replication:
+        name = mechanism.replication.low_bit
+        printed_quantizers[name] = suite.quantizers[name].label
     probed = {name: suite.quantizers[name] for name in probe(suite)["roles"]}
+    printed_quantizers |= printed_names(probed)
     return {
         "name": suite.name,
         "label": suite.config.label,
         "is_paper_model": suite.config.is_paper_model,
         "spacing": suite.spacing,
         "last": suite.last,
-        "quantizers": printed | printed_names(probed),
+        "quantizers": printed_quantizers,
     }
 
 
 def index_files(suite: Suite) -> dict[str, str]:
-    """What the front page shows; forks and claims only where the suite has them."""
+    """Tables that the front page shows. Forks and claims only if the suite has them."""
     names = ["audit.csv", "phases.json", "kurtosis.csv"]
     if suite.config.fork:
-        names += ["forks.csv", "claims.csv"] if suite.is_even else ["forks.csv"]
+        names.append("forks.csv")
+    if suite.config.fork and suite.is_even:
+        names.append("claims.csv")
     return {name.partition(".")[0]: f"{suite.root}/{name}" for name in names}
 
 
 def ledger_facts(suite: Suite) -> dict:
-    """What the ledger of claims needs to know of the suite; one line where it cannot be held."""
-    read = {"start", "steps", "probe_every", "batch_size", "seeds", "schedules"}
-    fork = suite.key("fork").dump(include=read)
+    """Facts of the suite that the ledger of the paper's claims needs.
+
+    Raises ``ConfigError`` if the suite has no forks or no evenly spaced grid.
+    """
+    fork_keys = {"start", "steps", "probe_every", "batch_size", "seeds", "schedules"}
+    fork = suite.key("fork").dump(include=fork_keys)
     if not suite.is_even:
-        needed = "powers_of_two, spacing and last"
         raise ConfigError(
-            f"config key suites.{suite.name}.grid: the ledger of claims needs {needed}"
+            f"config key suites.{suite.name}.grid: the ledger of claims needs powers_of_two, "
+            "spacing and last"
         )
     return {
         **facts(suite),
@@ -334,64 +375,73 @@ def ledger_facts(suite: Suite) -> dict:
 
 
 def claim_facts(suite: Suite, claim: str, ledger: str) -> dict:
-    """The same for one claim; one line where the ledger never had it."""
-    rows = read_yaml(ROOT / ledger)["rows"]
-    known = sorted(name for row in rows for name in (row["id"], *row.get("merges", ())))
-    find(claim, dict.fromkeys(known), f"{ledger}: claim")
+    """``ledger_facts`` for one claim. ``ConfigError`` if the ledger has no claim of this name."""
+    names = set()
+    for row in read_yaml(ROOT / ledger)["rows"]:
+        names |= {row["id"], *row.get("merges", ())}  # former claims that the row includes
+    find(claim, dict.fromkeys(sorted(names)), f"{ledger}: claim")
     return ledger_facts(suite)
 
 
 def final_outputs(suite: Suite, outputs: Mapping[str, Sequence[str]]) -> list[str]:
-    """Files of ``outputs``, which are listed by what a suite must have for them."""
+    """The final files of a suite. ``outputs`` lists files by the part of a suite they need."""
     config = suite.config
-    has = {
+    has_part = {
         "checkpoints": True,
         "forks": config.fork,
         "learning rate": config.training,
         "ledger": config.fork and suite.is_even,
     }
-    return [f"{suite.root}/{name}" for kind in outputs if has[kind] for name in outputs[kind]]
+    return [
+        f"{suite.root}/{name}"
+        for part, names in outputs.items()
+        if has_part[part]
+        for name in names
+    ]
 
 
 def page_links(suite: Suite, outputs: Mapping[str, Sequence[str]]) -> list[str]:
-    """What the front page of a suite leads to, by names beside it, folder by folder."""
+    """Files to which the front page links, relative to it, folder by folder."""
     names = [path.removeprefix(f"{suite.root}/") for path in final_outputs(suite, outputs)]
-    shown = [n for n in names if n != "index.html" and not n.endswith((".svg", ".tex"))]
-    order = ("", "tables", "figures", "notebooks")
-    return sorted(shown, key=lambda name: order.index(name.rpartition("/")[0]))
+    names = [name for name in names if name != "index.html" and not name.endswith((".svg", ".tex"))]
+    folders = ("", "tables", "figures", "notebooks")
+    return sorted(names, key=lambda name: folders.index(name.rpartition("/")[0]))
 
 
-# A suite that has nothing but frozen measurements.
+# Published suites, which have stored measurements only.
 
 PUBLISHED = ROOT / "resources/published"
 
 
 def frozen_names(suite: Suite) -> list[str]:
-    """What is frozen, by its name below the suite's folder; one line if the list is lost."""
-    if names := list(read_digests(Path(suite.config.measurements))):
-        return names
-    raise _lost(suite, DIGESTS_FILE)
+    """Names of the stored files, below the suite's folder. ``ConfigError`` if there are none."""
+    names = list(read_digests(Path(suite.config.measurements)))
+    if not names:
+        raise _missing_file(suite, DIGESTS_FILE)
+    return names
 
 
 def frozen_files(suite: Suite) -> list[str]:
-    """The frozen files and the list of their digests; one line if one of them is lost."""
-    folder, names = suite.config.measurements, [DIGESTS_FILE, *frozen_names(suite)]
+    """Paths of the stored files and of their list. ``ConfigError`` if one of them is missing."""
+    folder = suite.config.measurements
+    names = [DIGESTS_FILE, *frozen_names(suite)]
     for name in names:
         if not Path(folder, name).is_file():
-            raise _lost(suite, name)
+            raise _missing_file(suite, name)
     return [f"{folder}/{name}" for name in names]
 
 
-def _lost(suite: Suite, name: str) -> ConfigError:
+def _missing_file(suite: Suite, name: str) -> ConfigError:
     folder = Path(suite.config.measurements)
     if not folder.is_dir():
         published = sorted(path.parent for path in PUBLISHED.glob("*/suite.yaml"))
         valid = ", ".join(path.relative_to(ROOT).as_posix() for path in published)
         return ConfigError(
-            f"config key suites.{suite.name}.measurements: no such folder: {folder}; valid: "
-            f"one that make publish wrote, such as {valid}"
+            f"config key suites.{suite.name}.measurements: no such folder: {folder}; valid: a "
+            f"folder that make publish wrote, such as {valid}"
         )
-    cure = "copy the folder anew from where it was published"
     if folder.resolve().is_relative_to(PUBLISHED):
-        cure = f"git checkout -- {folder} brings back what was committed"
+        cure = f"restore it with git checkout -- {folder}"
+    else:
+        cure = "copy the folder again from where it was published"
     return ConfigError(f"suite {suite.name}: {folder}/{name} is missing; {cure}")

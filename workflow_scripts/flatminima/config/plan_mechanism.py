@@ -1,4 +1,4 @@
-"""What rules ask of the measurements beyond the paper: which checkpoints, with which settings."""
+"""Checkpoints and settings that rules need for the measurements beyond the paper."""
 
 import math
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from flatminima.config.suites import Suite, chunk_names, range_name
 from flatminima.config_section import Section
 from flatminima.errors import ConfigError, find
 
-# Measurements made in jobs on ranges of checkpoints; each gives a table of its own name.
+# Measurements whose jobs work on ranges of checkpoints. Each gives a table of its own name.
 RANGED = ("factorial", "layers", "sensitivity", "curvature", "activations")
-# Tables under mechanism/ that the findings are made from, by measurement.
+# Tables under mechanism/ from which the findings are made, by measurement.
 TABLES = {
     **{measure: [measure] for measure in RANGED},
     "factorial": ["factors"],
@@ -27,84 +27,98 @@ FIGURE_TABLES = {"factorial": ["factorial"], "replication": ["replication_runs"]
 
 
 def measured(suite: Suite) -> list[str]:
-    """Measurements that the suite's configuration asks for and that can be made.
+    """Measurements that the suite's configuration requests and that are possible.
 
-    Without ``phase_flips`` where no fork schedule has phases, without ``replication``
-    where the suite is not trained here, and without what looks at the step between
-    levels where a quantizer has no such step.
+    ``phase_flips`` needs a fork schedule with phases, and ``replication`` a suite that is trained
+    here. Measurements that use the step between levels need affine quantizers.
     """
     config = suite.config
-    even = all(suite.quantizer(role).kind == "affine" for role in ("low_bit", "high_bit"))
-    possible = dict.fromkeys(("factorial", "sensitivity", "drift"), even) | {
-        "phase_flips": even and config.fork and config.fork.oli,
+    has_even_levels = all(
+        suite.quantizer(role).kind == "affine" for role in ("low_bit", "high_bit")
+    )
+    is_possible = {
+        "factorial": has_even_levels,
+        "sensitivity": has_even_levels,
+        "drift": has_even_levels,
+        "phase_flips": has_even_levels and config.fork and config.fork.oli,
         "replication": suite.source in ("pretrain", "published"),
     }
-    return [m for m in TABLES if getattr(config.mechanism, m, None) and possible.get(m, True)]
+    requested = [measure for measure in TABLES if getattr(config.mechanism, measure, None)]
+    return [measure for measure in requested if is_possible.get(measure, True)]
 
 
 def measurement(suite: Suite, measure: str) -> Section:
-    """One measurement's entry; one line if the suite has none."""
-    if measure not in (known := measured(suite)):
-        has = f"has no mechanism.{measure} in the configuration; it has"
-        raise ConfigError(f"suite {suite.name} {has} {', '.join(known) or 'none'}")
+    """The section of one measurement. ``ConfigError`` if the suite has no such measurement."""
+    measures = measured(suite)
+    if measure not in measures:
+        raise ConfigError(
+            f"suite {suite.name} has no mechanism.{measure} in the configuration; it has "
+            f"{', '.join(measures) or 'none'}"
+        )
     return getattr(suite.config.mechanism, measure)
 
 
 def measured_steps(suite: Suite, measure: str) -> list[int]:
-    """Checkpoints that a measurement looks at: those listed, or every n-th from the end."""
-    entry = measurement(suite, measure)
-    return entry.steps or suite.steps[:: -entry.every][::-1]
+    """Steps of the checkpoints that a measurement uses: a list, or every n-th from the end."""
+    section = measurement(suite, measure)
+    # Backwards from the last step, then in rising order again.
+    return section.steps or suite.steps[:: -section.every][::-1]
 
 
 def measure_ranges(suite: Suite, measure: str) -> list[str]:
-    """Names of the ranges that one job of a measurement each works on."""
+    """Names of ranges of checkpoints. One job of the measurement works on each range."""
     return chunk_names(measured_steps(suite, measure), measurement(suite, measure).steps_per_job)
 
 
 def measure_folders(suite: Suite, steps: str, measure: str) -> dict[int, str]:
-    """Checkpoints of one job by step: those of its range that the measurement looks at.
+    """Folders of the checkpoints of one job, by step.
 
-    A single step is measured whether it is one of these or not.
+    From a range the measurement uses some steps only. A single step is always measured.
     """
-    wanted, inside = measured_steps(suite, measure), suite.steps_in(steps)
-    chosen = inside if len(inside) == 1 else [step for step in inside if step in wanted]
-    if not chosen:
-        looks = f"looks at no step of {steps}; valid: {range_name(wanted)} or a single step"
-        raise ConfigError(f"suite {suite.name}: mechanism.{measure} {looks}")
-    return {step: suite.folder(step) for step in chosen}
+    steps_to_measure = measured_steps(suite, measure)
+    job_steps = suite.steps_in(steps)
+    if len(job_steps) > 1:
+        job_steps = [step for step in job_steps if step in steps_to_measure]
+    if not job_steps:
+        raise ConfigError(
+            f"suite {suite.name}: mechanism.{measure} uses no step of {steps}; "
+            f"valid: {range_name(steps_to_measure)} or a single step"
+        )
+    return {step: suite.folder(step) for step in job_steps}
 
 
 def measure_files(suite: Suite, steps: str, measure: str) -> list[str]:
     """Files of the checkpoints of one job."""
-    looked_at = measure_folders(suite, steps, measure)
-    return checkpoint_files(suite, looked_at, f"mechanism/{measure}/{steps}.csv")
+    folders = measure_folders(suite, steps, measure)
+    return checkpoint_files(suite, folders, f"mechanism/{measure}/{steps}.csv")
 
 
 def measure_states(suite: Suite, steps: str, measure: str) -> dict[str, list[int]]:
-    """State of each of them in a local suite."""
+    """State of each of these files; see ``checkpoint_states``."""
     return checkpoint_states(suite, measure_folders(suite, steps, measure))
 
 
 def drift_files(suite: Suite) -> list[str]:
-    """Files of the checkpoints whose weights are followed."""
+    """Files of the checkpoints that the measurement of drift compares."""
     return checkpoint_files(suite, measured_steps(suite, "drift"), "mechanism/drift.csv")
 
 
 def drift_states(suite: Suite) -> dict[str, list[int]]:
-    """State of each of them in a local suite."""
+    """State of each of these files; see ``checkpoint_states``."""
     return checkpoint_states(suite, measured_steps(suite, "drift"))
 
 
 def measure_weights(suite: Suite, measure: str) -> dict[int, str]:
-    """Weights files of all checkpoints of a measurement that is one job, by step."""
+    """Files of the weights of all checkpoints of a measurement, by step."""
     steps = measured_steps(suite, measure)
     return dict(zip(steps, weights(suite, steps), strict=True))
 
 
 def measure_settings(suite: Suite, measure: str) -> dict:
-    """What a measurement does besides where: its own keys, those of all, its quantizers."""
-    entry, config = measurement(suite, measure), suite.config
-    settings = entry.dump(exclude={"every", "steps", "steps_per_job"})
+    """Settings of a measurement, without its steps: its keys, common keys and quantizers."""
+    config = suite.config
+    section = measurement(suite, measure)
+    settings = section.dump(exclude={"every", "steps", "steps_per_job"})
     if measure == "factorial":
         settings["low"] = probed_cells(suite)["low_bit"]
     elif measure == "sensitivity":
@@ -126,31 +140,37 @@ def probed_quantizer(suite: Suite, role: str = "low_bit") -> dict:
 
 
 def probed_cells(suite: Suite) -> dict[str, dict]:
-    """Where the suite's two probes lie in the factorial design, by role."""
-    measurement(suite, "factorial")  # takes apart what affine quantizers have
-    found = {}
+    """Cells of the factorial design that contain the suite's quantizers, by role."""
+    measurement(suite, "factorial")  # raises for quantizers that are not affine
+    cells = {}
     for role in ("low_bit", "high_bit"):
-        spec = probed_quantizer(suite, role)
-        group = f"g{spec['group_size']}" if spec["granularity"] == "group" else spec["granularity"]
-        found[role] = {"bits": spec["bits"], "symmetric": spec["symmetric"], "granularity": group}
-    return found
+        quantizer = probed_quantizer(suite, role)
+        granularity = quantizer["granularity"]
+        if granularity == "group":
+            granularity = f"g{quantizer['group_size']}"
+        cells[role] = {
+            "bits": quantizer["bits"],
+            "symmetric": quantizer["symmetric"],
+            "granularity": granularity,
+        }
+    return cells
 
 
 def phase_flip_inputs(suite: Suite) -> dict[str, str | list[str]]:
-    """Files of the checkpoint that the forks leave from, and the run's state if it is restored."""
+    """Files of the checkpoint from which forks start, and the training state if it is restored."""
     optimizer_state = suite.key("fork").optimizer_state
     return fork_point(suite, "mechanism/phase_flips.csv", optimizer_state)
 
 
 def phase_flip_settings(suite: Suite) -> dict:
-    """The forks whose phases are followed, as they are trained, and the control."""
-    entry = measurement(suite, "phase_flips")
+    """Settings of the forks with phases and of the control, as they are trained."""
+    section = measurement(suite, "phase_flips")
     fork = suite.key("fork")
     return {
         "oli": {name: branch(suite, "forks", name).settings() for name in fork.oli},
         "control": branch(suite, "forks", CONTROL).settings(),
         "seeds": fork.seeds,
-        "cycles": entry.cycles,
+        "cycles": section.cycles,
         "device": suite.config.device,
     }
 
@@ -160,84 +180,89 @@ def phase_flip_settings(suite: Suite) -> dict:
 
 @dataclass(frozen=True)
 class Replica:
-    """One small run, of another width, seed or weight decay."""
+    """One small run with its own width, seed and weight decay."""
 
     suite: Suite
     width: int
     seed: int
-    decay: float | None  # in place of the suite's own
+    decay: float | None  # weight decay; None: that of the suite
 
     @property
     def name(self) -> str:
-        """``width64-seed0``, with ``-decay0.1`` where that is asked for."""
-        decay = "" if self.decay is None else f"-decay{self.decay:g}"
-        return f"width{self.width}-seed{self.seed}{decay}"
+        """``width64-seed0``, followed by ``-decay0.1`` if the run has its own weight decay."""
+        suffix = "" if self.decay is None else f"-decay{self.decay:g}"
+        return f"width{self.width}-seed{self.seed}{suffix}"
 
     @property
-    def about(self) -> dict:
-        """What its rows are labelled with, and its tokens per step.
+    def labels(self) -> dict:
+        """Labels of the run's rows, and its tokens per step.
 
-        ``weights`` are those of the linear layers of its blocks.
+        ``weights`` is the number of weights in the linear layers of its blocks.
         """
-        own = self.suite.config.training
+        training_section = self.suite.config.training
+        decay = training_section.weight_decay if self.decay is None else self.decay
         return {
             "suite": self.suite.name,
             "width": self.width,
             "seed": self.seed,
-            "weight_decay": own.weight_decay if self.decay is None else self.decay,
+            "weight_decay": decay,
             "weights": block_weights(self.width, self.suite.config.architecture.num_layers),
-            "tokens_per_step": own.batch_size * self.suite.key("batches.train.length"),
+            "tokens_per_step": training_section.batch_size * self.suite.key("batches.train.length"),
         }
 
     @property
     def steps(self) -> list[int]:
-        """Steps that are probed: up to ``last``, or the first that has seen enough tokens."""
-        entry = measurement(self.suite, "replication")
-        last = entry.last
+        """Steps of the probes. Without ``last``, they end when the run has seen enough tokens."""
+        section = measurement(self.suite, "replication")
+        last = section.last
         if last is None:
-            updates = entry.steps_of(self.suite.config, self.width)
-            last = entry.spacing * math.ceil(updates / entry.spacing)
-        return list(range(entry.spacing, last + 1, entry.spacing))
+            updates = section.steps_of(self.suite.config, self.width)
+            last = section.spacing * math.ceil(updates / section.spacing)
+        return list(range(section.spacing, last + 1, section.spacing))
 
     def folders(self) -> dict[int, str]:
-        """Checkpoints by step."""
+        """Folders of the checkpoints, by step."""
         folder = f"{self.suite.root}/mechanism/replication/checkpoints/{self.name}"
         return {step: f"{folder}/step{step}" for step in self.steps}
 
     def settings(self) -> dict:
-        """Its training."""
-        own, about = training(self.suite), self.about
-        own["warmup_steps"] = round(own["warmup_steps"] * self.steps[-1] / self.suite.last)
+        """Settings that train the run: the suite's own, scaled to its length and width."""
+        training_settings = training(self.suite)
+        warmup_steps = training_settings["warmup_steps"]
+        scaled_warmup = round(warmup_steps * self.steps[-1] / self.suite.last)
+        training_settings["warmup_steps"] = scaled_warmup
+        training_settings |= {key: self.labels[key] for key in ("seed", "weight_decay")}
         return {
             "architecture": self.suite.config.architecture.dump() | {"hidden_size": self.width},
             "vocab_size": self.suite.config.tokenizer.vocab_size,
-            "training": own | {key: about[key] for key in ("seed", "weight_decay")},
+            "training": training_settings,
             "steps": self.steps,
             "train_sequences": measurement(self.suite, "replication").train_sequences,
         }
 
 
 def replicas(suite: Suite) -> dict[str, Replica]:
-    """All runs of the replication by name."""
-    entry = measurement(suite, "replication")
-    runs = product(entry.widths, entry.seeds, entry.weight_decays or [None])
-    return {run.name: run for run in (Replica(suite, *one) for one in runs)}
+    """All small runs of the replication, by name."""
+    section = measurement(suite, "replication")
+    combinations = product(section.widths, section.seeds, section.weight_decays or [None])
+    runs = [Replica(suite, width, seed, decay) for width, seed, decay in combinations]
+    return {run.name: run for run in runs}
 
 
 def replica(suite: Suite, name: str) -> Replica:
-    """One of them; one line where there is none of that name."""
+    """A small run by its name. Raises ``ConfigError``."""
     return find(name, replicas(suite), f"suite {suite.name}: small run")
 
 
 def replica_probe(suite: Suite) -> dict:
-    """Quantizer and batches that the runs of the replication are probed with."""
-    entry = measurement(suite, "replication")
+    """Settings of the probes of the replication: quantizer, batches and device."""
+    section = measurement(suite, "replication")
     return {
-        "quantizers": {entry.low_bit: suite.quantizers[entry.low_bit].dump()},
-        "roles": {entry.low_bit: "low_bit"},
+        "quantizers": {section.low_bit: suite.quantizers[section.low_bit].dump()},
+        "roles": {section.low_bit: "low_bit"},
         "batch_size": suite.config.probe.batch_size,
         "device": "cpu",
-        "sequences": entry.sequences,
+        "sequences": section.sequences,
     }
 
 
@@ -245,7 +270,7 @@ def replica_probe(suite: Suite) -> dict:
 
 
 def findings_inputs(suite: Suite) -> dict[str, str]:
-    """Tables of the measurements that the suite makes, by name."""
+    """Tables of the suite's measurements, by name."""
     names = [name for measure in measured(suite) for name in TABLES[measure]]
     return {name: f"{suite.root}/mechanism/{name}.csv" for name in names}
 

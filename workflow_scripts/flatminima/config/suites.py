@@ -1,14 +1,14 @@
-"""A suite of the checked configuration: its revisions, how ranges of them are named, its files.
+"""A suite of the validated configuration: its revisions, ranges of revisions, and files.
 
-A *suite* is one training run of which many checkpoints exist. Its grid follows Pythia's: step 0,
-the first powers of two, then evenly spaced steps to the end (section 4.1; 1 + 10 + 143 = 154
-revisions for Pythia).
+A *suite* is one training run with its settings. A *revision* is a checkpoint of this run. The
+grid of revisions follows Pythia: step 0, the first powers of two, then evenly spaced steps to the
+end (section 4.1 of the paper; Pythia has 1 + 10 + 143 = 154 revisions).
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,16 +32,17 @@ _RANGE = re.compile(r"step(0|[1-9][0-9]*)(?:-step(0|[1-9][0-9]*))?")
 
 
 def parse_range(name: str, steps: Sequence[int]) -> list[int]:
-    """Steps meant by ``step70000`` or ``step60000-step75000`` on the grid ``steps``.
+    """The steps in a range such as ``step70000`` or ``step60000-step75000``.
 
-    Both ends of a range are on the grid and included. Raises ``ValueError`` with
-    one line that says what would be valid.
+    ``steps`` is the grid. Both ends of the range must be on it and are included. Raises
+    ``ValueError`` with one line that shows what is valid.
     """
     match = _RANGE.fullmatch(name)
     if not match:
         example = f"step{steps[0]} or step{steps[0]}-step{steps[-1]}"
-        raise ValueError(f"{name!r} is no step or range; write {example}")
-    first, last = int(match[1]), int(match[2] or match[1])
+        raise ValueError(f"{name!r} is not a step or a range; write {example}")
+    first = int(match[1])
+    last = int(match[2] or match[1])
     for step in (first, last):
         if step not in steps:
             around = nearest(step, steps)
@@ -52,22 +53,22 @@ def parse_range(name: str, steps: Sequence[int]) -> list[int]:
 
 
 def range_name(steps: Sequence[int]) -> str:
-    """Inverse of ``parse_range`` for consecutive revisions."""
+    """The name of a range of consecutive revisions; the inverse of ``parse_range``."""
     return f"step{steps[0]}" if len(steps) == 1 else f"step{steps[0]}-step{steps[-1]}"
 
 
 def chunk_names(steps: Sequence[int], size: int) -> list[str]:
-    """Names of the ranges of at most ``size`` revisions that one job each works on."""
+    """Names of ranges of at most ``size`` revisions. One job works on each range."""
     return [range_name(steps[i : i + size]) for i in range(0, len(steps), size)]
 
 
 @dataclass(frozen=True, eq=False)
 class Suite:
-    """One suite of the validated configuration, and the revisions that it has.
+    """One suite of the validated configuration, and its revisions.
 
-    ``config`` is its section, of which jobs get parts as mappings (``Section.dump``);
-    ``quantizers`` are those of the configuration by name; ``tables`` is the folder of frozen
-    lists of hub branches.
+    ``config`` is the suite's section. Jobs get parts of it as mappings (``Section.dump``).
+    ``quantizers`` are all quantizers of the configuration, by name. ``tables`` is the folder of
+    stored lists of hub branches (see ``flatminima freeze``).
     """
 
     name: str
@@ -77,42 +78,45 @@ class Suite:
 
     @property
     def root(self) -> str:
-        """Folder of everything the suite has."""
+        """Folder of all the suite's results."""
         return f"results/{self.name}"
 
     @property
     def source(self) -> str:
-        """Where checkpoints come from: pretrain, hub, local or published."""
+        """Source of the checkpoints: pretrain, hub, local or published."""
         return self.config.source
 
     def key(self, path: str) -> Any:
-        """A key of the suite, such as ``probe.resamples``; one line if the suite has none."""
-        value = reduce(lambda part, name: getattr(part, name, None), path.split("."), self.config)
-        if value is None:
+        """A key of the suite, such as ``probe.resamples``. ``ConfigError`` if it is not set."""
+        setting = self.config
+        for name in path.split("."):
+            setting = getattr(setting, name, None)
+        if setting is None:
             raise ConfigError(f"suite {self.name}: config key {path} is needed for this target")
-        return value
+        return setting
 
     def quantizer(self, role: Role) -> AnyQuantizer:
-        """The quantizer that the suite's probes have in a role."""
+        """The quantizer that has this role in the suite's probes."""
         return self.quantizers[getattr(self.config.probe, role)]
 
     @property
     def is_even(self) -> bool:
-        """Whether the grid is Pythia's: powers of two, then evenly spaced to the end."""
+        """Whether the grid is like Pythia's: powers of two, then evenly spaced to the end."""
         return hasattr(self.config.grid, "spacing")
 
     @property
     def spacing(self) -> int:
-        """Steps between the evenly spaced revisions; 1, which all steps are multiples of, else."""
+        """Steps between evenly spaced revisions. 1 for other grids."""
         return self.config.grid.spacing if self.is_even else 1
 
     @cached_property
     def steps(self) -> list[int]:
-        """Revisions in order; one line where they are to be found and are not."""
+        """Steps of the revisions, in order. ``ConfigError`` if they cannot be discovered."""
         if self.source == "local":
             return list(self.local.checkpoints)
-        grid = self.config.grid
-        return list(self._listed_branches()) if grid == "discover" else grid.revisions
+        if self.config.grid == "discover":
+            return list(self._listed_branches())
+        return self.config.grid.revisions
 
     @property
     def last(self) -> int:
@@ -121,18 +125,18 @@ class Suite:
 
     @property
     def ranges(self) -> list[str]:
-        """Names of the ranges of revisions that one job each works on."""
+        """Names of ranges of revisions. One job works on each range."""
         return chunk_names(self.steps, self.config.probe.steps_per_job)
 
     def steps_in(self, name: str) -> list[int]:
-        """Steps of ``step70000`` or ``step60000-step75000``; one line if it is off the grid."""
+        """Steps of a range such as ``step60000-step75000``. Raises ``ConfigError``."""
         try:
             return parse_range(name, self.steps)
         except ValueError as error:
             raise ConfigError(f"suite {self.name}: {error}") from error
 
     def checkpoint(self, step: int) -> LocalCheckpoint:
-        """Files of a checkpoint: a local suite's where it lies, in Hugging Face format."""
+        """The folder and files of a checkpoint in Hugging Face format."""
         if self.source != "local":
             folder = f"{self.root}/checkpoints/step{step}"
             return LocalCheckpoint(folder, CHECKPOINT_FILES[0], CHECKPOINT_FILES)
@@ -150,39 +154,42 @@ class Suite:
 
     @cached_property
     def local(self) -> LocalRun:
-        """Checkpoints of a local suite on its grid, and lines on folders that were skipped."""
-        pattern, grid = self.config.pattern, self.config.grid
+        """The revisions of a local suite, and one line per folder that was skipped."""
+        pattern = self.config.pattern
         try:
-            found = find_checkpoints(pattern)
+            run = find_checkpoints(pattern)
         except ValueError as error:
             raise ConfigError(f"suite {self.name}: {error}") from error
-        wanted = list(found.checkpoints) if grid == "discover" else grid.revisions
-        lacking = [step for step in wanted if step not in found.checkpoints]
-        if lacking or not wanted:
-            what = f"no checkpoint of step {lacking[0]}" if lacking else "no checkpoint"
-            seen = f"; skipped {'; '.join(found.skipped[:3])}" if found.skipped else ""
-            raise ConfigError(f"suite {self.name}: {what} fits pattern {pattern}{seen}")
-        return LocalRun({step: found.checkpoints[step] for step in wanted}, found.skipped)
+
+        is_discovered = self.config.grid == "discover"
+        steps = list(run.checkpoints) if is_discovered else self.config.grid.revisions
+        missing_steps = [step for step in steps if step not in run.checkpoints]
+        if missing_steps or not steps:
+            lacking = f"no checkpoint of step {missing_steps[0]}" if steps else "no checkpoint"
+            skipped = f"; skipped {'; '.join(run.skipped[:3])}" if run.skipped else ""
+            raise ConfigError(f"suite {self.name}: {lacking} fits pattern {pattern}{skipped}")
+        return LocalRun({step: run.checkpoints[step] for step in steps}, run.skipped)
 
     @property
     def skipped(self) -> list[str]:
-        """Folders that fit the pattern of a local suite and are no whole checkpoint, and why."""
+        """Folders of a local suite that fit the pattern but are not complete, with reasons."""
         return self.local.skipped if self.source == "local" else []
 
     def branch(self, step: int | str) -> str:
-        """Hub branch of a step: from the frozen table, else by the pattern."""
-        (step,) = self.steps_in(f"step{step}")
-        if self._frozen and step in self._frozen:
-            return self._frozen[step]
-        if branch := branch_of(self.branch_pattern, step):
+        """Hub branch of a step, from the stored table or else by the pattern."""
+        (step,) = self.steps_in(f"step{step}")  # a wildcard of a rule is text
+        if self._stored_branches and step in self._stored_branches:
+            return self._stored_branches[step]
+        branch = branch_of(self.branch_pattern, step)
+        if branch:
             return branch
-        recorded = self._listed_branches()
-        if step not in recorded:
+        branches = self._listed_branches()
+        if step not in branches:
             raise ConfigError(
                 f"config key suites.{self.name}.grid: its repository has no revision of step "
-                f"{step}; nearest: {nearest(step, sorted(recorded))}"
+                f"{step}; nearest: {nearest(step, sorted(branches))}"
             )
-        return recorded[step]
+        return branches[step]
 
     @property
     def branch_pattern(self) -> str:
@@ -190,27 +197,27 @@ class Suite:
         return self.config.revision or DEFAULT_PATTERN
 
     @cached_property
-    def _frozen(self) -> dict[int, str] | None:
+    def _stored_branches(self) -> dict[int, str] | None:
         try:
             return read_table(Path(self.tables, f"{self.name}.csv"))
         except ValueError as error:
             raise ConfigError(f"suite {self.name}: {error}") from error
 
     def _listed_branches(self) -> dict[int, str]:
-        if self._frozen is None:
+        if self._stored_branches is None:
             raise ConfigError(
-                f"suite {self.name}: which revisions its repository has is not recorded yet; "
-                f"make freeze SUITE={self.name} lists them from the hub"
+                f"suite {self.name}: the revisions of its repository are not listed yet; run "
+                f"make freeze SUITE={self.name} to list them from the hub"
             )
-        return self._frozen
+        return self._stored_branches
 
 
 def find_suite(config: Config, name: str) -> Suite:
-    """A suite of a validated configuration; one line if there is none of that name."""
+    """A suite of a validated configuration by its name. Raises ``ConfigError``."""
     return Suite(name, find(name, config.suites, "suite"), config.quantizers)
 
 
 def read_suite(name: str | None, files: Sequence[str | Path]) -> Suite:
-    """A suite, or the one that the configuration names, for commands outside Snakemake."""
+    """The suite ``name``, or the suite that the configuration names, for commands."""
     config = read_config(files)
     return find_suite(config, name or config.suite)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.benchmark import Timer
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from flatminima.config.keys import PYTHIA_VOCABULARY, FoundArchitecture
+from flatminima.config.keys import PYTHIA_VOCABULARY, ForeignArchitecture
 from flatminima.config.keys import Suite as SuiteConfig
 from flatminima.config.plan_requests import forward_flop
 from flatminima.config.suites import read_suite
@@ -70,7 +70,7 @@ def read_config(suite: SuiteConfig) -> object:
     if suite.architecture is None:
         raise UserError(f"{suite.label}: without the key architecture no costs are known")
     # A suite that is trained here has no family; it is a GPT-NeoX of its tokenizer's size.
-    shape = FoundArchitecture(**suite.architecture.dump())
+    shape = ForeignArchitecture(**suite.architecture.dump())
     trained_vocabulary = getattr(suite.tokenizer, "vocab_size", None)
     return AutoConfig.for_model(
         shape.family,
