@@ -1,19 +1,19 @@
 # make            everything of the suite that config.yaml names
 # make test       the test suite
 # make test-slow  the tests that take minutes: kills, a SLURM cluster, extended
-# make figures    every table, figure and notebook; with SOURCE=published from the committed
+# make figures    every table, figure and notebook; with SOURCE=published from the stored
 #                 measurements, without training
-# make publish    freeze the measurements of a finished suite under resources/published
-# make report     report.html: every table and figure of what was built, on one page
+# make publish    copy the measurements of a finished suite to resources/published
+# make report     report.html: all tables and figures that were built, on one page
 # make plan       what a suite costs: downloads, disk, operations, hours on this machine
-# make freeze     which revisions a hub suite has, listed once and committed (needs the hub)
-# make bench      the benchmarks beside other tools; ROWS="quantize probe" measures some rows
-# make zoo        every model family of transformers, tiny, through the audit: docs/zoo.md
-# make lint       the checks of style and structure alone
-# make lock       write envs/requirements.lock anew (needs uv)
+# make freeze     list the revisions of a hub suite once, to be committed (needs the hub)
+# make bench      compare with other tools; ROWS="quantize probe" measures some rows only
+# make zoo        audit a tiny model of every transformers family: docs/zoo.md
+# make lint       checks of style and structure only
+# make lock       write envs/requirements.lock again (needs uv)
 #
-# SUITE=name names another suite, CONFIG=mine.yaml adds a configuration of your own:
-# to all, figures, report, plan and freeze.
+# SUITE=name selects another suite. CONFIG=mine.yaml adds a configuration of your own. Both work
+# with all, figures, report, plan, freeze and publish.
 
 PYTHON ?= python3
 CORES ?= all
@@ -21,19 +21,20 @@ SUITE ?=
 CONFIG ?=
 SOURCE ?=
 BIN := .venv/bin
-# What every call of Snakemake is told; targets stand before it.
+# Options of every call of Snakemake. They come after targets: --configfile would read a target as
+# another file.
 CONFIGURED = $(if $(CONFIG),--configfile $(CONFIG)) $(if $(SUITE),--config suite=$(SUITE))
-NAMED = $(if $(SUITE),--suite $(SUITE)) $(if $(CONFIG),--configfile $(CONFIG))
+SUITE_OPTIONS = $(if $(SUITE),--suite $(SUITE)) $(if $(CONFIG),--configfile $(CONFIG))
 READY := .venv/ready
 
 .PHONY: all figures publish test test-slow report plan freeze bench zoo lint lock clean
 .DEFAULT_GOAL := all
 
-# The environment is whole when the lock file has been installed to the end.
+# This file is written when the environment is complete.
 $(READY): envs/requirements.lock
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11, 5) or sys.exit("Python 3.11.5 or newer is needed, this is " + sys.version.split()[0] + "; name another one with make PYTHON=…")'
 	$(PYTHON) -m venv .venv
-	@echo "Installing the packages of envs/requirements.lock: 2 GB or more, some minutes without a word"
+	@echo "Installing the packages of envs/requirements.lock: 2 GB or more, some minutes without output"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement envs/requirements.lock
 # Snakemake imports jsonschema at every start, in every job. With these two optional validators of
 # addresses, which only Jupyter's server asks for, jsonschema builds 38 grammars: 1.7 s each time.
@@ -46,20 +47,20 @@ $(READY): envs/requirements.lock
 all: $(READY)
 	$(BIN)/snakemake --cores $(CORES) all $(CONFIGURED)
 
-# What is published of a suite is a suite of its own, with `-published` after its name.
+# The stored measurements of a suite are a suite of their own, called NAME-published.
 figures: $(READY)
 ifeq ($(SOURCE),published)
 	$(BIN)/snakemake --cores $(CORES) all extended$(if $(CONFIG), --configfile $(CONFIG)) --config suite=$(or $(SUITE),mini)-published
 else ifeq ($(SOURCE),)
 	$(BIN)/snakemake --cores $(CORES) all $(CONFIGURED)
 else
-	$(error SOURCE=$(SOURCE) is not known; valid: published, or nothing)
+	$(error SOURCE=$(SOURCE) is not known; valid: published, or leave it out)
 endif
 
 publish: $(READY)
-	@$(BIN)/flatminima publish $(NAMED)
+	@$(BIN)/flatminima publish $(SUITE_OPTIONS)
 
-# Tests of one file share what they build, so a file stays on one worker.
+# Tests of one file share what they build. So all tests of a file run in one worker.
 test: $(READY)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m 'not slow'
 
@@ -70,12 +71,12 @@ report: $(READY)
 	$(BIN)/snakemake --report report.html $(CONFIGURED)
 
 plan: $(READY)
-	@$(BIN)/flatminima plan $(NAMED)
+	@$(BIN)/flatminima plan $(SUITE_OPTIONS)
 
 freeze: $(READY)
-	@$(BIN)/flatminima freeze $(NAMED)
+	@$(BIN)/flatminima freeze $(SUITE_OPTIONS)
 
-# The other tools have an environment of their own, on top of the workflow's.
+# The environment of the other tools extends that of the workflow.
 .venv-bench/ready: $(READY) envs/bench.txt
 	$(BIN)/python -m venv --clear .venv-bench
 	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > "$$(.venv-bench/bin/python -c 'import site; print(site.getsitepackages()[0])')/workflow.pth"

@@ -1,7 +1,7 @@
 """When Flat Minima Fail: a reproduction, from text to verdicts.
 
-`snakemake --cores` builds everything of the suite that config.yaml names. Every
-file under results/ is a target of its own.
+`snakemake --cores all` builds everything of the suite that config.yaml names. Every file under
+results/ can also be built on its own.
 """
 
 from snakemake.utils import min_version
@@ -32,7 +32,7 @@ localrules:
     extended,
 
 
-# What a reader looks at, by what a suite must have for it; `ledger` is forks and an even grid.
+# Final files, by the part of a suite that they need. `ledger` needs forks and an even grid.
 OUTPUTS = {
     "checkpoints": [
         *("suite.csv", "audit.csv", "kurtosis.csv", "phases.json", "scaling_law.json"),
@@ -54,7 +54,7 @@ OUTPUTS = {
 }
 
 
-# The first rule is what `snakemake` builds when no target is named.
+# `snakemake` without a target builds the first rule.
 rule all:
     input:
         of_suite(plan.final_outputs, suite_of(checked_config.suite), outputs=OUTPUTS),
@@ -62,7 +62,7 @@ rule all:
         multiext("results/paper/figures/fig4_lambada", ".pdf", ".png"),
 
 
-# Everything that goes beyond the paper, for the suites whose configuration asks for it.
+# Everything beyond the paper that the configuration of the suite requests.
 rule extended:
     input:
         lambda wildcards: one_line(

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Writes requirements.lock from requirements.in (needs uv).
-# What torch needs for a GPU (nvidia-*, cuda-*, triton) is left out: torch pins those
-# exactly itself where its build needs them, and a CPU build does not.
+# Packages for GPUs (nvidia-*, cuda-*, triton) are left out. A CUDA build of torch pins them
+# itself, and a CPU build does not need them.
 set -euo pipefail
 cd "$(dirname "$0")"
 {

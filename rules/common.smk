@@ -1,4 +1,7 @@
-"""The checked configuration, and how rules ask the plan of their suite. Defines no rule."""
+"""The validated configuration, and helpers with which rules call functions of the plan.
+
+This file defines no rule.
+"""
 
 import re
 import sys
@@ -7,7 +10,7 @@ from pathlib import Path
 
 from snakemake.common.configfile import load_configfile
 
-# Snakemake puts the folder of a script on the path of its job, but not on its own.
+# Snakemake puts a script's folder on the path of its job, but not on the path of this process.
 sys.path.insert(0, Path(workflow.basedir, "workflow_scripts").as_posix())
 
 from flatminima.code_hash import code_hash
@@ -21,7 +24,7 @@ from flatminima.revisions import changed_checkpoints
 
 
 def one_line(function, *arguments, **fixed):
-    """What the function returns; a mistake of the user ends in one line, without a traceback."""
+    """Call the function. A mistake of the user ends Snakemake with one line, without a traceback."""
     try:
         return function(*arguments, **fixed)
     except ConfigError as error:
@@ -29,23 +32,27 @@ def one_line(function, *arguments, **fixed):
 
 
 def merged_config():
-    """config.yaml, the files of --configfile and --config over each other.
+    """config.yaml, the files of --configfile and --config, merged in this order.
 
-    Snakemake has merged them in `config` already, but key by key everywhere.
+    Snakemake's own `config` is merged key by key everywhere. `merge` replaces some sections.
     """
-    if workflow.modifier.skip_configfile:  # a module has the configuration of its user
+    if workflow.modifier.skip_configfile:  # used as a module: the user's configuration is complete
         return config
     settings = workflow.config_settings
-    own = workflow.configfiles[len(settings.configfiles) :]
+    paths = []
+    if not settings.replace_workflow_config:
+        # Snakemake lists the files of --configfile first, then those of the workflow.
+        paths += workflow.configfiles[len(settings.configfiles) :]
+    paths += settings.configfiles
     merged = {}
-    for path in (*([] if settings.replace_workflow_config else own), *settings.configfiles):
-        read_yaml(Path(path))  # refuses a key that stands twice
+    for path in paths:
+        read_yaml(Path(path))  # refuses duplicate keys, which Snakemake accepts
         merged = merge(merged, load_configfile(path))
-    given = {
-        key: as_in_a_file(value) if isinstance(value, dict) else value
-        for key, value in (settings.config or {}).items()
+    command_line = {
+        key: as_in_a_file(setting) if isinstance(setting, dict) else setting
+        for key, setting in (settings.config or {}).items()
     }
-    return merge(merged, given)
+    return merge(merged, command_line)
 
 
 checked_config = one_line(lambda: complete_config(merged_config()))
@@ -59,10 +66,10 @@ def suite_of(name):
 
 @cache
 def look_at_local(suite):
-    """Name the folders of a local suite that are not whole, and those that were changed.
+    """Print which folders of a local suite are incomplete, and which were changed.
 
-    Once, and not in jobs. That a changed checkpoint is measured again follows from the params
-    of the rules that read it, not from here.
+    This is printed once, and not in jobs. A changed checkpoint is measured again because of the
+    params of the rules that read it, not because of this function.
     """
     if suite.source != "local" or not workflow.is_main_process:
         return
@@ -73,44 +80,50 @@ def look_at_local(suite):
 
 
 def of_suite(function, suite, *names, **fixed):
-    """Function of the wildcards: what a function of the plan says of a suite.
+    """Return an input function that calls `function(suite, *wildcard values, **fixed)`.
 
-    ``names`` are wildcards whose values are passed, ``fixed`` is passed as it is.
+    ``names`` are the wildcards whose values are passed.
     """
-    return lambda wildcards: one_line(function, suite, *(wildcards[n] for n in names), **fixed)
+    return lambda wildcards: one_line(
+        function, suite, *(wildcards[name] for name in names), **fixed
+    )
 
 
 def planned(function, *names, **fixed):
-    """The same of the suite that is a wildcard."""
+    """Like `of_suite`, with the suite of the wildcard {suite}."""
 
-    def value(wildcards):
+    def call(wildcards):
         suite = suite_of(wildcards.suite)
         one_line(look_at_local, suite)
         return of_suite(function, suite, *names, **fixed)(wildcards)
 
-    return value
+    return call
 
 
 def of_branch(function, *names):
-    """Function of the wildcards: what is asked of the condition that they name."""
+    """Return an input function that calls `function(branch, *wildcard values)`.
 
-    def value(suite, series, condition, *rest):
-        return function(plan_forks.branch(suite, series, condition), *rest)
+    The branch is the condition that the wildcards {series} and {condition} name.
+    """
 
-    return planned(value, "series", "condition", *names)
+    def call(suite, series, condition, *further_values):
+        return function(plan_forks.branch(suite, series, condition), *further_values)
+
+    return planned(call, "series", "condition", *names)
 
 
 def checkpoints(makes):
-    """Input: all files of the checkpoints of {steps}, for the rule that makes a table of them."""
+    """Input: all files of the checkpoints of {steps}. ``makes`` is the output of the rule."""
     return lambda wildcards: planned(
         plan.checkpoint_files, "steps", makes=makes.format(steps=wildcards.steps)
     )(wildcards)
 
 
 def start_of_fork(wildcards):
-    """The checkpoint that a condition leaves from, and the run's state if it is restored.
+    """Input: the checkpoint from which a condition starts, and the training state if restored.
 
-    For ``cooled`` the fork's last, told by the sha256 in ``fork``, not by the age of a folder.
+    ``cooled`` starts from the last checkpoint of a fork. The time stamp of its folder says nothing
+    about its weights, so it is `ancient`, and the sha256 in ``fork`` decides about a rerun.
     """
     if wildcards.series != "cooled":
         return of_branch(Branch.inputs)(wildcards)
@@ -120,71 +133,73 @@ def start_of_fork(wildcards):
 
 
 def setting(key):
-    """Function of the wildcards: a key of the suite's configuration, such as ``probe.resamples``.
+    """Return an input function for a key of the suite, such as ``probe.resamples``.
 
-    Snakemake's ``lookup`` reads the same and walks the whole configuration each time.
+    Snakemake's own ``lookup`` is slower: it searches the complete configuration each time.
     """
     return planned(Suite.key, path=key)
 
 
 def unwatched(key, suite=None):
-    """Param: a key that says how a job runs and not what it computes.
+    """Param: a key that decides how a job runs, not what it computes. Changes rerun nothing.
 
-    Snakemake compares no param that is derived from a job's input, output, threads or resources
-    with that of the last run. This one asks for the resources, so that another value reruns
-    nothing. The suite is the wildcard's unless it is named.
+    Snakemake does not compare params that depend on a job's input, output, threads or resources
+    with those of the last run. That is why this function takes ``resources``. Without ``suite``
+    it is the suite of the wildcard.
     """
     return lambda wildcards, resources: one_line(Suite.key, suite or suite_of(wildcards.suite), key)
 
 
 def requested(function, *names, **fixed):
-    """Resource: an amount from the plan, as many times as the job has been started."""
+    """Resource: an amount from the plan, multiplied with the number of the attempt."""
     return lambda wildcards, attempt: attempt * planned(function, *names, **fixed)(wildcards)
 
 
 def requested_by(job, function):
-    """Resource: the same of a training job of a suite."""
+    """Resource: like `requested`, for a training job of a suite."""
     return lambda wildcards, attempt: attempt * one_line(function, job)
 
 
 def gpus(wildcards):
-    """Resource: the GPUs of a job whose model may be on one.
+    """Resource: the number of GPUs of a job that runs a model.
 
-    A cluster is to give one for the device `auto`; here one is asked for where there is one.
+    For the device `auto`, a job on a cluster requests one. On this machine it requests one if
+    there is a GPU.
     """
     return planned(plan.gpus, is_cluster=workflow.non_local_exec)(wildcards)
 
 
 def of_ranges(pattern):
-    """The files of a pattern for every range of revisions of a suite."""
+    """Input: the files of a pattern for every range of revisions of a suite."""
     return collect(pattern, steps=planned(lambda suite: suite.ranges), allow_missing=True)
 
 
 def suites_where(condition):
-    """Pattern that matches the names of the suites that meet a condition, and nothing else."""
+    """Regular expression of the names of all suites that meet a condition."""
     names = [name for name in checked_config.suites if condition(suite_of(name))]
-    return "|".join(map(re.escape, names)) or r"(?!)"
+    never_matches = r"(?!)"
+    return "|".join(map(re.escape, names)) or never_matches
 
 
 def in_report(path, category, item, caption=None, suite="{suite}"):
-    """The file as a part of `snakemake --report`; its caption is in rules/report/."""
+    """Mark a file as part of `snakemake --report`. Its caption is in rules/report/."""
     caption = f"report/{caption or Path(path).stem}.rst"
     return report(path, caption=caption, category=category, labels={"item": item, "suite": suite})
 
 
 def figure(stem, category, number):
-    """The three files of a figure; the SVG is part of the report."""
+    """The three files of a figure. The SVG is part of the report."""
     suite = "{suite}" if "{suite}" in stem else "published"
-    shown = in_report(f"{stem}.svg", category, f"Figure {number}", suite=suite)
-    return [f"{stem}.pdf", shown, f"{stem}.png"]
+    reported = in_report(f"{stem}.svg", category, f"Figure {number}", suite=suite)
+    return [f"{stem}.pdf", reported, f"{stem}.png"]
 
 
 def table(stem, category, number):
-    """The three files of a table; the CSV is part of the report."""
-    shown = in_report(f"{stem}.csv", category, f"Table {number}")
-    return [shown, f"{stem}.md", f"{stem}.tex"]
+    """The three files of a table. The CSV is part of the report."""
+    reported = in_report(f"{stem}.csv", category, f"Table {number}")
+    return [reported, f"{stem}.md", f"{stem}.tex"]
 
 
 def drawn_from(rule):
-    """What a figure is drawn from, below the folder of its suite."""
+    """Inputs of a rule that draws a figure, as paths below the folder of its suite."""
     return [str(path).removeprefix("results/{suite}/") for path in rule.input]

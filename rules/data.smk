@@ -1,8 +1,8 @@
-"""Text to fixed batches of tokens."""
+"""From text to fixed batches of tokens."""
 
 
 rule collect_text:
-    """Documents of both splits and where they came from."""
+    """Documents of both splits, and a record of their sources."""
     input:
         files=planned(plan.text_files),
     output:
@@ -26,7 +26,7 @@ rule collect_text:
 
 
 rule train_tokenizer:
-    """Byte-level BPE on the training documents."""
+    """A byte-level BPE, trained on the training documents."""
     input:
         train="results/{suite}/data/train.jsonl",
     output:
@@ -49,7 +49,7 @@ rule train_tokenizer:
 
 
 rule fetch_tokenizer:
-    """Tokenizer of a hub model."""
+    """The tokenizer of a hub model."""
     output:
         tokenizer="results/{suite}/data/tokenizer.json",
         record="results/{suite}/data/tokenizer_source.json",
@@ -73,7 +73,7 @@ rule fetch_tokenizer:
 
 
 rule copy_tokenizer:
-    """Tokenizer that lies beside a suite's own checkpoints, or where its path says."""
+    """The tokenizer beside a local suite's checkpoints, or at its configured path."""
     input:
         source=planned(plan.tokenizer_file),
     output:
@@ -90,13 +90,13 @@ rule copy_tokenizer:
     params:
         states=planned(plan.tokenizer_states),
     message:
-        "Taking the tokenizer of {wildcards.suite} from {input.source}"
+        "Copying the tokenizer of {wildcards.suite} from {input.source}"
     shell:
         "cp {input.source:q} {output.tokenizer:q} 2> {log:q}"
 
 
 rule fix_batches:
-    """Validation batches and training stream, made once and used for everything."""
+    """Validation batches and training stream, made once and used by all later rules."""
     input:
         train_text="results/{suite}/data/train.jsonl",
         validation_text="results/{suite}/data/validation.jsonl",
@@ -120,7 +120,7 @@ rule fix_batches:
         vocabulary=planned(plan.vocabulary),
         code=code_hash("workflow_scripts/fix_batches.py"),
     message:
-        "Fixing the batches of {wildcards.suite}"
+        "Making the fixed batches of {wildcards.suite}"
     script:
         "../workflow_scripts/fix_batches.py"
 
@@ -137,4 +137,4 @@ use rule fix_batches as fix_batches_validation with:
     wildcard_constraints:
         suite=suites_where(lambda suite: suite.config.batches.train is None),
     message:
-        "Fixing the validation batches of {wildcards.suite}"
+        "Making the validation batches of {wildcards.suite}"

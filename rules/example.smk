@@ -1,9 +1,9 @@
-"""Somebody's own run in miniature: Trainer.train(), the audit command, a notebook."""
+"""A small example of a run of your own: Trainer.train(), the command audit, a notebook."""
 
 
-# No suite: it reads nothing of config.yaml and is not part of `all`.
+# The example is not a suite: it does not read config.yaml and is not part of `all`.
 rule train_example:
-    """A small model trained by the transformers Trainer under the convergence monitor."""
+    """A small model, trained by the transformers Trainer with the convergence monitor."""
     output:
         run=directory("results/example/run"),
         validation="results/example/validation.jsonl",
@@ -23,7 +23,7 @@ rule train_example:
 
 
 rule audit_example:
-    """The audit of the example run, as the command line gives it."""
+    """The audit of the example run, made by the command `flatminima audit`."""
     input:
         run="results/example/run",
         validation="results/example/validation.jsonl",

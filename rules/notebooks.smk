@@ -1,6 +1,6 @@
-"""Companion notebooks: executed on the suite's results and rendered."""
+"""Companion notebooks, executed on the suite's results and rendered."""
 
-# The results of a suite that each notebook reads; `mechanism` is of the target extended.
+# The results that each notebook reads. The target extended builds `mechanism`.
 NOTEBOOKS = {
     "tour": [
         *("suite.csv", "audit.csv", "kurtosis.csv", "forks.csv"),
@@ -21,11 +21,11 @@ NOTEBOOKS = {
     ],
 }
 
-# A rule per notebook: each carries the hash of the code in its own cells.
+# One rule per notebook, with the hash of the code in its cells.
 for notebook, needed in NOTEBOOKS.items():
 
     rule:
-        """A notebook executed on the suite's results; a failing cell fails the rule."""
+        """A notebook, executed on the suite's results. If a cell fails, the rule fails."""
         name:
             f"render_notebook_{notebook}"
         input:
@@ -49,6 +49,6 @@ for notebook, needed in NOTEBOOKS.items():
         params:
             code=code_hash("workflow_scripts/render_notebook.py", f"notebooks/{notebook}.ipynb"),
         message:
-            f"Notebook {notebook} of {{wildcards.suite}}"
+            f"Executing the notebook {notebook} of {{wildcards.suite}}"
         script:
             "../workflow_scripts/render_notebook.py"

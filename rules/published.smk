@@ -1,13 +1,13 @@
-"""Suites of frozen measurements: what was measured is restored, and not measured again."""
+"""Published suites: stored measurements are copied to the results instead of measured."""
 
-# A rule per suite: which files there are stands in its list of digests. Without wildcards,
-# it comes before the rules that measure.
+# One rule per suite: its list of digests decides the outputs. Snakemake prefers a rule without
+# wildcards to the rules that measure.
 for suite in [suite_of(name) for name in checked_config.suites]:
     if suite.source != "published":
         continue
 
     rule:
-        """Every frozen file, compared with its digest and copied to where the rules look."""
+        """Compares every stored file with its digest and copies it to the results."""
         name:
             f"restore_measurements_{suite.name}"
         input:

@@ -1,14 +1,14 @@
-"""The checkpoints of a suite, and the table that says what they are.
+"""The checkpoints of a suite, and the table that describes them.
 
-A hub suite keeps no checkpoint: probe_revision fetches, measures and deletes each.
+A hub suite keeps no checkpoint: probe_revision fetches, measures and deletes each revision.
 """
 
-# A rule per training job: what a job writes depends on the grid of its suite, which
-# wildcards cannot say.
+# One rule per training job: the outputs depend on the grid of the suite, which wildcards cannot
+# express.
 for job in [job for name in checked_config.suites for job in plan.pretraining_jobs(suite_of(name))]:
 
     rule:
-        """Training from the step before to this one, with all checkpoints due on the way."""
+        """Training up to this step, with all checkpoints of the grid on the way."""
         name:
             f"pretrain_suite_{job.suite.name}_step{job.stop}"
         input:
@@ -45,7 +45,7 @@ for job in [job for name in checked_config.suites for job in plan.pretraining_jo
 
 
 rule fetch_checkpoint:
-    """One revision from the hub for a fork; deleted once nothing needs it any more."""
+    """One revision from the hub, from which forks start. Deleted when no job needs it any more."""
     output:
         weights=temp("results/{suite}/checkpoints/step{step}/model.safetensors"),
         config=temp("results/{suite}/checkpoints/step{step}/config.json"),
@@ -72,7 +72,7 @@ rule fetch_checkpoint:
 
 
 rule probe_revision:
-    """One revision, or a short range, fetched, described, probed, its kurtosis taken, deleted."""
+    """Fetches, describes, probes and deletes one revision or a short range, with its kurtosis."""
     input:
         validation="results/{suite}/data/validation.safetensors",
     output:
@@ -90,7 +90,7 @@ rule probe_revision:
     conda:
         "../envs/torch.yaml"
     threads: setting("threads")
-    # A checkpoint is on disk for each job at work: `--resources hub=…` says how many may be.
+    # Each running job has one checkpoint on disk. `--resources hub=…` limits their number.
     resources:
         gpu=gpus,
         hub=1,
@@ -113,7 +113,7 @@ rule probe_revision:
         "../workflow_scripts/probe_revision.py"
 
 
-# Of a hub suite both could make these files.
+# For a hub suite, either rule could make these files.
 ruleorder: probe_revision > probe_checkpoints
 ruleorder: probe_revision > measure_kurtosis
 ruleorder: probe_revision > describe_checkpoints
@@ -149,7 +149,7 @@ rule describe_checkpoints:
 
 
 rule gather_suite:
-    """The table of revisions; stops where they are not what their names say."""
+    """The table of revisions. Stops if revisions do not have the weights that their names promise."""
     input:
         tables=of_ranges("results/{suite}/revisions/{steps}.csv"),
         fingerprints=of_ranges("results/{suite}/revisions/{steps}.parquet"),

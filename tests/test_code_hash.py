@@ -1,4 +1,4 @@
-"""The hash that decides what runs again covers the code that decides numbers, and no other."""
+"""The code hash covers the code that decides numbers, and no other code."""
 
 import ast
 import json
@@ -18,7 +18,7 @@ LIBRARY = ROOT / "workflow_scripts" / "flatminima"
 
 @cache
 def imports_of(script: str) -> set[Path]:
-    """The script and everything deciding that it imports, as the standard library finds it."""
+    """The script and all modules that it imports, without infrastructure, by ``ModuleFinder``."""
     outside = [f"flatminima.{name}" for name in code_hash.INFRASTRUCTURE]
     finder = ModuleFinder([str(LIBRARY.parent)], excludes=outside)
     finder.run_script(str(LIBRARY.parent / f"{script}.py"))
@@ -27,8 +27,8 @@ def imports_of(script: str) -> set[Path]:
 
 def test_the_hash_covers_every_module_that_decides_and_no_other():
     for script in SCRIPTS:
-        covered = code_hash.code_files(ROOT / "workflow_scripts" / f"{script}.py")
-        assert imports_of(script) ^ set(covered) <= {LIBRARY / "__init__.py"}, script
+        covered = set(code_hash.code_files(ROOT / "workflow_scripts" / f"{script}.py"))
+        assert imports_of(script) ^ covered <= {LIBRARY / "__init__.py"}, script
 
 
 def test_an_edit_reruns_the_rules_behind_it_and_an_edit_of_infrastructure_none(
@@ -52,33 +52,33 @@ def test_an_edit_reruns_the_rules_behind_it_and_an_edit_of_infrastructure_none(
     code_hash.read_code.cache_clear()
 
 
-def test_training_knows_nothing_of_probes_and_no_measurement_of_plans():
-    """What decides a fork's weights holds no quantizer, no score and no statistic."""
+def test_training_does_not_import_probes_and_measurements_do_not_import_plans():
+    """No quantizer, score or statistic decides the weights of a fork."""
+    measuring = {"quantizers", "quantizer_specs", "layers", "scoring", "intervals", "kurtosis"}
     for script in ("pretrain_suite", "train_fork", "probe_checkpoints", "measure_kurtosis"):
-        behind = {file.stem for file in imports_of(script)}
-        assert not {"plan", "loading", "keys", "style", "tables"} & behind
-        measures = {"quantizers", "quantizer_specs", "layers", "scoring", "intervals", "kurtosis"}
-        assert bool(measures & behind) == ("train" not in script), script
+        modules = {file.stem for file in imports_of(script)}
+        assert not {"plan", "loading", "keys", "style", "tables"} & modules
+        assert bool(measuring & modules) == ("train" not in script), script
 
 
-def test_nothing_is_imported_by_a_name_made_at_run_time():
-    """Such an import would be invisible to the hash.
+def test_no_script_imports_a_module_by_a_name_computed_at_run_time():
+    """The hash cannot see such an import.
 
-    ``flatminima.tools`` offers its names in that way, to people and to no script.
+    ``flatminima.tools`` imports its names lazily, for users and not for scripts.
     """
     lazy = rf"^\s*from flatminima\.tools import .*\b({'|'.join(tools.__all__)})\b"
     for path in set((ROOT / "workflow_scripts").rglob("*.py")) - {LIBRARY / "tools/__init__.py"}:
         text = path.read_text()
         assert not re.search(lazy, text, re.MULTILINE), path
         for node in ast.walk(ast.parse(text)):
-            called = getattr(node, "func", None)
-            name = getattr(called, "attr", getattr(called, "id", None))
+            function = getattr(node, "func", None)
+            name = getattr(function, "attr", getattr(function, "id", None))
             assert name not in ("import_module", "__import__", "exec", "run_path"), path
 
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """A tree of one's own, with an empty package."""
+    """A folder with an empty package instead of the repository."""
     monkeypatch.setattr(code_hash, "ROOT", tmp_path)
     (tmp_path / "workflow_scripts" / "flatminima").mkdir(parents=True)
     yield tmp_path
@@ -141,27 +141,30 @@ OTHER = {
 }
 
 
-def test_code_counts_and_words_and_layout_do_not(root):
-    for what, (old, new) in (SAME | OTHER).items():
+def test_code_changes_the_hash_and_texts_and_layout_do_not(root):
+    for edit, (old, new) in (SAME | OTHER).items():
         assert old in CODE
-        same = hash_of(root, CODE.replace(old, new)) == hash_of(root, CODE)
-        assert same == (what in SAME), what
+        has_same_hash = hash_of(root, CODE.replace(old, new)) == hash_of(root, CODE)
+        assert has_same_hash == (edit in SAME), edit
 
 
-def test_modules_count_even_where_they_import_each_other(root):
+def test_imported_modules_change_the_hash_even_if_they_import_each_other(root):
     deep = root / "workflow_scripts" / "flatminima" / "deep.py"
     other = deep.with_name("other.py")
-    for user in ("from flatminima import deep", "import flatminima.deep",
-                 "from flatminima.deep import X"):  # fmt: skip
-        seen = set()
+    for user in (
+        "from flatminima import deep",
+        "import flatminima.deep",
+        "from flatminima.deep import X",
+    ):
+        hashes = set()
         for x, y in ((1, 1), (2, 1), (2, 2)):
             deep.write_text(f"import flatminima.other\nX = {x}\n")
             other.write_text(f"import flatminima.deep\nY = {y}\n")
-            seen.add(hash_of(root, user))
-        assert len(seen) == 3, user
+            hashes.add(hash_of(root, user))
+        assert len(hashes) == 3, user
 
 
-def test_cells_of_a_notebook_count(root):
+def test_code_cells_of_a_notebook_change_the_hash(root):
     def hashed(code: str, text: str = "text") -> str:
         cells = [
             {"cell_type": "code", "source": ["%matplotlib inline\n", "!ls\n", code]},

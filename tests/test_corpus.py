@@ -1,4 +1,4 @@
-"""The embedded text: what is taken from packages, and what two splits share."""
+"""The text from packages, and the overlap of two splits."""
 
 import importlib
 import sys
@@ -68,15 +68,16 @@ FILES = {
     "surrogate.py": b'"""Half a character: \\ud800."""\n',
     "escape.py": b'"""An invalid \\d escape."""\n',
     "data.txt": b'"""Never taken."""\n',
-    "../toy_corpus-1.2.dist-info/METADATA":
-        b"Metadata-Version: 2.1\nName: toy-corpus\nVersion: 1.2\n",
+    "../toy_corpus-1.2.dist-info/METADATA": (
+        b"Metadata-Version: 2.1\nName: toy-corpus\nVersion: 1.2\n"
+    ),
     "../toy_corpus-1.2.dist-info/top_level.txt": b"toy_corpus_package\n",
-}  # fmt: skip
+}
 
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """An installed package ``toy_corpus_package`` 1.2 with all that can go wrong in one."""
+    """An installed package ``toy_corpus_package`` 1.2, with files that must be left out."""
     for name, content in FILES.items():
         path = tmp_path / "toy_corpus_package" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,28 +88,36 @@ def package(tmp_path, monkeypatch):
 
 
 def test_documents_of_a_package(package):
-    every = package_documents(package, min_characters=1)
-    assert every == [
-        "First file.", "Module text.", "Outer text.", "Method text:\n\ncode\n    deeper",
-        "Inner text.", "Conditional text:\nthis line\nand this one keep their indentation.",
-        "An invalid \\d escape.", "Sub text, 日本語.",
-    ]  # fmt: skip
+    docstrings = package_documents(package, min_characters=1)
+    assert docstrings == [
+        "First file.",
+        "Module text.",
+        "Outer text.",
+        "Method text:\n\ncode\n    deeper",
+        "Inner text.",
+        "Conditional text:\nthis line\nand this one keep their indentation.",
+        "An invalid \\d escape.",
+        "Sub text, 日本語.",
+    ]
     assert package not in sys.modules
     assert package_versions([package]) == {package: "1.2"}
-    kept = package_documents(package, min_characters=12)
-    assert kept == [text for text in every if len(text) >= 12] and 0 < len(kept) < len(every)
+    long_docstrings = package_documents(package, min_characters=12)
+    assert long_docstrings == [text for text in docstrings if len(text) >= 12]
+    assert 0 < len(long_docstrings) < len(docstrings)
     with pytest.raises(ModuleNotFoundError, match="no_such_package_here"):
         package_documents("no_such_package_here", 1)
 
 
-def test_a_tally_sees_every_text_and_every_boundary():
+def test_the_digest_of_a_tally_depends_on_texts_order_and_boundaries():
     texts = (["ab", "c"], ["a", "bc"], ["abc"], ["c", "ab"], ["ab", "c"])
-    found = [tally(t) for t in texts]
-    assert len({record["sha256"] for record in found}) == 4 and found[0] == found[-1]
-    assert (found[0]["documents"], found[0]["characters"]) == (2, 3)
+    tallies = [tally(documents) for documents in texts]
+    assert len({record["sha256"] for record in tallies}) == 4
+    assert tallies[0] == tallies[-1]
+    assert tallies[0]["documents"] == 2
+    assert tallies[0]["characters"] == 3
 
 
-def test_duplicates_are_equal_but_for_white_space():
+def test_documents_that_differ_in_white_space_only_are_duplicates():
     documents = ["a b\nc", "a  b c", "A b c", "\n a\tb c \n", "abc", "a b\nc"]
     assert deduplicate(documents) == ["a b\nc", "A b c", "abc"]
 
@@ -117,7 +126,7 @@ def test_duplicates_are_equal_but_for_white_space():
 
 
 @given(st.integers(0, 120), st.floats(0, 1), st.integers(0, 2**32))
-def test_split_loses_nothing_and_shares_nothing(count, fraction, seed):
+def test_each_document_is_in_exactly_one_split(count, fraction, seed):
     documents = [f"text {i}" for i in range(count)]
     training, validation = split(documents, validation_fraction=fraction, seed=seed)
     assert sorted(training + validation) == sorted(documents)
@@ -125,7 +134,7 @@ def test_split_loses_nothing_and_shares_nothing(count, fraction, seed):
     assert (training, validation) == split(documents, validation_fraction=fraction, seed=seed)
 
 
-# What two splits share
+# Overlap of two splits
 
 TEXTS = st.lists(
     st.tuples(st.integers(0, 30), st.integers(0, 30)).map(
@@ -135,30 +144,38 @@ TEXTS = st.lists(
 )
 
 
-def runs(texts) -> list[tuple[str, ...]]:
-    """Every run of words, the slow way."""
-    documents = [text.split() for text in texts]
-    return [tuple(words[n : n + WINDOW]) for words in documents
-            for n in range(len(words) - WINDOW + 1)]  # fmt: skip
+def windows_of(texts) -> list[tuple[str, ...]]:
+    """Every window of words, without hashes."""
+    windows = []
+    for text in texts:
+        words = text.split()
+        windows += [tuple(words[n : n + WINDOW]) for n in range(len(words) - WINDOW + 1)]
+    return windows
 
 
 @given(TEXTS, TEXTS)
-def test_shared_runs_are_those_that_counting_them_all_finds(training, validation):
-    known, wanted = set(runs(training)), runs(validation)
-    found = shared_windows(iter(training), iter(validation))
-    assert found["windows"] == found["windows_looked_for"] == len(wanted)
-    share = 100 * sum(run in known for run in wanted) / len(wanted) if wanted else None
-    assert found["in_training_pct"] == (share if share is None else round(share, 3))
+def test_shared_windows_are_those_that_a_direct_count_finds(training, validation):
+    in_training = set(windows_of(training))
+    windows = windows_of(validation)
+    counts = shared_windows(iter(training), iter(validation))
+    assert counts["windows"] == counts["windows_looked_for"] == len(windows)
+    if windows:
+        n_shared = sum(window in in_training for window in windows)
+        assert counts["in_training_pct"] == round(100 * n_shared / len(windows), 3)
+    else:
+        assert counts["in_training_pct"] is None
 
 
-def test_a_sample_stands_for_many_runs_and_is_the_same_every_time():
+def test_a_sample_of_windows_is_close_to_all_and_the_same_every_time():
     words = [f"w{n}" for n in range(5000)]
-    validation, training = " ".join(words), " ".join(words[: 5000 // 4])
-    whole = shared_windows([training], [validation])
-    part = shared_windows([training], [validation], most=1000)
-    assert part["windows"] == whole["windows"] == 4988 and part["windows_looked_for"] == 1000
-    assert abs(part["in_training_pct"] - whole["in_training_pct"]) < 5
-    assert part == shared_windows([training], [validation], most=1000)
+    validation = " ".join(words)
+    training = " ".join(words[: 5000 // 4])
+    of_all = shared_windows([training], [validation])
+    of_sample = shared_windows([training], [validation], most=1000)
+    assert of_sample["windows"] == of_all["windows"] == 4988
+    assert of_sample["windows_looked_for"] == 1000
+    assert abs(of_sample["in_training_pct"] - of_all["in_training_pct"]) < 5
+    assert of_sample == shared_windows([training], [validation], most=1000)
 
 
 def test_overlap_is_recorded_and_shared_documents_refused(tmp_path):
@@ -168,12 +185,15 @@ def test_overlap_is_recorded_and_shared_documents_refused(tmp_path):
     assert overlap(tmp_path / "train.jsonl", tmp_path / "val.jsonl") == {
         "documents_shared_with_training": 0,
         "word_windows_shared_with_training": {
-            "words": 13, "windows": 8, "windows_looked_for": 8, "in_training_pct": 50.0,
+            "words": 13,
+            "windows": 8,
+            "windows_looked_for": 8,
+            "in_training_pct": 50.0,
             "refused_above_pct": 50.0,
         },
-    }  # fmt: skip
+    }
     write_documents(tmp_path / "train.jsonl", ["other", "\n".join(words[:20]), words[0].upper()])
-    with pytest.raises(ValueError, match="train.jsonl: 1 validation documents occur in train"):
+    with pytest.raises(ValueError, match="train.jsonl: 1 validation documents"):
         overlap(tmp_path / "train.jsonl", tmp_path / "val.jsonl")
 
 
@@ -189,20 +209,26 @@ def test_a_suite_that_trains_on_more_than_half_of_its_validation_text_is_refused
 # From packages to batches
 
 SOURCE = {
-    "source": "packages", "packages": ["seaborn", "tqdm"], "min_characters": 100,
-    "validation_fraction": 0.2, "seed": 0,
-}  # fmt: skip
+    "source": "packages",
+    "packages": ["seaborn", "tqdm"],
+    "min_characters": 100,
+    "validation_fraction": 0.2,
+    "seed": 0,
+}
 
 
 def test_text_of_packages_is_the_same_every_time(tmp_path):
-    paths, written = [tmp_path / f"{split}.jsonl" for split in ("train", "validation")], []
+    paths = [tmp_path / f"{split}.jsonl" for split in ("train", "validation")]
+    written = []
     for _ in range(2):
         manifest = collect({"text": SOURCE}, *paths)
         written.append([path.read_bytes() for path in paths])
     assert written[0] == written[1]
-    named = {source["package"]: source for source in manifest["packages"]}
-    assert named["seaborn"]["version"] == "0.13.2"
-    assert all(len(source["sha256"]) == 64 and source["characters"] for source in named.values())
+    records = {record["package"]: record for record in manifest["packages"]}
+    assert records["seaborn"]["version"] == "0.13.2"
+    for record in records.values():
+        assert len(record["sha256"]) == 64
+        assert record["characters"] > 0
     counts = [sum(1 for _ in read_documents(path)) for path in paths]
     assert counts == [manifest["train_documents"], manifest["validation_documents"]]
     assert manifest["documents"] == sum(counts) and min(counts) > 10

@@ -1,4 +1,4 @@
-"""Input that would do harm is refused or taken as the text it is; nothing of it is run."""
+"""Harmful input is refused or read as text. Its code is never run."""
 
 import json
 import os
@@ -34,12 +34,17 @@ def checkpoint(tmp_path) -> Path:
 
 
 def test_code_in_a_pickle_is_not_run(tmp_path, checkpoint):
-    marker, file = tmp_path / "harm", checkpoint / "pytorch_model.bin"
-    harmful, weights = {"weights": Harm(marker)}, (checkpoint / WEIGHTS_FILE).read_bytes()
-    for of_torch in (False, True):
-        torch.save(harmful, file) if of_torch else file.write_bytes(pickle.dumps(harmful))
+    marker = tmp_path / "harm"
+    file = checkpoint / "pytorch_model.bin"
+    harmful = {"weights": Harm(marker)}
+    weights = (checkpoint / WEIGHTS_FILE).read_bytes()
+    for is_torch_file in (False, True):
+        if is_torch_file:
+            torch.save(harmful, file)
+        else:
+            file.write_bytes(pickle.dumps(harmful))
         (checkpoint / WEIGHTS_FILE).write_bytes(weights)
-        load_model(checkpoint)  # beside safetensors it is not looked at
+        load_model(checkpoint)  # reads the safetensors file only
         with pytest.raises(DamagedFile):
             read_tensors(file)
         (checkpoint / WEIGHTS_FILE).unlink()
@@ -52,27 +57,30 @@ def test_code_in_a_pickle_is_not_run(tmp_path, checkpoint):
 
 
 def test_code_that_comes_with_a_checkpoint_is_not_run(tmp_path, checkpoint):
-    """auto_map asks for classes of a file beside the weights."""
-    marker, file = tmp_path / "harm", checkpoint / "config.json"
+    """auto_map in config.json names classes in a Python file of the checkpoint."""
+    marker = tmp_path / "harm"
+    file = checkpoint / "config.json"
     (checkpoint / "modeling.py").write_text(f"open({str(marker)!r}, 'w')\nclass Model: pass\n")
-    named = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM"), "modeling.Model")
-    config = json.loads(file.read_text()) | {"auto_map": named}
-    file.write_text(json.dumps(config))  # a kind that transformers knows: its own class is taken
+    auto_map = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM"), "modeling.Model")
+    config = json.loads(file.read_text()) | {"auto_map": auto_map}
+    file.write_text(json.dumps(config))  # transformers has a class of its own for this type
     assert type(load_model(checkpoint)).__module__.startswith("transformers.")
     file.write_text(json.dumps(config | {"model_type": "of_its_own"}))
-    with pytest.raises(DamagedFile, match="wants code that came with it to be run, which is"):
+    with pytest.raises(DamagedFile, match=str(checkpoint)):
         load_model(checkpoint)
     assert not marker.exists()
 
 
 @pytest.mark.workflow
-def test_targets_are_file_names_and_nothing_else(tmp_path):
+def test_targets_are_file_names_and_never_run(tmp_path):
     folder = copy_checkout(tmp_path / "checkout")
     before = sorted(path.name for path in folder.iterdir())
     for target in (
-        "results/mini/probes/$(touch harm).csv", "results/mini;touch harm/audit.csv",
-        "results/mini/forks/`touch harm`-seed0.csv", "results/../harm.csv",
-    ):  # fmt: skip
+        "results/mini/probes/$(touch harm).csv",
+        "results/mini;touch harm/audit.csv",
+        "results/mini/forks/`touch harm`-seed0.csv",
+        "results/../harm.csv",
+    ):
         run = dry_run(target, folder=folder)
         assert run.returncode != 0, target
         assert "Traceback" not in run.stdout, run.stdout
@@ -81,19 +89,20 @@ def test_targets_are_file_names_and_nothing_else(tmp_path):
 
 
 @pytest.mark.slow
-def test_no_package_of_the_lock_file_has_a_known_hole():
-    """Asks the service that pip-audit asks; skipped by name where it is not there."""
+def test_no_package_of_the_lock_file_has_a_known_vulnerability():
+    """Uses the service of pip-audit. Skipped if the tool or the service is not available."""
     tool = shutil.which("pip-audit")
     if tool is None:
         pytest.skip("pip-audit is not installed: pip install pip-audit")
-    run = subprocess.run(
-        [tool, "--no-deps", "--disable-pip", "--format", "json", "--progress-spinner", "off",
-         "--requirement", ROOT / "envs" / "requirements.lock"],
-        capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
+    lock_file = ROOT / "envs" / "requirements.lock"
+    options = ["--no-deps", "--disable-pip", "--format", "json", "--progress-spinner", "off"]
+    command = [tool, *options, "--requirement", lock_file]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if not run.stdout and "connect" in run.stderr.lower():
         pytest.skip(f"pip-audit reaches no service here: {run.stderr[-200:]}")
-    found = json.loads(run.stdout)["dependencies"]
-    assert "torch" in {package["name"] for package in found}, "the lock file was not looked at"
-    holes = [f"{p['name']} {p['version']}" for p in found if p.get("vulns")]
-    assert holes == []
+    packages = json.loads(run.stdout)["dependencies"]
+    assert "torch" in {package["name"] for package in packages}, "the lock file was not read"
+    vulnerable = [
+        f"{package['name']} {package['version']}" for package in packages if package.get("vulns")
+    ]
+    assert vulnerable == []

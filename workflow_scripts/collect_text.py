@@ -10,11 +10,12 @@ logger = logging.getLogger(__name__)
 
 
 def main(*, source: dict, train: str, validation: str, manifest: str) -> None:
-    """Write one json lines file per split and a manifest of where they came from."""
-    taken = collect(source, train, validation)
-    write_json(manifest, taken)
-    training, held_out = taken["train_documents"], taken["validation_documents"]
-    logger.info(f"{training} training, {held_out} validation documents")
+    """Write one json lines file per split, and a manifest with the sources and counts."""
+    record = collect(source, train, validation)
+    write_json(manifest, record)
+    n_train = record["train_documents"]
+    n_validation = record["validation_documents"]
+    logger.info(f"{n_train} training, {n_validation} validation documents")
 
 
 if __name__ == "__main__":

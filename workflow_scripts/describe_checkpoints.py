@@ -1,4 +1,4 @@
-"""Record what the checkpoints of a range of revisions hold."""
+"""Describe the checkpoints of a range of revisions: digests, sizes, dtypes and fingerprints."""
 
 import logging
 
@@ -9,16 +9,19 @@ from flatminima.revisions import describe_checkpoint, fingerprint_checkpoint, re
 logger = logging.getLogger(__name__)
 
 
-def main(*, weights: list, steps: list, tokens_per_step: int | None, table: str,
-         fingerprints: str) -> None:  # fmt: skip
-    """Write a row and a fingerprint per revision; ``weights`` are those of ``steps``."""
-    rows, prints = [], []
+def main(
+    *, weights: list, steps: list, tokens_per_step: int | None, table: str, fingerprints: str
+) -> None:
+    """Write one row and one fingerprint per revision. ``weights`` has the file of each step."""
+    rows = []
+    fingerprint_tables = []
     revisions = list(zip(steps, weights, strict=True))
     for step, path in progress(revisions, "describing"):
-        prints.append(fingerprint_checkpoint(step, path))
-        rows.append(describe_checkpoint(step, path, {}, prints[-1]))
+        fingerprint = fingerprint_checkpoint(step, path)
+        fingerprint_tables.append(fingerprint)
+        rows.append(describe_checkpoint(step, path, {}, fingerprint))
     write_rows([revision_table(rows, tokens_per_step)], table)
-    write_rows(prints, fingerprints)
+    write_rows(fingerprint_tables, fingerprints)
     logger.info(f"{len(rows)} revisions, {sum(row['bytes'] for row in rows) / 1e6:,.1f} MB")
 
 

@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(*, repo: str, revision: str, weights: str, record: str) -> None:
-    """Write the checkpoint to the folder of ``weights``, and a record of where it came from."""
+    """Write the checkpoint to the folder of ``weights``, and a record of its origin."""
     origin = download_checkpoint(repo, revision, Path(weights).parent)
     write_json(record, origin)
     logger.info(f"{repo} {revision} is commit {origin['commit']}, {origin['bytes'] / 1e6:.1f} MB")

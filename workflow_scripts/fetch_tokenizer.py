@@ -1,4 +1,4 @@
-"""Take a suite's tokenizer from the Hugging Face hub."""
+"""Fetch a suite's tokenizer from the Hugging Face hub."""
 
 import logging
 
@@ -10,9 +10,9 @@ logger = logging.getLogger(__name__)
 
 
 def main(*, source: dict, tokenizer: str, record: str) -> None:
-    """Write ``tokenizer.json``, and a record of the commit it came from.
+    """Write ``tokenizer.json`` and a record with its commit.
 
-    ``source`` has repo and revision.
+    ``source`` has the keys repo and revision.
     """
     commit = download_tokenizer(source["repo"], source["revision"], tokenizer)
     write_json(record, {**source, "commit": commit, "sha256": file_sha256(tokenizer)})

@@ -1,4 +1,4 @@
-"""Fix the validation batches and the training stream of a suite, once for everything."""
+"""Make the fixed validation batches and the training stream of a suite."""
 
 import logging
 
@@ -13,17 +13,21 @@ logger = logging.getLogger(__name__)
 def main(*, inputs: dict, outputs: dict, batches: dict, vocabulary: dict) -> None:
     """Write one token file and one manifest per split.
 
-    ``batches`` maps splits to how they are cut; ``vocabulary`` names the end of text and the
-    size of the model's. Raises ``UserError`` where a validation document occurs in training.
+    ``batches`` has the settings that cut each split. ``vocabulary`` may have the end-of-text
+    token and the size of the model's vocabulary. Raises ``UserError`` if the splits overlap.
     """
     shared = overlap(inputs["train_text"], inputs["validation_text"])
     source = read_json(inputs["manifest"])
-    for split, how in batches.items():
+    for split, cut_settings in batches.items():
         text = inputs[f"{split}_text"]
         record = fix_split(
-            inputs["tokenizer"], read_documents(text), outputs[split], name=text,
-            **how, **vocabulary,
-        )  # fmt: skip
+            inputs["tokenizer"],
+            read_documents(text),
+            outputs[split],
+            name=text,
+            **cut_settings,
+            **vocabulary,
+        )
         content = {"split": split, **record, **shared, "text": source}
         write_json(outputs[f"{split}_manifest"], content)
         logger.info(f"{split}: {record['sequences']} sequences of {record['length']} tokens")

@@ -1,4 +1,4 @@
-"""Fetch revisions of a hub suite, one after another: describe, probe, take kurtosis, delete."""
+"""Fetch revisions of a hub suite one after another; describe, probe, and delete each."""
 
 import logging
 import shutil
@@ -15,36 +15,52 @@ from flatminima.scoring import Prober
 logger = logging.getLogger(__name__)
 
 
-def main(*, repo: str, branches: dict, validation: str, probe: dict, layers: str,
-         tokens_per_step: int | None, threads: int, folder: str, code: str, outputs: dict
-         ) -> None:  # fmt: skip
-    """Write what the rules for checkpoints on disk write; ``branches`` maps steps to hub names.
+def main(
+    *,
+    repo: str,
+    branches: dict,
+    validation: str,
+    probe: dict,
+    layers: str,
+    tokens_per_step: int | None,
+    threads: int,
+    folder: str,
+    code: str,
+    outputs: dict,
+) -> None:
+    """Write the files that separate rules write for checkpoints on disk.
 
-    A revision that the hub does not have is a row that says so. No more than one checkpoint
-    is in ``folder`` at a time, and none when the job ends. A checkpoint that has diverged is
-    described, and has neither scores nor kurtosis.
+    ``branches`` maps steps to the hub's branches. A revision that the hub does not have gets a row
+    with the reason. A checkpoint that has diverged is described, but has no scores and no
+    kurtosis. At most one checkpoint at a time is in ``folder``, and none when the job ends.
     """
     prober = Prober(validation, probe, threads)
-    rows, prints, kurtosis, scores = [], [], [], []
+    rows = []
+    fingerprints = []
+    kurtosis = []
+    scores = []
     weights = Path(folder, WEIGHTS_FILE)
     try:
         for step, branch in progress(branches.items(), "revisions", total=len(branches)):
-            shutil.rmtree(folder, ignore_errors=True)  # the one before, or what a kill left
+            shutil.rmtree(
+                folder, ignore_errors=True
+            )  # the previous revision, or one that a killed job left
             try:
                 origin = download_checkpoint(repo, branch, folder)
             except RevisionMissing as error:
                 logger.warning(f"step {step} is missing: {error.reason}")
-                rows.append({"step": step, "status": MISSING, "reason": error.reason,
-                             "revision": branch})  # fmt: skip
+                reason = {"status": MISSING, "reason": error.reason}
+                rows.append({"step": step, **reason, "revision": branch})
                 continue
-            prints.append(fingerprint_checkpoint(step, weights))
-            rows.append(describe_checkpoint(step, weights, origin, prints[-1]))
+            fingerprint = fingerprint_checkpoint(step, weights)
+            fingerprints.append(fingerprint)
+            rows.append(describe_checkpoint(step, weights, origin, fingerprint))
             kurtosis += kurtosis_of_checkpoint(step, weights, layers)
             scores += prober.checkpoint(folder, step)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     write_rows([revision_table(rows, tokens_per_step)], outputs["revisions"])
-    write_rows(prints, outputs["fingerprints"])
+    write_rows(fingerprints, outputs["fingerprints"])
     write_rows(kurtosis, outputs["kurtosis"])
     write_rows(scores, outputs["sequences"])
     write_json(outputs["provenance"], {**prober.made_by, "code": code})

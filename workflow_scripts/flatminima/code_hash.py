@@ -1,11 +1,11 @@
 """A hash of the code that decides a rule's numbers, so that editing it reruns the rule.
 
-Snakemake watches the script of a rule but not the modules it imports. This hash covers
-the script and every module of ``flatminima`` that it imports, directly or not, but for
-``INFRASTRUCTURE``: what says how a job runs, how a file is written and how a mistake is
-told decides no number. It is taken over the parsed code without docstrings, without what
-is raised or logged, and without descriptions of configuration keys: editing a comment, a
-message or the layout reruns nothing.
+Snakemake watches the script of a rule, but not the modules that the script imports. This hash
+covers the script and every module of ``flatminima`` that it imports, directly or indirectly.
+``INFRASTRUCTURE`` is left out: how a job runs, how a file is written and how an error is reported
+decides no number. The hash is taken over the parsed code without docstrings, messages of errors
+and logs, and descriptions of configuration keys. So edits of comments, messages or layout rerun
+nothing.
 """
 
 import ast
@@ -18,40 +18,38 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = "workflow_scripts"
 PACKAGE = "flatminima"
-# Modules of the package outside the hash; a test edits each and sees that nothing reruns.
+# Modules of the package outside the hash. A test edits each and checks that nothing reruns.
 INFRASTRUCTURE = frozenset({"jobs", "files", "errors", "config_section", "code_hash"})
-# Names whose texts are for a reader, by the module that they must be imported from: a
-# function of the same name from elsewhere, such as ``np.log``, decides numbers.
+# Functions whose arguments are texts for readers, by the module from which they are imported.
+# The module matters: a function of the same name, such as ``np.log``, may decide numbers.
 _MESSAGES = {"flatminima.jobs": {"log", "progress"}}
 _DESCRIBED = {"pydantic": {"Field"}}
 
 
-def _imported_names(tree: ast.Module, wanted: Mapping[str, set[str]]) -> set[str]:
-    """What the module calls the ``wanted`` names, which are listed by the module they are from."""
-    return {
-        alias.asname or alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.level == 0
-        for alias in node.names
-        if alias.name in wanted.get(node.module, ())
-    }
+def _imported_names(tree: ast.Module, functions: Mapping[str, set[str]]) -> set[str]:
+    """Local names of those ``functions``, listed by module, that the code imports."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            for alias in node.names:
+                if alias.name in functions.get(node.module, ()):
+                    names.add(alias.asname or alias.name)
+    return names
 
 
 def _loggers(tree: ast.Module) -> set[str]:
-    """Names that the module assigns, outside functions, from ``logging.getLogger``."""
-    return {
-        target.id
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Call)
-        and ast.unparse(node.value.func) == "logging.getLogger"
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
+    """Names to which the module assigns ``logging.getLogger(…)`` at its top level."""
+    names = set()
+    for node in tree.body:
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+            continue
+        if ast.unparse(node.value.func) == "logging.getLogger":
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
 
 
-class _WithoutWords(ast.NodeTransformer):
-    """Leaves out of the tree of a module what only a reader sees."""
+class _WithoutReaderTexts(ast.NodeTransformer):
+    """Removes texts for readers from the syntax tree of a module."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._messages = _imported_names(tree, _MESSAGES)
@@ -68,19 +66,27 @@ class _WithoutWords(ast.NodeTransformer):
             node.body = node.body[1:] or [ast.Pass()]
         return self.generic_visit(node)
 
-    visit_Module = visit_ClassDef = _without_docstring
-    visit_FunctionDef = visit_AsyncFunctionDef = _without_docstring
+    visit_Module = _without_docstring
+    visit_ClassDef = _without_docstring
+    visit_FunctionDef = _without_docstring
+    visit_AsyncFunctionDef = _without_docstring
 
     def visit_Raise(self, node: ast.Raise) -> ast.AST:
+        # Only the class of the error matters.
         if isinstance(node.exc, ast.Call):
             node.exc = node.exc.func
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if self._is_message(node.func):
-            node.args = [a for a in node.args if not isinstance(a, ast.Constant | ast.JoinedStr)]
+            # A computed argument stays: it may decide something.
+            node.args = [
+                argument
+                for argument in node.args
+                if not isinstance(argument, ast.Constant | ast.JoinedStr)
+            ]
         if isinstance(node.func, ast.Name) and node.func.id in self._described:
-            node.keywords = [k for k in node.keywords if k.arg != "description"]
+            node.keywords = [keyword for keyword in node.keywords if keyword.arg != "description"]
         return self.generic_visit(node)
 
 
@@ -91,11 +97,12 @@ def read_source(path: Path) -> str:
         return text
     cells = (cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code")
     lines = "\n".join("".join(cell["source"]) for cell in cells).splitlines()
-    return "\n".join(line for line in lines if not line.startswith(("%", "!")))  # IPython's own
+    # Lines with % or ! are commands of IPython, not Python.
+    return "\n".join(line for line in lines if not line.startswith(("%", "!")))
 
 
 def _module_files(module: str) -> Iterator[Path]:
-    """Files behind a dotted name of the package: the module and the packages it is in."""
+    """Files of a dotted name of the package: the module and the packages that contain it."""
     parts = module.split(".")
     if len(parts) > 1 and parts[1] in INFRASTRUCTURE:
         return
@@ -107,7 +114,7 @@ def _module_files(module: str) -> Iterator[Path]:
 
 
 def _imports(tree: ast.Module) -> Iterator[str]:
-    """Dotted names of the package that the code imports, anywhere in it."""
+    """Dotted names of the package that the code imports, also inside functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -115,32 +122,37 @@ def _imports(tree: ast.Module) -> Iterator[str]:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
-        yield from (name for name in names if name.split(".")[0] == PACKAGE)
+        for name in names:
+            if name.split(".")[0] == PACKAGE:
+                yield name
 
 
 @cache
 def read_code(path: Path) -> tuple[str, frozenset[Path]]:
-    """The code of a file in one form for all layouts, and the files of the package it imports."""
+    """The code of a file without its layout, and the files of the package that it imports."""
     tree = ast.parse(read_source(path), filename=str(path))
     imported = frozenset(file for name in _imports(tree) for file in _module_files(name))
-    return ast.dump(_WithoutWords(tree).visit(tree)), imported
+    return ast.dump(_WithoutReaderTexts(tree).visit(tree)), imported
 
 
 def code_files(*paths: Path) -> list[Path]:
-    """``paths`` and everything of the package behind them that decides numbers, sorted."""
-    pending, seen = list(paths), set()
+    """``paths`` and all files that they import and that may decide numbers, sorted."""
+    pending = list(paths)
+    visited = set()
     while pending:
         path = pending.pop()
-        if path not in seen:
-            seen.add(path)
-            pending.extend(read_code(path)[1])
-    return sorted(seen)
+        if path not in visited:
+            visited.add(path)
+            _, imported = read_code(path)
+            pending.extend(imported)
+    return sorted(visited)
 
 
 def code_hash(*names: str) -> str:
-    """Hexadecimal hash of the code behind scripts or notebooks, named relative to the root."""
+    """Hexadecimal hash of the code of scripts or notebooks, named relative to the root."""
     digest = hashlib.sha256()
     for path in code_files(*(ROOT / name for name in names)):
         digest.update(path.relative_to(ROOT).as_posix().encode())
-        digest.update(read_code(path)[0].encode())
+        code, _ = read_code(path)
+        digest.update(code.encode())
     return digest.hexdigest()[:16]

@@ -1,6 +1,6 @@
-"""A section of the configuration: closed, strict, and refused in words that name the key.
+"""The base class of configuration sections: unknown keys are refused and types are strict.
 
-``config.loading`` makes one line of them.
+``config.loading`` makes one line of a mistake.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,38 +12,41 @@ from pydantic_core import PydanticCustomError
 from flatminima.errors import suggest
 
 Mistakes = Iterator[tuple[str, str]]  # key below the section, and what is wrong with it
-# What a number may be at most. Larger ones are slips, and would not fit float32 or a run.
+# Limits of numbers. A larger number is a slip, and would not fit into float32 or a run.
 LARGEST_COUNT = 10**9
 LARGEST_FACTOR = 1e6
 Count = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
 Factor = Annotated[float, Field(gt=0, le=LARGEST_FACTOR)]
-DECIDING = ("source", "kind")  # keys that say which of several classes a section is
+DECIDING = ("source", "kind")  # keys that decide the class of a section
 
 
 def key(description: str, default: Any = ..., **limits: Any) -> Any:
-    """A key of the configuration; one without a default is needed.
+    """A key of the configuration. It is required unless it has a default.
 
-    A default of ``None`` says that the key may be left out, not that it may be null.
+    The default ``None`` means that the key may be left out, not that it may be null.
     """
     return Field(default, description=description, **limits)
 
 
 def _mistake(place: str, text: str) -> PydanticCustomError:
-    # Given as a value of the context, since text may have braces.
+    # The text is in the context because pydantic would format braces in a template.
     return PydanticCustomError("mistake", "{text}", {"key": place, "text": text})
 
 
 class Section(BaseModel):
-    """A mapping of the configuration. Numbers are not converted: 2.0 is no whole number."""
+    """A mapping of the configuration. Types are not converted: 2.0 is not a whole number."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     def _mistakes(self) -> Mistakes:
-        """Keys that do not go with each other; the first mistake is told and ends the check."""
+        """Yield mistakes that involve several keys. Only the first one is reported.
+
+        Subclasses may rely on this: after a ``yield`` they need not guard against the mistake.
+        """
         yield from ()
 
     def dump(self, **which: Any) -> dict:
-        """The section as a mapping for a job: its defaults are in it, keys left out are not.
+        """The section as a mapping for a job: with defaults, without keys that are ``None``.
 
         ``which`` is ``include`` or ``exclude``, as in ``model_dump``.
         """
@@ -51,16 +54,18 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _known(cls, given: Any) -> Any:
-        """First of all, since a key that is not known explains what is missing."""
-        for name in given if isinstance(given, Mapping) else ():
-            if name not in cls.model_fields:
-                hint = suggest(str(name), sorted(cls.model_fields))
-                raise _mistake(str(name), f"is not known; {hint}")
-        return given
+    def _refuse_unknown_keys(cls, section: Any) -> Any:
+        """Runs before pydantic's checks: a misspelt key is the reason why another is missing."""
+        if isinstance(section, Mapping):
+            unknown_keys = [str(name) for name in section if name not in cls.model_fields]
+            if unknown_keys:
+                hint = suggest(unknown_keys[0], sorted(cls.model_fields))
+                raise _mistake(unknown_keys[0], f"is not known; {hint}")
+        return section
 
     @model_validator(mode="after")
-    def _without_mistakes(self) -> Self:
-        for place, text in self._mistakes():
-            raise _mistake(place, text)
+    def _refuse_mistakes(self) -> Self:
+        first_mistake = next(iter(self._mistakes()), None)
+        if first_mistake is not None:
+            raise _mistake(*first_mistake)
         return self

@@ -1,31 +1,31 @@
-"""Mistakes and damage that a user can act on, each said in one line.
+"""Errors that a user can correct, each reported in one line.
 
-Whatever raises one of these names the file or the key, the value, and what would be
-valid; ``jobs.logged`` ends a job with that line instead of a traceback.
+A message has the file or the key, the value, and what is valid. ``jobs.logged`` ends a job with
+this line instead of a traceback.
 """
 
 import difflib
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-Found = TypeVar("Found")
-SHOWN = 12  # of a long list of names
+Member = TypeVar("Member")
+SHOWN = 12  # names of a long list
 
 
 class UserError(ValueError):
-    """What keeps a job from going on is in its inputs, not in the code."""
+    """Base class of errors caused by the user's inputs, not by a bug."""
 
 
 class DamagedFile(UserError):
-    """A file is not what its writer wrote, or not what a reader can use."""
+    """A file was changed after it was written, or has the wrong format."""
 
 
 class NotMeasured(UserError):
-    """A checkpoint that cannot be scored, such as one of a model that is not causal."""
+    """A checkpoint cannot be scored, for example because its model is not causal."""
 
 
 class Diverged(NotMeasured, FloatingPointError):
-    """Training or a checkpoint whose numbers are not finite; others of the run may be whole."""
+    """Training or a checkpoint has numbers that are not finite. Other checkpoints may be valid."""
 
 
 class ConfigError(UserError):
@@ -33,23 +33,28 @@ class ConfigError(UserError):
 
 
 def suggest(name: str, names: Iterable[str]) -> str:
-    """The nearest of the valid names where one is near, and all of them, or the first of many."""
-    valid = [*map(str, names)]
-    close = difflib.get_close_matches(name, valid, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    more = f" and {len(valid) - SHOWN} more" if len(valid) > 2 * SHOWN else ""
-    return f"{hint}valid: {', '.join(valid[:SHOWN] if more else valid)}{more}"
+    """``did you mean …? valid: …``: a similar valid name, and all valid names or the first ones."""
+    valid_names = [str(valid_name) for valid_name in names]
+    similar_names = difflib.get_close_matches(name, valid_names, n=1)
+    hint = f"did you mean {similar_names[0]}? " if similar_names else ""
+    more = ""
+    if len(valid_names) > 2 * SHOWN:
+        more = f" and {len(valid_names) - SHOWN} more"
+        valid_names = valid_names[:SHOWN]
+    return f"{hint}valid: {', '.join(valid_names)}{more}"
 
 
-def find(name: str, known: Mapping[str, Found], what: str) -> Found:
-    """What ``known`` has under ``name``; a ``ConfigError`` that says what ``what`` may be."""
-    if name not in known:
-        raise ConfigError(f"{what} {name!r} is not known; {suggest(name, known)}")
-    return known[name]
+def find(name: str, members: Mapping[str, Member], kind: str) -> Member:
+    """The member called ``name``. ``ConfigError`` with valid names; ``kind`` begins its message."""
+    if name not in members:
+        raise ConfigError(f"{kind} {name!r} is not known; {suggest(name, members)}")
+    return members[name]
 
 
 def one_line(error: BaseException, most: int = 300) -> str:
-    """What went wrong, in one line; with the kind of error where its text is a mere name."""
+    """The message of an error in one line of at most ``most`` characters."""
     text = " ".join(str(error).split())[:most]
-    bare = isinstance(error, LookupError | AttributeError | AssertionError) or not text
-    return f"{type(error).__name__}: {text}" if bare else text
+    # The message of these errors is often only a key or an attribute.
+    if isinstance(error, LookupError | AttributeError | AssertionError) or not text:
+        return f"{type(error).__name__}: {text}"
+    return text

@@ -1,8 +1,7 @@
-"""Files that appear under their final name only when they are whole, and what made them.
+"""Writes files so that they appear under their final name only when they are complete.
 
-Everything is written under a temporary name beside its target, flushed to the disk, and
-renamed. A writer that is killed leaves its temporary file; the next writer of the same
-target removes it.
+A file is written under a temporary name beside its target, flushed to the disk, and renamed. A
+writer that is killed leaves its temporary file. The next writer of the same target removes it.
 """
 
 import hashlib
@@ -22,18 +21,19 @@ from safetensors import SafetensorError, safe_open
 from flatminima.errors import DamagedFile, UserError
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "pandas")
-# What sha256sum writes and `sha256sum --check` reads, beside the files it is about.
+# Digests in the format of sha256sum, beside their files.
 DIGESTS_FILE = "SHA256SUMS"
-# A checkpoint in Hugging Face format; an index names the shards that weights are cut into.
+# A checkpoint in Hugging Face format. An index lists the shards of large weights.
 CONFIG_FILE = "config.json"
-WEIGHTS_FILE, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS_FILE = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 CHECKPOINT_FILES = (WEIGHTS_FILE, CONFIG_FILE)
 _NO_ROWS = pd.DataFrame({"step": []})
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until the content of a file, or of a folder's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -42,19 +42,20 @@ def flush(path: Path) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """Name of this process's temporary file beside ``path``; what killed ones left is removed.
+    """Name of this process's temporary file beside ``path``.
 
-    A target has one writer at a time, so whatever another process left there is of no use.
+    Removes temporary files of other processes for the same target. A target has one writer at a
+    time, so those processes were killed.
     """
-    for left in path.parent.glob(".*.tmp"):
-        name, _, pid = left.name.removesuffix(".tmp").rpartition(".")
+    for leftover in path.parent.glob(".*.tmp"):
+        name, _, pid = leftover.name.removesuffix(".tmp").rpartition(".")
         if name == f".{path.name}" and pid.isdecimal() and int(pid) != os.getpid():
-            remove(left)
+            remove(leftover)
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def remove(path: Path) -> None:
-    """Delete a file or a folder, if it is there."""
+    """Delete a file or a folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -63,7 +64,7 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` that replaces it when the block ends without error."""
+    """A temporary path that replaces ``path`` when the block ends without error."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_name(path)
@@ -78,7 +79,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def refusals_named(path: str | Path) -> Iterator[None]:
-    """Turn what safetensors says of a full or read-only disk into an ``OSError`` as usual."""
+    """Raise ``OSError`` instead of safetensors' own error for a full or read-only disk."""
     try:
         yield
     except SafetensorError as error:
@@ -89,7 +90,7 @@ def refusals_named(path: str | Path) -> Iterator[None]:
 
 
 def write_table(path: str | Path, table: pd.DataFrame, **options: object) -> None:
-    """Write a table as CSV or, where the name ends so, as parquet; ``options`` go to pandas."""
+    """Write a table as CSV, or as parquet if the name ends so. ``options`` go to pandas."""
     with atomic_path(path) as temporary:
         write = table.to_parquet if Path(path).suffix == ".parquet" else table.to_csv
         write(temporary, index=False, **options)
@@ -102,25 +103,25 @@ def file_sha256(path: str | Path) -> str:
 
 
 def weights_digest(digests: Mapping[str, str]) -> str:
-    """One sha256 over those of all tensors: equal for equal weights, however they are laid out."""
+    """One sha256 over those of all tensors. Equal weights in other files have the same digest."""
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """File of each tensor, by the index of a checkpoint's shards."""
+    """The shard of each tensor, from the index of a checkpoint."""
     try:
         return dict(json.loads(path.read_bytes())["weight_map"])
     except (ValueError, KeyError, TypeError) as error:
-        raise DamagedFile(f"{path.name}: the index of its shards cannot be read") from error
+        raise DamagedFile(f"{path.name}: this index of shards cannot be read") from error
 
 
 def check_whole(path: Path) -> None:
-    """Raise ``DamagedFile`` unless a safetensors file is as long as its header says."""
+    """Raise ``DamagedFile`` unless a safetensors file is as long as its header states."""
     try:
         with safe_open(path, framework="np"):
             pass
     except (SafetensorError, OSError) as error:
-        raise DamagedFile(f"{path.name} is not whole ({error})") from error
+        raise DamagedFile(f"{path.name} is incomplete ({error})") from error
 
 
 def write_digests(folder: Path, names: Iterable[str]) -> None:
@@ -131,25 +132,30 @@ def write_digests(folder: Path, names: Iterable[str]) -> None:
 
 
 def read_digests(folder: Path) -> dict[str, str]:
-    """What ``write_digests`` wrote: digests by name, in its order; nothing where there are none."""
+    """Read the digests that ``write_digests`` wrote, by file name. Empty without such a file."""
     path = folder / DIGESTS_FILE
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else ()
-    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    if not path.exists():
+        return {}
+    digests = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        digest, _, name = line.partition("  ")
+        digests[name] = digest
+    return digests
 
 
 def check_digest(path: str | Path, recorded: str | None = None, where: str = DIGESTS_FILE) -> None:
-    """Raise ``DamagedFile`` where a file's digest is not the one ``recorded`` in ``where``."""
+    """Raise ``DamagedFile`` if a file's digest is not ``recorded``, by default in SHA256SUMS."""
     path = Path(path)
     expected = read_digests(path.parent).get(path.name) if recorded is None else recorded
     if expected is not None and expected != file_sha256(path):
         raise DamagedFile(
             f"{path}: damaged or changed since it was written; its sha256 is not the one in "
-            f"{where} beside it. Delete it, and the same command makes it again"
+            f"{where} beside it. Delete it and repeat the command to make it again"
         )
 
 
 def describe_run(*, device: str = "cpu", threads: int = 1, **details: object) -> dict:
-    """Versions, device, numeric settings and whatever else made a result."""
+    """A record of what made a file: versions, device, numeric settings and ``details``."""
     import torch
 
     device_name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
@@ -177,21 +183,21 @@ def read_json(path: str | Path) -> dict:
 
 
 def read_content(path: str | Path) -> pd.DataFrame | dict:
-    """The table in a CSV or parquet file, or what a JSON file holds."""
+    """The table in a CSV or parquet file, or the content of a JSON file."""
     readers = {".parquet": pd.read_parquet, ".json": read_json}
     return readers.get(Path(path).suffix, pd.read_csv)(path)
 
 
 def write_rows(tables: Iterable[pd.DataFrame], output: str | Path) -> None:
-    """Write tables below each other; a heading alone for none."""
-    found = list(tables)
-    write_table(output, pd.concat(found, ignore_index=True) if found else _NO_ROWS)
+    """Write tables below each other. Without any table, write a header only."""
+    tables = list(tables)
+    write_table(output, pd.concat(tables, ignore_index=True) if tables else _NO_ROWS)
 
 
 def read_rows(paths: Iterable[str | Path]) -> pd.DataFrame:
-    """All rows of CSV or parquet files in order; ``UserError`` where there are none at all."""
-    # Columns without a row have no dtype and would take that of the others away.
+    """All rows of CSV or parquet files, in order. ``UserError`` if there are none."""
+    # A table without rows has no dtypes, and pd.concat would then change those of the others.
     tables = [table for table in map(read_content, paths) if len(table)]
     if not tables:
-        raise UserError("no revision of the suite could be had: there is nothing to gather")
+        raise UserError("no revision of the suite is available, so there is nothing to gather")
     return pd.concat(tables, ignore_index=True)

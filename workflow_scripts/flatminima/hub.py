@@ -1,11 +1,11 @@
-"""The Hugging Face hub: revisions, checkpoints and tokenizers, through its own client.
+"""Fetches revisions, checkpoints and tokenizers from the Hugging Face hub with its own client.
 
-``HF_HUB_OFFLINE``, ``HF_HOME``, ``HF_ENDPOINT`` and ``HF_TOKEN`` work as they do there. Added
-to what the client does: a hub that is busy or breaks off is asked again, every file is held
-to the hash that the hub states, and what goes wrong is one line with repository and revision.
-Whatever form weights have there, they end as one safetensors file in the dtype they came in.
+``HF_HUB_OFFLINE``, ``HF_HOME``, ``HF_ENDPOINT`` and ``HF_TOKEN`` work as usual. This module adds
+three things to the client. It repeats requests if the hub is busy or a connection breaks. It
+compares every file with the hash that the hub states. It reports errors in one line with
+repository and revision. Weights of any format become one safetensors file with their own dtype.
 
-Rules without weights read this module, so torch is imported where weights are.
+Rules without weights import this module too, so torch is imported only by functions on weights.
 """
 
 import hashlib
@@ -38,65 +38,69 @@ from flatminima.files import (
 
 logger = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
+Answer = TypeVar("Answer")
 
 TOKENIZER_FILE = "tokenizer.json"
-STAGING = ".download"  # what is on the way to its place in a folder
-ATTEMPTS, LONGEST_PAUSE_S = 12, 60.0  # about six minutes in all
+STAGING = ".download"  # folder of files that are not complete yet
+# About six minutes in total.
+ATTEMPTS = 12
+LONGEST_PAUSE_S = 60.0
 MOST_WRONG_DIGESTS = 2  # downloads of one file
-BUSY = (408, 416, 425, 429, 500, 502, 503, 504)  # 416: there are fewer bytes than it says
-# The connection's (refused, reset, timed out), half an answer, hf_xet's.
+# HTTP status codes that may pass. 416: a file is still shorter than announced.
+BUSY = (408, 416, 425, 429, 500, 502, 503, 504)
+# A refused, reset or timed-out connection, an incomplete answer, and errors of hf_xet.
 _BROKEN = (errors.HTTPError, ConnectionError, EOFError, json.JSONDecodeError, RuntimeError)
 
 
 class HubError(UserError):
-    """A revision could not be fetched, or what was fetched cannot be trusted."""
+    """A revision could not be fetched, or a fetched file is wrong."""
 
 
 class RevisionMissing(HubError):
-    """The hub has no such revision, or nothing in it to load; ``reason`` says so without names."""
+    """The hub has no such revision, or no weights in it. ``reason`` has no repository name."""
 
     def __init__(self, repo: str, revision: str, reason: str) -> None:
         super().__init__(f"{repo} at {revision}: {reason}")
         self.reason = reason
 
 
-# Asking, and asking again
+# Requests and their repetition
 
 
-def ask(action: Callable[[], Result], repo: str, revision: str, file: str = "") -> Result:
-    """What ``action`` returns, repeated for some minutes while its errors are such that pass.
+def ask(action: Callable[[], Answer], repo: str, revision: str, file: str = "") -> Answer:
+    """Return what ``action`` returns; repeat it for some minutes while its errors may pass.
 
-    Raises ``RevisionMissing`` for what the hub does not have, ``HubError`` for whatever else
-    the hub's client or the disk raises.
+    Raises ``RevisionMissing`` if the hub does not have the revision or the file, and ``HubError``
+    for every other error of the hub's client or of the disk.
     """
-    what = f"{repo} at {revision}" + (f": {file}" if file else "")
+    requested = f"{repo} at {revision}" + (f": {file}" if file else "")
 
-    def attempt() -> Result:
+    def attempt() -> Answer:
         try:
             return action()
-        except errors.LocalEntryNotFoundError as error:  # not in the cache either: why is behind it
+        except errors.LocalEntryNotFoundError as error:
+            # The client reports a missing cache entry. Its cause says why the hub failed.
             raise error.__cause__ or error from None
 
-    def tell(state: tenacity.RetryCallState) -> None:
+    def log_pause(state: tenacity.RetryCallState) -> None:
         reason = _reason(state.outcome.exception(), repo)
-        logger.warning(f"{what}: {reason}; again in {state.upcoming_sleep:g} s")
+        logger.warning(f"{requested}: {reason}; next attempt in {state.upcoming_sleep:g} s")
 
     try:
         return tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_passes),
+            retry=tenacity.retry_if_exception(_may_pass),
             stop=tenacity.stop_after_attempt(ATTEMPTS),
             wait=_pause,
-            before_sleep=tell,
+            before_sleep=log_pause,
             reraise=True,
         )(attempt)
     except (errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
         raise RevisionMissing(repo, revision, _reason(error, repo)) from error
     except (*_BROKEN, OSError) as error:
-        raise HubError(f"{what}: {_reason(error, repo)}") from error
+        raise HubError(f"{requested}: {_reason(error, repo)}") from error
 
 
-def _passes(error: BaseException) -> bool:
+def _may_pass(error: BaseException) -> bool:
     """Whether the same request may succeed later."""
     if isinstance(error, errors.HfHubHTTPError):
         return error.response.status_code in BUSY
@@ -106,16 +110,18 @@ def _passes(error: BaseException) -> bool:
 
 
 def _pause(state: tenacity.RetryCallState) -> float:
-    """Seconds to wait: twice as long each time, and no shorter than the server asked for."""
-    error, asked = state.outcome.exception(), 0.0
+    """Seconds to wait: twice as long each time, and at least as long as the server demands."""
+    error = state.outcome.exception()
+    demanded_s = 0.0
     if isinstance(error, errors.HfHubHTTPError):
         headers = error.response.headers
-        limit, after = parse_ratelimit_headers(headers), headers.get("Retry-After", "")
-        if limit is not None and limit.remaining == 0:
-            asked = float(limit.reset_in_seconds)
-        elif after.isdigit():
-            asked = float(after)
-    return max(asked, tenacity.wait_exponential(max=LONGEST_PAUSE_S)(state))
+        rate_limit = parse_ratelimit_headers(headers)
+        retry_after = headers.get("Retry-After", "")
+        if rate_limit is not None and rate_limit.remaining == 0:
+            demanded_s = float(rate_limit.reset_in_seconds)
+        elif retry_after.isdigit():
+            demanded_s = float(retry_after)
+    return max(demanded_s, tenacity.wait_exponential(max=LONGEST_PAUSE_S)(state))
 
 
 def _reason(error: BaseException, repo: str) -> str:
@@ -129,22 +135,23 @@ def _reason(error: BaseException, repo: str) -> str:
             "token of that account"
         )
     if isinstance(error, errors.RepositoryNotFoundError):
-        return f"{hub} has no such repository, or it is private and HF_TOKEN does not open it"
+        return f"{hub} has no such repository, or it is private and HF_TOKEN gives no access"
     if isinstance(error, errors.HfHubHTTPError):
-        told = error.response.headers.get("X-Error-Message") or error.response.reason_phrase
-        return f"the hub answers {error.response.status_code} {told}"
+        response = error.response
+        message = response.headers.get("X-Error-Message") or response.reason_phrase
+        return f"the hub answers {response.status_code} {message}"
     return one_line(error)
 
 
-# What a revision holds
+# Revisions and their files
 
 
 @dataclass(frozen=True)
 class Revision:
-    """A branch or tag of a repository, pinned to the commit it meant when it was asked for.
+    """A branch or tag of a repository, with the commit it meant at the time of the request.
 
-    ``files`` has the hash of each file: sha256 of a large one, git's own of a small one. Those
-    of a dataset are not asked for.
+    ``files`` maps each file name to its hash: sha256 for large files, git's own hash for small
+    ones. For a dataset the hashes are not requested and are ``None``.
     """
 
     repo: str
@@ -157,28 +164,43 @@ class Revision:
 
 
 def find_revision(
-    repo: str, revision: str, kind: str = "model", holding: str = CONFIG_FILE
+    repo: str, revision: str, kind: str = "model", required_file: str = CONFIG_FILE
 ) -> Revision:
-    """Ask the hub once what ``revision`` holds; raises what ``ask`` raises.
+    """The commit and files of ``revision``, from one request to the hub.
 
-    Where HF_HUB_OFFLINE is set, it is what the user's cache holds beside the file ``holding``.
+    With HF_HUB_OFFLINE they come from the user's cache, which must contain ``required_file``.
+    Raises the errors of ``ask``.
     """
     if constants.is_offline_mode():
-        found = try_to_load_from_cache(repo, holding, revision=revision, repo_type=kind)
-        if not isinstance(found, str):
-            raise HubError(
-                f"{repo} at {revision}: HF_HUB_OFFLINE is set and {constants.HF_HUB_CACHE} does "
-                "not hold this revision"
-            )
-        snapshot = Path(found.removesuffix(holding))  # a file there is a link, named by its hash
-        paths = sorted(path for path in snapshot.rglob("*") if path.is_file())
-        files = {path.relative_to(snapshot).as_posix(): path.resolve().name for path in paths}
-        return Revision(repo, revision, snapshot.name, files)
-    options = {"revision": revision, "timeout": constants.HF_HUB_ETAG_TIMEOUT, "repo_type": kind}
-    options["files_metadata"] = kind == "model"
-    info = ask(partial(HfApi().repo_info, repo, **options), repo, revision)
-    files = {s.rfilename: s.lfs.sha256 if s.lfs else s.blob_id for s in info.siblings or ()}
-    return Revision(repo, revision, info.sha, files)
+        return _cached_revision(repo, revision, kind, required_file)
+    request = partial(
+        HfApi().repo_info,
+        repo,
+        revision=revision,
+        timeout=constants.HF_HUB_ETAG_TIMEOUT,
+        repo_type=kind,
+        files_metadata=kind == "model",
+    )
+    repo_info = ask(request, repo, revision)
+    files = {}
+    for file in repo_info.siblings or ():
+        files[file.rfilename] = file.lfs.sha256 if file.lfs else file.blob_id
+    return Revision(repo, revision, repo_info.sha, files)
+
+
+def _cached_revision(repo: str, revision: str, kind: str, required_file: str) -> Revision:
+    """The files of a revision that are in the user's cache."""
+    cached = try_to_load_from_cache(repo, required_file, revision=revision, repo_type=kind)
+    if not isinstance(cached, str):
+        raise HubError(
+            f"{repo} at {revision}: HF_HUB_OFFLINE is set and {constants.HF_HUB_CACHE} does "
+            "not contain this revision"
+        )
+    snapshot = Path(cached.removesuffix(required_file))
+    paths = sorted(path for path in snapshot.rglob("*") if path.is_file())
+    # Each file of a snapshot is a link to a file that is named by its hash.
+    files = {path.relative_to(snapshot).as_posix(): path.resolve().name for path in paths}
+    return Revision(repo, revision, snapshot.name, files)
 
 
 def list_branches(repo: str) -> dict[str, str]:
@@ -191,9 +213,10 @@ def list_branches(repo: str) -> dict[str, str]:
 
 
 def fetch_file(revision: Revision, name: str, folder: Path) -> Path:
-    """A path at which a file of ``revision`` lies whole, its hash checked.
+    """Path of a complete file of ``revision`` with the correct hash.
 
-    It is in the user's cache where that has the file, else in ``folder``. Raises as ``ask`` does.
+    It is in the user's cache if the file is there, else in ``folder``. Raises the errors of
+    ``ask``.
     """
     if name not in revision.files:
         raise RevisionMissing(revision.repo, revision.name, f"{name} is missing")
@@ -201,11 +224,11 @@ def fetch_file(revision: Revision, name: str, folder: Path) -> Path:
     if isinstance(cached, str):
         if _agrees(Path(cached), revision.files[name]):
             return Path(cached)
-        logger.warning(f"{revision}: {name} in the cache is damaged and not used: {cached}")
+        logger.warning(f"{revision}: {name} in the cache is damaged and is not used: {cached}")
     if constants.is_offline_mode():
         raise HubError(
-            f"{revision}: HF_HUB_OFFLINE is set and {constants.HF_HUB_CACHE} does not hold "
-            f"{name} whole"
+            f"{revision}: HF_HUB_OFFLINE is set and {constants.HF_HUB_CACHE} does not contain "
+            f"a complete {name}"
         )
     disable_progress_bars()
 
@@ -213,15 +236,15 @@ def fetch_file(revision: Revision, name: str, folder: Path) -> Path:
 
     def download() -> Path:
         nonlocal wrong_digests
-        # Another cache than the user's, which may contain the damaged file.
-        where = {"local_dir": folder, "cache_dir": folder / ".cache"}
-        path = Path(hf_hub_download(revision.repo, name, revision=revision.commit, **where))
+        # Not the user's cache, which may contain the damaged file.
+        folders = {"local_dir": folder, "cache_dir": folder / ".cache"}
+        path = Path(hf_hub_download(revision.repo, name, revision=revision.commit, **folders))
         if _agrees(path, revision.files[name]):
             return path
         path.unlink()
         wrong_digests += 1
         reason = "its sha256 is not the one that the hub states"
-        # Two wrong downloads are no fault of the connection: the hub has a wrong file.
+        # After two wrong downloads the connection is not to blame: the hub has a wrong file.
         if wrong_digests == MOST_WRONG_DIGESTS:
             raise HubError(f"{revision}: {name}: {reason}, in {wrong_digests} downloads")
         raise EOFError(reason)
@@ -230,6 +253,7 @@ def fetch_file(revision: Revision, name: str, folder: Path) -> Path:
 
 
 def _agrees(path: Path, digest: str) -> bool:
+    """Whether a file has the sha256 ``digest`` or, for a shorter digest, git's hash."""
     if len(digest) == 64:
         return file_sha256(path) == digest
     content = path.read_bytes()
@@ -237,13 +261,13 @@ def _agrees(path: Path, digest: str) -> bool:
 
 
 def download_tokenizer(repo: str, revision: str, output: str | Path) -> str:
-    """Copy a revision's ``tokenizer.json`` to ``output``; returns the commit it came from."""
-    found = find_revision(repo, revision)
-    if TOKENIZER_FILE not in found.files:
-        raise RevisionMissing(repo, revision, f"it holds no {TOKENIZER_FILE}")
+    """Copy a revision's ``tokenizer.json`` to ``output``; returns the revision's commit."""
+    pinned = find_revision(repo, revision)
+    if TOKENIZER_FILE not in pinned.files:
+        raise RevisionMissing(repo, revision, f"it has no {TOKENIZER_FILE}")
     with tempfile.TemporaryDirectory() as folder, atomic_path(output) as temporary:
-        shutil.copyfile(fetch_file(found, TOKENIZER_FILE, Path(folder)), temporary)
-    return found.commit
+        shutil.copyfile(fetch_file(pinned, TOKENIZER_FILE, Path(folder)), temporary)
+    return pinned.commit
 
 
 # Checkpoints
@@ -252,50 +276,70 @@ def download_tokenizer(repo: str, revision: str, output: str | Path) -> str:
 def download_checkpoint(repo: str, revision: str, folder: str | Path) -> dict:
     """Write ``model.safetensors`` and ``config.json`` of a revision to ``folder``.
 
-    Only what is needed is fetched: safetensors, whole or in shards, else ``.bin`` files.
-    Returns repo, revision and commit, ``files`` (sha256 by the hub's names) and their sum in
-    ``bytes``. Raises ``RevisionMissing`` for what the hub does not have, else ``HubError``.
+    Only needed files are fetched: safetensors (one file or shards) or else ``.bin`` files.
+    Returns repo, revision, commit, ``files`` (sha256 by the hub's names) and the total ``bytes``.
+    Raises ``RevisionMissing`` if the hub lacks something, ``HubError`` for other failures.
     """
-    found, folder = find_revision(repo, revision), Path(folder)
-    preferred = (WEIGHTS_FILE, WEIGHTS_INDEX, *PICKLES)
-    start = next((form for form in preferred if form in found.files), None)
-    if start is None or CONFIG_FILE not in found.files:
-        lacking = CONFIG_FILE if start else "weights (model.safetensors or pytorch_model.bin)"
-        raise RevisionMissing(repo, revision, f"it holds no {lacking}")
+    folder = Path(folder)
+    pinned = find_revision(repo, revision)
+    formats = (WEIGHTS_FILE, WEIGHTS_INDEX, *PICKLES)
+    first_file = next((name for name in formats if name in pinned.files), None)
+    if first_file is None:
+        weights = "weights (model.safetensors or pytorch_model.bin)"
+        raise RevisionMissing(repo, revision, f"it has no {weights}")
+    if CONFIG_FILE not in pinned.files:
+        raise RevisionMissing(repo, revision, f"it has no {CONFIG_FILE}")
+
     staging = folder / STAGING
     try:
-        paths = {name: fetch_file(found, name, staging) for name in (CONFIG_FILE, start)}
-        weight_map = read_index(paths[start]) if start.endswith(".index.json") else {}
-        shards = sorted(set(weight_map.values())) or [start]
-        paths |= {name: fetch_file(found, name, staging) for name in shards if name not in paths}
-        sizes = [path.stat().st_size for path in paths.values()]
-        files = {
-            name: digest if len(digest := found.files[name]) == 64 else file_sha256(path)
-            for name, path in paths.items()
-        }
+        paths = {name: fetch_file(pinned, name, staging) for name in (CONFIG_FILE, first_file)}
+        weight_map = {}
+        if first_file.endswith(".index.json"):
+            weight_map = read_index(paths[first_file])
+        parts = sorted(set(weight_map.values())) or [first_file]
+        for name in parts:
+            if name not in paths:
+                paths[name] = fetch_file(pinned, name, staging)
+
+        # Before the files are moved away.
+        n_bytes = sum(path.stat().st_size for path in paths.values())
+        digests = {name: _sha256(path, pinned.files[name]) for name, path in paths.items()}
         with atomic_path(folder / WEIGHTS_FILE) as temporary:
-            if start == WEIGHTS_FILE:
-                check_whole(paths[start])
-                _move(paths[start], temporary, staging)
+            if first_file == WEIGHTS_FILE:
+                check_whole(paths[first_file])
+                _move(paths[first_file], temporary, staging)
             else:
-                join_weights([paths[name] for name in shards], weight_map, temporary)
+                join_weights([paths[name] for name in parts], weight_map, temporary)
         with atomic_path(folder / CONFIG_FILE) as temporary:
             _move(paths[CONFIG_FILE], temporary, staging)
     except (DamagedFile, OSError) as error:
-        raise HubError(f"{found}: {error}") from error
+        raise HubError(f"{pinned}: {error}") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    origin = {"repo": repo, "revision": revision, "commit": found.commit}
-    return origin | {"files": files, "bytes": sum(sizes)}
+    return {
+        "repo": repo,
+        "revision": revision,
+        "commit": pinned.commit,
+        "files": digests,
+        "bytes": n_bytes,
+    }
+
+
+def _sha256(path: Path, hub_digest: str) -> str:
+    """sha256 of a file. The hub states it for large files, and git's own hash for small ones."""
+    return hub_digest if len(hub_digest) == 64 else file_sha256(path)
 
 
 def _move(source: Path, target: Path, staging: Path) -> None:
-    """Move a file of ``staging``, or copy one of the user's cache."""
-    (shutil.move if source.is_relative_to(staging) else shutil.copyfile)(source, target)
+    """Move a file of ``staging``, or copy a file of the user's cache."""
+    if source.is_relative_to(staging):
+        shutil.move(source, target)
+    else:
+        shutil.copyfile(source, target)
 
 
 def read_tensors(path: Path) -> dict:
-    """Tensors of one file; a pickle is read as data and never run."""
+    """Tensors of one file, by name. A pickle is read as data; its code is never run."""
     import torch
     from safetensors.torch import load_file
 
@@ -303,28 +347,34 @@ def read_tensors(path: Path) -> dict:
         check_whole(path)
         return load_file(path)
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         raise DamagedFile(
-            f"{path.name} is a pickle that holds more than tensors, which could run code; refused"
+            f"{path.name} is a pickle that contains more than tensors and could run code; refused"
         ) from error
     except (RuntimeError, EOFError, ValueError) as error:
         raise DamagedFile(f"{path.name} cannot be read as weights: {one_line(error)}") from error
-    if not isinstance(found, dict) or not all(map(torch.is_tensor, found.values())):
-        raise DamagedFile(f"{path.name} holds something other than named tensors; refused")
-    return found
+    if not isinstance(tensors, dict) or not all(map(torch.is_tensor, tensors.values())):
+        raise DamagedFile(f"{path.name} contains other objects than named tensors; refused")
+    return tensors
 
 
 def join_weights(parts: Sequence[Path], expected: Collection[str], output: Path) -> None:
-    """Write the tensors of all parts to one safetensors file; an index names those expected."""
+    """Write the tensors of all parts to one safetensors file.
+
+    ``expected`` has the names of an index, or is empty. Raises ``DamagedFile`` if one is missing.
+    """
     from safetensors.torch import save_file
 
-    tensors, seen = {}, set()
+    tensors = {}
+    addresses = set()
     for path in parts:
         for name, tensor in read_tensors(path).items():
-            address = tensor.untyped_storage().data_ptr()  # the format wants one for each tensor
-            tensors[name] = tensor.clone() if address in seen else tensor.contiguous()
-            seen.add(address)
-    if missing := sorted(set(expected) - set(tensors)):
+            # safetensors refuses tensors that share memory, such as tied embeddings.
+            address = tensor.untyped_storage().data_ptr()
+            tensors[name] = tensor.clone() if address in addresses else tensor.contiguous()
+            addresses.add(address)
+    missing = sorted(set(expected) - set(tensors))
+    if missing:
         raise DamagedFile(f"its shards lack {len(missing)} weights, such as {missing[0]}")
     save_file(tensors, output, metadata={"format": "pt"})

@@ -1,4 +1,4 @@
-"""Where the messages of the package go: to the handlers of the program that uses it.
+"""Sends the messages of the package to the handlers of the program that uses it.
 
 Modules log with the standard library (``logging.getLogger(__name__)``). Only two programs add
 handlers: a job of the workflow (``jobs.logged``) and the command ``flatminima``.

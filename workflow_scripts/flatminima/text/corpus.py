@@ -1,10 +1,10 @@
-"""Documents: docstrings of installed packages, files of documents, and what two splits share.
+"""Documents: docstrings of installed packages, files of documents, and overlap of two splits.
 
-The embedded text is real English and code prose that every machine with the lock file
-already has, taken without importing a package. Its documents are deduplicated, shuffled
+The text of ``mini`` is English prose that is already on every machine with the lock file: the
+docstrings of installed packages, read without importing them. Documents are deduplicated, shuffled
 with a fixed seed and split by document, so that no validation document occurs in training.
 
-Planning reads this module: nothing here is slow to import.
+Planning imports this module, so nothing here may be slow to import.
 """
 
 import ast
@@ -26,17 +26,18 @@ from flatminima.files import atomic_path
 from flatminima.jobs import progress
 
 COMPRESSIONS = {".zst": "zstd", ".gz": "gzip"}
+# Format by the ending of a file's name.
 FORMATS = {
-    f"{ending}{packed}": form
+    f"{ending}{compression}": form
     for ending, form in ((".jsonl", "json"), (".json", "json"), (".txt", "text"))
-    for packed in ("", *COMPRESSIONS)
+    for compression in ("", *COMPRESSIONS)
 } | {".parquet": "parquet"}
-KEY_CHARACTERS = 1 << 20  # of a document, that its key is taken of
-WINDOW = 13  # words; what is commonly taken for text that was seen before
+KEY_CHARACTERS = 1 << 20  # characters at the start of a document that decide its key
+WINDOW = 13  # words; this length is commonly used to detect text that was seen before
 MOST_WINDOWS = 100_000
-MOST_SHARED_PCT = 50.0  # of validation's windows; with more a suite is refused
-_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, with its bits well mixed
-# Half characters that a string literal may hold and that no file and no tokenizer can.
+MOST_SHARED_PCT = 50.0  # of the validation windows; a suite with more is refused
+_BASE = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial hash: odd, with well-mixed bits
+# Half of a surrogate pair. String literals may contain it; files and tokenizers cannot.
 SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -44,7 +45,7 @@ SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def file_format(name: str) -> str:
-    """json, parquet or text, by the end of a file's name; ``ValueError`` for any other."""
+    """Format of a file by the ending of its name: json, parquet or text. Raises ``ValueError``."""
     for ending, form in FORMATS.items():
         if name.endswith(ending):
             return form
@@ -52,7 +53,7 @@ def file_format(name: str) -> str:
 
 
 def write_documents(path: str | Path, texts: Iterable[str]) -> int:
-    """Write one ``{"text": …}`` per line; returns how many."""
+    """Write one ``{"text": …}`` per line; returns the number of documents."""
     count = 0
     with atomic_path(path) as temporary, open(temporary, "w", encoding="utf-8") as stream:
         for text in texts:
@@ -62,29 +63,32 @@ def write_documents(path: str | Path, texts: Iterable[str]) -> int:
 
 
 def read_documents(path: str | Path) -> Iterator[str]:
-    """Texts of a file that ``write_documents`` wrote."""
+    """Read the texts of a file that ``write_documents`` wrote."""
     with open(path, encoding="utf-8") as stream:
         for line in stream:
             yield json.loads(line)["text"]
 
 
 def tally(texts: Iterable[str]) -> dict[str, int | str]:
-    """Number of documents, their characters, and a digest that sees each of their ends."""
-    documents, characters, digest = 0, 0, hashlib.sha256()
+    """Number of documents, number of characters, and one sha256 of all documents."""
+    n_documents = 0
+    n_characters = 0
+    digest = hashlib.sha256()
     for text in texts:
-        documents, characters = documents + 1, characters + len(text)
-        digest.update(text.encode() + b"\0")
-    return {"documents": documents, "characters": characters, "sha256": digest.hexdigest()}
+        n_documents += 1
+        n_characters += len(text)
+        digest.update(text.encode() + b"\0")  # so that the digest depends on where texts end
+    return {"documents": n_documents, "characters": n_characters, "sha256": digest.hexdigest()}
 
 
 # Packages
 
 
 def package_root(package: str) -> Path:
-    """Folder of a package, found without an import; ``ModuleNotFoundError`` where it has none."""
+    """Folder of a package, without importing it. Raises ``ModuleNotFoundError``."""
     try:
         spec = importlib.util.find_spec(package)
-    except ValueError:  # a module that was not made from a file, such as __main__
+    except ValueError:  # modules without a file, such as __main__
         spec = None
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(f"package {package!r} is not installed in this environment")
@@ -92,9 +96,9 @@ def package_root(package: str) -> Path:
 
 
 def package_versions(packages: Sequence[str]) -> dict[str, str]:
-    """Version of the distribution that installed each package: dateutil is python-dateutil's.
+    """Version of each package's distribution, such as python-dateutil for dateutil.
 
-    Raises ``ModuleNotFoundError`` where one has none, such as Python's own.
+    Raises ``ModuleNotFoundError`` for packages without a distribution, such as Python's own.
     """
     versions = {}
     for package in packages:
@@ -111,9 +115,10 @@ def package_versions(packages: Sequence[str]) -> dict[str, str]:
 
 def _docstrings(node: ast.AST) -> Iterator[str]:
     """Cleaned docstring of a node and of each definition below it, in source order."""
-    defines = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    if isinstance(node, defines) and (text := ast.get_docstring(node)):
-        yield text
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        docstring = ast.get_docstring(node)
+        if docstring:
+            yield docstring
     for child in ast.iter_child_nodes(node):
         yield from _docstrings(child)
 
@@ -121,35 +126,40 @@ def _docstrings(node: ast.AST) -> Iterator[str]:
 def package_documents(
     package: str, min_characters: int, documents: str = "docstrings"
 ) -> list[str]:
-    """Docstrings or ``modules`` of at least ``min_characters`` in one package, tests left out."""
+    """Texts of at least ``min_characters`` in one package, without its tests.
+
+    A text is a docstring, or with ``documents="modules"`` a complete module.
+    """
     root = package_root(package)
-    found = []
+    package_texts = []
     for path in sorted(root.rglob("*.py")):
         if "tests" in path.relative_to(root).parts:
             continue
         try:
             source = path.read_text(encoding="utf-8")
-            with warnings.catch_warnings():  # about escapes in other people's strings
+            with warnings.catch_warnings():  # invalid escapes in strings of the package
                 warnings.simplefilter("ignore")
                 texts = [source] if documents == "modules" else _docstrings(ast.parse(source))
-        except (SyntaxError, ValueError):  # templates and fixtures some packages ship
+        except (SyntaxError, ValueError):  # some packages contain templates and broken fixtures
             continue
-        found += [t for t in texts if len(t) >= min_characters and not SURROGATES.search(t)]
-    return found
+        for text in texts:
+            if len(text) >= min_characters and not SURROGATES.search(text):
+                package_texts.append(text)
+    return package_texts
 
 
 def deduplicate(documents: Iterable[str]) -> list[str]:
-    """The first of each group of documents that are equal but for white space."""
-    kept: dict[str, str] = {}
+    """Remove documents that equal an earlier one, apart from white space."""
+    text_by_words: dict[str, str] = {}
     for text in documents:
-        kept.setdefault(" ".join(text.split()), text)
-    return list(kept.values())
+        text_by_words.setdefault(" ".join(text.split()), text)
+    return list(text_by_words.values())
 
 
 def split(
     documents: Sequence[str], *, validation_fraction: float, seed: int
 ) -> tuple[list[str], list[str]]:
-    """Shuffle with ``seed`` and split by document into (training, validation)."""
+    """Shuffle the documents with ``seed`` and split them into (training, validation)."""
     shuffled = list(documents)
     random.Random(seed).shuffle(shuffled)
     cut = round(len(shuffled) * validation_fraction)
@@ -159,14 +169,15 @@ def split(
 def collect_packages(text: Mapping, train: str | Path, validation: str | Path) -> dict:
     """Write the documents of installed packages and return the manifest.
 
-    ``text`` has packages, min_characters, validation_fraction and seed; documents may be left out.
+    ``text`` has the keys packages, min_characters, validation_fraction, seed and maybe documents.
     """
-    kind, versions = text.get("documents", "docstrings"), package_versions(text["packages"])
-    found = {
+    kind = text.get("documents", "docstrings")
+    versions = package_versions(text["packages"])
+    texts_by_package = {
         name: package_documents(name, text["min_characters"], kind)
         for name in progress(text["packages"], "packages")
     }
-    documents = deduplicate(chain.from_iterable(found.values()))
+    documents = deduplicate(chain.from_iterable(texts_by_package.values()))
     training, held_out = split(
         documents, validation_fraction=text["validation_fraction"], seed=text["seed"]
     )
@@ -174,7 +185,7 @@ def collect_packages(text: Mapping, train: str | Path, validation: str | Path) -
         "source": f"{kind} of installed packages",
         "packages": [
             {"package": name, "version": versions[name], **tally(texts)}
-            for name, texts in found.items()
+            for name, texts in texts_by_package.items()
         ],
         "documents": len(documents),
         "seed": text["seed"],
@@ -183,27 +194,27 @@ def collect_packages(text: Mapping, train: str | Path, validation: str | Path) -
     }
 
 
-# How much of the validation text occurs in training: whole documents, and runs of words.
-# Memory stays bounded: of the validation text digests are kept, and the training text is
-# read once, document by document.
+# Overlap of the splits: complete documents, and windows of words. To save memory, only digests
+# of the validation text are kept, and the training text is read once, document by document.
 
 
 def document_key(text: str) -> bytes:
-    """A digest of the words: equal for documents that are the same but for white space.
+    """A digest of the words: equal for documents that differ in white space only.
 
-    Of a longer document it is that of the first ``KEY_CHARACTERS``, however much of it a split
-    keeps.
+    For long documents only the first ``KEY_CHARACTERS`` count. Splits may cut a long document at
+    different lengths, and the key must be the same.
     """
     beginning = " ".join(text[:KEY_CHARACTERS].split())
     return hashlib.blake2b(beginning.encode(), digest_size=16).digest()
 
 
 def _window_hashes(text: str) -> list[int]:
-    """A hash of each run of ``WINDOW`` words, the same within one process.
+    """A hash of each window of ``WINDOW`` words, valid within this process.
 
-    Two different ones share a hash with a probability of about 2 to the power of -64.
+    Two different windows have the same hash with a probability of about 2 to the power of -64.
     """
     words = np.fromiter(map(hash, text.split()), dtype=np.int64).view(np.uint64)
+    # A polynomial in _BASE, for all windows at once. Overflow wraps around.
     hashes = np.zeros(max(0, len(words) - WINDOW + 1), dtype=np.uint64)
     for offset in range(WINDOW):
         hashes = hashes * _BASE + words[offset : offset + len(hashes)]
@@ -213,41 +224,44 @@ def _window_hashes(text: str) -> list[int]:
 def shared_windows(
     training: Iterable[str], validation: Iterable[str], *, most: int = MOST_WINDOWS
 ) -> dict[str, int | float | None]:
-    """The percentage of validation's runs of ``WINDOW`` words that occur somewhere in training.
+    """The percentage of the validation windows of ``WINDOW`` words that occur in training.
 
-    Where there are more than ``most``, as many are drawn with ``default_rng(0)`` and stand
-    for all. It is ``None`` where no document has that many words.
+    If there are more than ``most`` windows, ``most`` of them are drawn with ``default_rng(0)``. The
+    percentage is ``None`` if no document has that many words.
     """
-    runs = list(chain.from_iterable(map(_window_hashes, validation)))
-    found = {"words": WINDOW, "windows": len(runs)}
-    if len(runs) > most:
-        drawn = np.random.default_rng(0).choice(len(runs), most, replace=False)
-        runs = [runs[at] for at in drawn]
-    known, seen = set(runs), set()
+    windows = list(chain.from_iterable(map(_window_hashes, validation)))
+    counts = {"words": WINDOW, "windows": len(windows)}
+    if len(windows) > most:
+        chosen = np.random.default_rng(0).choice(len(windows), most, replace=False)
+        windows = [windows[index] for index in chosen]
+
+    distinct_windows = set(windows)
+    shared = set()
     for text in training:
-        seen |= known.intersection(_window_hashes(text))
-    fraction = np.mean([run in seen for run in runs]) if runs else None
-    return found | {
-        "windows_looked_for": len(runs),
-        "in_training_pct": None if fraction is None else round(100 * float(fraction), 3),
-    }
+        shared |= distinct_windows.intersection(_window_hashes(text))
+    shared_pct = None
+    if windows:
+        fraction = np.mean([window in shared for window in windows])
+        shared_pct = round(100 * float(fraction), 3)
+    return {**counts, "windows_looked_for": len(windows), "in_training_pct": shared_pct}
 
 
 def overlap(train: str | Path, validation: str | Path) -> dict:
-    """What validation's text shares with all the text that was collected for training.
+    """The overlap of the validation text with all the text that was collected for training.
 
-    Raises ``UserError`` where that is whole documents, or more than ``MOST_SHARED_PCT`` of
-    validation's windows: on such text low perplexity is memory.
+    Raises ``UserError`` for a common document, or if more than ``MOST_SHARED_PCT`` of the
+    validation windows occur in training: there a low perplexity would show memory only.
     """
     held_out = set(map(document_key, read_documents(validation)))
-    if shared := held_out.intersection(map(document_key, read_documents(train))):
-        raise UserError(f"{train}: {len(shared)} validation documents occur in training")
+    shared_documents = held_out.intersection(map(document_key, read_documents(train)))
+    if shared_documents:
+        raise UserError(f"{train}: {len(shared_documents)} validation documents occur in training")
     windows = shared_windows(read_documents(train), read_documents(validation))
     shared_pct = windows["in_training_pct"]
     if shared_pct is not None and shared_pct > MOST_SHARED_PCT:
         raise UserError(
-            f"{validation}: {shared_pct:g} % of its runs of {WINDOW} words occur in {train}; at "
-            f"most {MOST_SHARED_PCT:g} % may; take the two splits from different text"
+            f"{validation}: {shared_pct:g} % of its windows of {WINDOW} words occur in {train}; "
+            f"valid: at most {MOST_SHARED_PCT:g} %; take the two splits from different text"
         )
     return {
         "documents_shared_with_training": 0,

@@ -1,8 +1,8 @@
-"""Text of a suite: the first source of an ordered list that can be had, read as a stream.
+"""Collects the text of a suite from the first available source of a list, as a stream.
 
 A source is a local file (``path``) or a file of a hub dataset (``repo``, ``file`` and
-``revision``, main where left out). It names its file. A source that is not there, or that
-lacks this file, is passed over with its reason, and nothing else ever takes its place.
+``revision``, by default main). A source that is not available is passed over, and the reason is
+recorded. No other file is ever used instead of a file that a source names.
 """
 
 import io
@@ -26,18 +26,19 @@ from flatminima.text import corpus
 logger = logging.getLogger(__name__)
 
 REMOTE = "hf://"
-MAIN = "main"  # the branch of a hub dataset where no other is named
+MAIN = "main"  # default branch of a hub dataset
 
 
 class TextError(UserError):
-    """Text that cannot be had or read, in one line that names the file."""
+    """Text that is not available or cannot be read. The one-line message names the file."""
 
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file that was found: its ``name`` for people, and where it lies.
+    """An available file of text.
 
-    ``location`` is a path, or begins with ``hf://``; ``field`` has the text in each line or row.
+    ``name`` is for messages. ``location`` is a path, or begins with ``hf://``. ``field`` is the
+    key or column that contains the text.
     """
 
     name: str
@@ -51,11 +52,11 @@ class TextFile:
         return corpus.file_format(self.location)
 
 
-# Which file
+# Available files
 
 
 def describe_source(source: Mapping) -> str:
-    """A source of the configuration in a few words."""
+    """Short name of a source of the configuration."""
     if "path" in source:
         return source["path"]
     revision = source.get("revision", MAIN)
@@ -64,61 +65,77 @@ def describe_source(source: Mapping) -> str:
 
 
 def find_file(source: Mapping) -> TextFile:
-    """The file of one source; a ``UserError`` says, without its name, why it cannot be had."""
-    name, field = describe_source(source), source.get("field", "text")
+    """The file of one source.
+
+    Raises ``UserError`` with the reason if it is not available. The reason does not name the file.
+    """
     if "path" in source:
-        path = Path(name)
-        if not path.is_file():
-            raise TextError("is no file" if path.exists() else "no such file")
-        corpus.file_format(name)
-        return TextFile(name, name, field)
-    repo, file = source["repo"], source["file"]
-    found = find_revision(repo, source.get("revision", MAIN), "dataset", holding=file)
-    if file not in found.files:
-        texts = [other for other in found.files if other.endswith(tuple(corpus.FORMATS))]
-        raise TextError(f"there is no {file} in it; {suggest(file, texts)}")
-    cached = try_to_load_from_cache(repo, file, revision=found.commit, repo_type="dataset")
-    remote = f"{REMOTE}datasets/{repo}@{found.commit}/{file}"
-    return TextFile(name, cached if isinstance(cached, str) else remote, field, found.commit)
+        return _local_file(source)
+    return _dataset_file(source)
 
 
-# What is in it
+def _local_file(source: Mapping) -> TextFile:
+    name = describe_source(source)
+    path = Path(name)
+    if not path.exists():
+        raise TextError("no such file")
+    if not path.is_file():
+        raise TextError("not a file")
+    corpus.file_format(name)  # raises for an unknown ending
+    return TextFile(name, name, source.get("field", "text"))
+
+
+def _dataset_file(source: Mapping) -> TextFile:
+    repo = source["repo"]
+    file = source["file"]
+    revision = find_revision(repo, source.get("revision", MAIN), "dataset", required_file=file)
+    if file not in revision.files:
+        text_files = [name for name in revision.files if name.endswith(tuple(corpus.FORMATS))]
+        raise TextError(f"there is no {file} in it; {suggest(file, text_files)}")
+    # The user's cache, or else a stream from the hub that needs no disk space.
+    cached = try_to_load_from_cache(repo, file, revision=revision.commit, repo_type="dataset")
+    remote = f"{REMOTE}datasets/{repo}@{revision.commit}/{file}"
+    location = cached if isinstance(cached, str) else remote
+    name = describe_source(source)
+    return TextFile(name, location, source.get("field", "text"), revision.commit)
+
+
+# Documents of a file
 
 
 def read_texts(file: TextFile) -> Iterator[str]:
-    """Documents of a file in order, without holding it whole.
+    """Documents of a file, in order. The file is read as a stream.
 
-    A json lines file has a document in ``file.field`` of each line's object, a parquet file
-    one in each row of the column ``file.field``; a text file has one in each paragraph, the
-    lines between two blank ones. Raises ``TextError`` with the line or row where a file is
-    not that, and where it is damaged, ends in the middle or holds nothing.
+    A document is the key ``file.field`` of each line in a json lines file, the column
+    ``file.field`` of each row in a parquet file, or a paragraph of a text file. Raises
+    ``TextError`` with the line or row if the file has another form, is damaged or is empty.
     """
-    given = 0
+    n_documents = 0
     try:
-        for where, text in _READERS[file.format](file):
-            # Half a character can neither be written nor encoded.
+        for place, text in _READERS[file.format](file):
+            # Half of a surrogate pair can neither be written nor encoded.
             if not isinstance(text, str) or corpus.SURROGATES.search(text):
-                shown = json.dumps(text, default=str)[:20]
-                reason = f"{where}: the field {file.field!r} is {shown}, not text"
+                excerpt = json.dumps(text, default=str)[:20]
+                reason = f"{place}: the field {file.field!r} is {excerpt}, not text"
                 raise TextError(f"{file.name}: {reason}")
-            given += 1
+            n_documents += 1
             yield text
     except UserError:
         raise
     except (OSError, ValueError, HTTPError, pa.ArrowException) as error:
-        reason = f"cannot be read after document {given} ({one_line(error)})"
+        reason = f"cannot be read after document {n_documents} ({one_line(error)})"
         raise TextError(f"{file.name}: {reason}") from error
-    if not given:
-        raise TextError(f"{file.name}: holds no documents")
+    if not n_documents:
+        raise TextError(f"{file.name}: contains no documents")
 
 
 def _lines(file: TextFile) -> Iterator[tuple[str, str]]:
-    """Lines of a text file with their ends, and what each is called."""
+    """Name (``line 7``) and text of each line of a file, with its line break."""
     if file.location.startswith(REMOTE):
-        # What is read of it, the client asks for again by itself where it breaks off.
+        # ``ask`` repeats the opening only. Once it is open, the client repeats broken reads.
         hub = HfFileSystem(skip_instance_cache=True)
-        begin = partial(hub.open, file.location.removeprefix(REMOTE), "rb")
-        stream = ask(begin, file.name, file.commit)
+        open_stream = partial(hub.open, file.location.removeprefix(REMOTE), "rb")
+        stream = ask(open_stream, file.name, file.commit)
     else:
         stream = open(file.location, "rb")  # noqa: SIM115
     codec = corpus.COMPRESSIONS.get(PurePosixPath(file.location).suffix)
@@ -129,40 +146,45 @@ def _lines(file: TextFile) -> Iterator[tuple[str, str]]:
 
 
 def _paragraphs(file: TextFile) -> Iterator[tuple[str, str]]:
-    for blank, lines in groupby(_lines(file), key=lambda line: line[1].isspace()):
-        if not blank:
+    """Name of the first line, and text, of each group of lines between blank lines."""
+    for is_blank, lines in groupby(_lines(file), key=lambda line: line[1].isspace()):
+        if not is_blank:
             places, texts = zip(*lines, strict=True)
             yield places[0], "".join(texts).removesuffix("\n")
 
 
 def _json_fields(file: TextFile) -> Iterator[tuple[str, object]]:
-    for number, line in _lines(file):
+    """Name of the line, and content of the field, of each line of a json lines file."""
+    for place, line in _lines(file):
         if line.isspace():
             continue
-        where = f"{file.name}: {number}"
+        named_place = f"{file.name}: {place}"
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise TextError(f"{where} is not JSON, one object a line ({error})") from error
+            reason = f"is not JSON; each line must be an object ({error})"
+            raise TextError(f"{named_place} {reason}") from error
         if not isinstance(row, dict):
-            raise TextError(f"{where} is {line.strip()[:20]}; each line must be an object")
+            excerpt = line.strip()[:20]
+            raise TextError(f"{named_place} is {excerpt}; each line must be an object")
         if file.field not in row:
-            has = ", ".join(row) or "no field"
-            raise TextError(f"{where} lacks the field {file.field!r}; it has {has}")
-        yield number, row[file.field]
+            fields = ", ".join(row) or "no field"
+            raise TextError(f"{named_place} lacks the field {file.field!r}; it has {fields}")
+        yield place, row[file.field]
 
 
 def _parquet_fields(file: TextFile) -> Iterator[tuple[str, object]]:
-    """Rows streamed with `datasets`, which calls any file of no stated split train."""
-    import datasets  # seconds, and only here
+    """Name of the row, and content of the column, of each row of a parquet file."""
+    import datasets  # takes seconds, and only parquet files need it
 
-    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # no request beside those for the data
-    where = {"data_files": file.location, "split": "train", "streaming": True}
-    columns = datasets.load_dataset("parquet", **where).features
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # it would be another request to the hub
+    # The library puts a file without a stated split into the split "train".
+    options = {"data_files": file.location, "split": "train", "streaming": True}
+    columns = datasets.load_dataset("parquet", **options).features
     if file.field not in columns:
-        has = ", ".join(columns)
-        raise TextError(f"{file.name}: lacks the column {file.field!r}; it has {has}")
-    rows = datasets.load_dataset("parquet", **where, columns=[file.field], batch_size=1000)
+        names = ", ".join(columns)
+        raise TextError(f"{file.name}: lacks the column {file.field!r}; it has {names}")
+    rows = datasets.load_dataset("parquet", **options, columns=[file.field], batch_size=1000)
     for number, row in enumerate(rows, start=1):
         yield f"row {number}", row[file.field]
 
@@ -174,34 +196,40 @@ _READERS = {"json": _json_fields, "text": _paragraphs, "parquet": _parquet_field
 
 
 def up_to(texts: Iterable[str], wanted: Mapping[str, int]) -> Iterator[str]:
-    """Texts from the front until they give ``wanted["amount"]``.
+    """The first texts, until ``wanted["amount"]`` is reached.
 
-    Without ``document_of`` that is so many characters; with it, so many documents of at least
-    ``document_of`` characters. Documents of more than ``longest`` characters do not count.
+    The amount is a number of characters. With the key ``document_of`` it is a number of documents
+    of at least ``document_of`` characters. Documents longer than ``longest`` do not count.
     """
-    given = 0
-    shortest, longest = wanted.get("document_of"), wanted.get("longest")
+    amount = 0
+    shortest = wanted.get("document_of")
+    longest = wanted.get("longest")
     for text in texts:
         yield text
-        if longest is None or len(text) <= longest:
-            given += len(text) if shortest is None else len(text) >= shortest
-        if given >= wanted["amount"]:
+        counts = longest is None or len(text) <= longest
+        if counts and shortest is None:
+            amount += len(text)
+        elif counts and len(text) >= shortest:
+            amount += 1
+        if amount >= wanted["amount"]:
             return
 
 
 def collect(source: Mapping, train: str | Path, validation: str | Path) -> dict:
     """Write the documents of both splits and return the manifest.
 
-    ``source`` has ``text``, a suite's section of the configuration, and for files
-    ``wanted``, what each split must give (see ``up_to``).
+    ``source["text"]`` is the suite's section of the configuration. For text from files,
+    ``source["wanted"]`` is the amount of text per split (see ``up_to``).
     """
     text = source["text"]
     if text["source"] == "packages":
         return corpus.collect_packages(text, train, validation)
-    wanted, records, held_out = source["wanted"], {}, set()
-    # Validation first: training leaves out every document that it holds, white space aside.
+    records = {}
+    # Keys of the validation documents, which are left out of training. So validation comes first.
+    held_out: set[bytes] = set()
     for split, path in (("validation", validation), ("train", train)):
-        records[split] = _collect_split(split, text.get(split), wanted.get(split), held_out, path)
+        amount = source["wanted"].get(split)
+        records[split] = _collect_split(split, text.get(split), amount, held_out, path)
         held_out = set(map(corpus.document_key, corpus.read_documents(path)))
     counts = {f"{split}_documents": record["documents"] for split, record in records.items()}
     return {"source": "files", **records, **counts}
@@ -210,29 +238,18 @@ def collect(source: Mapping, train: str | Path, validation: str | Path) -> dict:
 def _collect_split(
     split: str, sources: Sequence[Mapping], wanted: Mapping | None, held_out: set[bytes], path: str
 ) -> dict:
-    """Write what is ``wanted`` of the first source that can be had; return the record of it.
+    """Write the text of one split and return its record.
 
-    A split of which nothing is wanted has a file without documents.
+    Without ``wanted``, the suite needs no text for this split: the file has no documents.
     """
     if wanted is None:
         return {"documents": corpus.write_documents(path, [])}
-    passed_over: list[dict[str, str]] = []
-    for source in sources:
-        try:
-            file = find_file(source)
-            break
-        except UserError as error:
-            name = describe_source(source)
-            passed_over.append({"source": name, "reason": str(error)})
-            logger.warning(f"{split} text: passed over {name}: {error}")
-    else:
-        reasons = "; ".join(f"{entry['source']} ({entry['reason']})" for entry in passed_over)
-        raise TextError(f"{split} text: none of its sources can be had: {reasons}")
-    # Of a longer document no more is kept than is asked for, and than its key is taken of.
+    file, passed_over = _first_available(split, sources)
+    # Longer documents are cut, but not before the end of the text that ``document_key`` reads.
     longest = max(corpus.KEY_CHARACTERS, *wanted.values()) + 1
     left_out = 0
 
-    def others() -> Iterator[str]:
+    def documents() -> Iterator[str]:
         nonlocal left_out
         for text in read_texts(file):
             if corpus.document_key(text) in held_out:
@@ -240,7 +257,8 @@ def _collect_split(
             else:
                 yield text[:longest]
 
-    corpus.write_documents(path, progress(up_to(others(), wanted), f"documents from {file.name}"))
+    texts = progress(up_to(documents(), wanted), f"documents from {file.name}")
+    corpus.write_documents(path, texts)
     return {
         "taken": file.name,
         "commit": file.commit,
@@ -249,3 +267,19 @@ def _collect_split(
         "left_out_as_validation": left_out,
         "passed_over": passed_over,
     }
+
+
+def _first_available(
+    split: str, sources: Sequence[Mapping]
+) -> tuple[TextFile, list[dict[str, str]]]:
+    """The file of the first available source, and the sources before it with reasons."""
+    passed_over: list[dict[str, str]] = []
+    for source in sources:
+        try:
+            return find_file(source), passed_over
+        except UserError as error:
+            name = describe_source(source)
+            passed_over.append({"source": name, "reason": str(error)})
+            logger.warning(f"{split} text: passed over {name}: {error}")
+    reasons = "; ".join(f"{skipped['source']} ({skipped['reason']})" for skipped in passed_over)
+    raise TextError(f"{split} text: none of its sources is available: {reasons}")

@@ -1,7 +1,7 @@
-"""Tokenizers, and documents as files of fixed token sequences.
+"""Tokenizers, and files of fixed token sequences made from documents.
 
-The batches are made once per suite and are the same file for every checkpoint, fork and
-quantizer (section 3 and appendix A: "constructed once and reused").
+Batches are made once per suite. Every checkpoint, fork and quantizer reads the same file
+(section 3 and appendix A of the paper: "constructed once and reused").
 """
 
 import re
@@ -18,19 +18,19 @@ from flatminima.errors import DamagedFile, UserError
 from flatminima.files import atomic_path, check_digest, file_sha256, read_json, refusals_named
 
 END_OF_TEXT = "<|endoftext|>"
-# What other families call it, where it is a special token of theirs.
+# Names of the same token in other families, if it is one of their special tokens.
 OTHER_ENDS = ("<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|end▁of▁sentence|>", "[EOS]")
-# Characters that are encoded at once: the memory that takes is hundreds of times as much.
+# Characters per call of the tokenizer, which needs hundreds of bytes of memory per character.
 PIECE = 1 << 20
 _BETWEEN_WORDS = re.compile(r"(?<=\S) (?=\S)")
-_NEAR = 1 << 12  # characters before the end of a piece, among which it is cut between words
+_CUT_ZONE = 1 << 12  # characters at the end of a piece, in which the cut between words is searched
 
 
 # Tokenizers
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE of ``vocab_size`` entries with ``<|endoftext|>`` as id 0, as GPT-NeoX."""
+    """Train a byte-level BPE of ``vocab_size`` entries, with id 0 for ``<|endoftext|>``."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -45,43 +45,51 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def read_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer of a ``tokenizer.json``; ``UserError`` where that is none."""
+    """The tokenizer of a ``tokenizer.json``. Raises ``UserError`` for other files."""
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # what tokenizers raises is a bare Exception
-        raise UserError(f"{path}: is no tokenizer.json ({error})") from error
+    except Exception as error:  # the library raises plain Exception
+        raise UserError(f"{path}: not a tokenizer.json ({error})") from error
 
 
 def _special_tokens(tokenizer: Tokenizer) -> list[str]:
-    return [t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special]
+    added_tokens = tokenizer.get_added_tokens_decoder().values()
+    return [token.content for token in added_tokens if token.special]
 
 
 def end_of_text(tokenizer: Tokenizer) -> int | None:
-    """Id of the token that ends a text by the tokenizer's own file; ``None`` where none does."""
-    special = _special_tokens(tokenizer)
-    names = (END_OF_TEXT, *(name for name in OTHER_ENDS if name in special))
-    return next((i for name in names if (i := tokenizer.token_to_id(name)) is not None), None)
+    """Id of the tokenizer's end-of-text token; ``None`` if it has none."""
+    special_tokens = _special_tokens(tokenizer)
+    names = [END_OF_TEXT, *(name for name in OTHER_ENDS if name in special_tokens)]
+    for name in names:
+        token_id = tokenizer.token_to_id(name)
+        if token_id is not None:
+            return token_id
+    return None
 
 
 def leading_ids(tokenizer: Tokenizer) -> list[int]:
-    """Ids that the tokenizer's file puts before a text, such as a ``<bos>``; mostly none."""
-    plain = tokenizer.encode("a", add_special_tokens=False).ids
-    whole = tokenizer.encode("a").ids
-    at = (n for n in range(len(whole)) if whole[n : n + len(plain)] == plain)
-    return whole[: next(at, 0)]
+    """Ids that the tokenizer puts before a text, such as that of ``<bos>``. Mostly none."""
+    text_ids = tokenizer.encode("a", add_special_tokens=False).ids
+    all_ids = tokenizer.encode("a").ids
+    for start in range(len(all_ids)):
+        if all_ids[start : start + len(text_ids)] == text_ids:
+            return all_ids[:start]
+    return []
 
 
 def encode_stream(
     tokenizer: Tokenizer, texts: Iterable[str], end: int | None, most: int | None = None
 ) -> Iterator[list[int]]:
-    """Token ids of each document, followed by ``end`` unless that is ``None``; no other token.
+    """Token ids of each document, followed by ``end`` unless that is ``None``.
 
-    A document that spells a special token is encoded as those characters, so that the id means
-    the end of a document and nothing else; what the tokenizer's file says of tokens around a
-    text, cutting or padding is not done. A document of more than ``PIECE`` characters is encoded
-    in pieces, cut between two words, and no further than until it has ``most`` ids.
+    If a document contains the text of a special token, its characters are encoded, not the token.
+    So the id of the end of a text occurs at the end of documents only. The tokenizer adds no
+    tokens and does not cut or pad. Documents of more than ``PIECE`` characters are encoded in
+    pieces, cut between two words. Encoding stops once a document has ``most`` ids.
     """
-    tokenizer = Tokenizer.from_str(tokenizer.to_str())  # the caller's keeps its settings
+    # A copy, so that the caller's tokenizer keeps its settings.
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -98,8 +106,8 @@ def _pieces(text: str) -> Iterator[str]:
     start = 0
     while len(text) - start > PIECE:
         stop = start + PIECE
-        for found in _BETWEEN_WORDS.finditer(text, stop - _NEAR, stop):
-            stop = found.start()  # the last of them
+        for gap in _BETWEEN_WORDS.finditer(text, stop - _CUT_ZONE, stop):
+            stop = gap.start()  # the last gap remains
         yield text[start:stop]
         start = stop
     yield text[start:]
@@ -111,7 +119,7 @@ def _pieces(text: str) -> Iterator[str]:
 def write_tokens(path: str | Path, tokens: np.ndarray) -> None:
     """Write ``[sequences, length]`` token ids as the tensor ``tokens`` of a safetensors file.
 
-    Raises ``OSError`` where there is no room for it.
+    Raises ``OSError`` if the disk is full or read-only.
     """
     with atomic_path(path) as temporary, refusals_named(path):
         save_file({"tokens": np.ascontiguousarray(tokens)}, temporary)
@@ -120,8 +128,8 @@ def write_tokens(path: str | Path, tokens: np.ndarray) -> None:
 def read_tokens(path: str | Path) -> np.ndarray:
     """Read the ``[sequences, length]`` token ids that ``write_tokens`` wrote.
 
-    Raises ``DamagedFile`` where the file holds none, or where it is not the one that the
-    manifest beside it (same name, ``.json``) is about.
+    Raises ``DamagedFile`` if the file has no tokens, or another digest than the manifest beside
+    it (same name, ``.json``) records.
     """
     manifest = Path(path).with_suffix(".json")
     if manifest.exists():
@@ -129,16 +137,16 @@ def read_tokens(path: str | Path) -> np.ndarray:
     try:
         return load_file(path)["tokens"]
     except (SafetensorError, KeyError) as error:
-        raise DamagedFile(f"{path}: holds no tokens: {error}") from error
+        raise DamagedFile(f"{path}: contains no tokens: {error}") from error
 
 
 def check_ids(tokens: np.ndarray, vocabulary: int, *, whose: str) -> None:
-    """Raise ``UserError`` where a token id is not below the size of a vocabulary."""
+    """Raise ``UserError`` unless every token id is below the size of a vocabulary."""
     largest = int(tokens.max())
     if largest >= vocabulary:
         raise UserError(
-            f"{whose} has {vocabulary} entries; the tokens hold id {largest}. They were made "
-            "with another tokenizer"
+            f"{whose} has {vocabulary} entries, but the tokens contain id {largest}: they were "
+            "made with another tokenizer"
         )
 
 
@@ -147,21 +155,22 @@ def pack(
 ) -> np.ndarray:
     """Cut documents into ``[sequences, length]`` int32 token ids, in order.
 
-    By default they are concatenated and cut. With ``document_start`` each sequence is the
-    start of one document; shorter documents are left out. Raises ``UserError`` where the
-    text is too short: batches are never padded.
+    By default documents are joined and cut. With ``document_start`` each sequence is the start of
+    one document, and shorter documents are left out. Batches are never padded: ``UserError`` if
+    the text is too short.
     """
-    wanted = sequences * length
+    n_tokens = sequences * length
     if document_start:
         documents = (ids[:length] for ids in documents if len(ids) >= length)
-    tokens = np.fromiter(islice(chain.from_iterable(documents), wanted), dtype=np.int32)
-    if len(tokens) == wanted:
+    tokens = np.fromiter(islice(chain.from_iterable(documents), n_tokens), dtype=np.int32)
+    if len(tokens) == n_tokens:
         return tokens.reshape(sequences, length)
-    held, needed = f"{len(tokens):,} tokens", f"{wanted:,}"
+    available = f"{len(tokens):,} tokens"
+    needed = f"{n_tokens:,}"
     if document_start:
-        held = f"{len(tokens) // length:,} documents of at least {length} tokens"
+        available = f"{len(tokens) // length:,} documents of at least {length} tokens"
         needed = f"{sequences:,} documents"
-    raise UserError(f"the text holds {held}, {sequences} sequences of {length} need {needed}")
+    raise UserError(f"the text has {available}; {sequences} sequences of {length} need {needed}")
 
 
 def fixed_batches(
@@ -174,22 +183,28 @@ def fixed_batches(
     document_start: bool = False,
     longest_document: int | None = None,
 ) -> np.ndarray:
-    """``pack`` of what ``encode_stream`` gives of the texts, no more of them than it takes.
+    """Encode texts with ``encode_stream`` and cut them with ``pack``; reads no more than needed.
 
-    Where the tokenizer begins a text with tokens of its own (``<bos>``), so does every sequence.
-    Documents of more than ``longest_document`` tokens, the end not counted, are left out.
+    If the tokenizer puts tokens before a text (``<bos>``), every sequence begins with them.
+    Documents of more than ``longest_document`` tokens, without their end, are left out.
     """
-    before = leading_ids(tokenizer)
-    own = length - len(before)
-    if own < 2:
-        raise UserError(f"length {length}: 2 tokens or more after {len(before)}")
-    most = max(own if document_start else sequences * own, (longest_document or 0) + 1)
+    first_ids = leading_ids(tokenizer)
+    text_length = length - len(first_ids)
+    if text_length < 2:
+        raise UserError(
+            f"length {length} leaves {text_length} tokens after the {len(first_ids)} with which "
+            f"the tokenizer begins a text; valid: {len(first_ids) + 2} or more"
+        )
+    # Ids that are needed of one document: to fill the batches, or to see that it is too long.
+    most = text_length if document_start else sequences * text_length
+    if longest_document is not None:
+        most = max(most, longest_document + 1)
     documents = encode_stream(tokenizer, texts, end, most)
     if longest_document is not None:
-        kept = longest_document + (end is not None)
-        documents = (ids for ids in documents if len(ids) <= kept)
-    tokens = pack(documents, sequences=sequences, length=own, document_start=document_start)
-    return np.insert(tokens, [0] * len(before), before, axis=1)
+        longest = longest_document + (end is not None)
+        documents = (ids for ids in documents if len(ids) <= longest)
+    tokens = pack(documents, sequences=sequences, length=text_length, document_start=document_start)
+    return np.insert(tokens, [0] * len(first_ids), first_ids, axis=1)
 
 
 def fix_split(
@@ -204,23 +219,23 @@ def fix_split(
     model_vocabulary: int | None = None,
     **cut: int | bool,
 ) -> dict:
-    """Write a split's token file and return its record; the keywords are the configuration's.
+    """Write a split's token file and return its record. Keywords are named as in the configuration.
 
-    ``cut`` goes to ``fixed_batches``; ``name`` is the file of the texts. Raises ``UserError``
-    with it where they are too short, an id is outside of a vocabulary, or the token file is
-    not the one that ``sha256`` names.
+    ``name`` is the file of the texts, for messages. ``cut`` goes to ``fixed_batches``. Raises
+    ``UserError`` if the texts are too short, an id is outside a vocabulary, or the digest of the
+    token file is not ``sha256``.
     """
     tokenizer = read_tokenizer(tokenizer_file)
     end = tokenizer.token_to_id(end_token) if end_of_text else None
     if end_of_text and end is None:
         raise UserError(
-            f"{name}: the tokenizer has no {end_token}; set tokenizer.end_of_text to a token that "
-            f"it has (special ones: {', '.join(_special_tokens(tokenizer)) or 'none'}), or "
+            f"{name}: the tokenizer has no {end_token}; set tokenizer.end_of_text to one of its "
+            f"tokens (special tokens: {', '.join(_special_tokens(tokenizer)) or 'none'}), or set "
             "end_of_text of both batches to false"
         )
     try:
         tokens = fixed_batches(tokenizer, texts, end, **cut)
-        if model_vocabulary is not None:  # may be more than the tokenizer's (Pythia's is)
+        if model_vocabulary is not None:  # the model may have more entries than the tokenizer
             check_ids(tokens, model_vocabulary, whose="the model (architecture.vocab_size)")
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
@@ -229,12 +244,16 @@ def fix_split(
     if sha256 is not None and digest != sha256:
         Path(tokens_file).unlink()
         raise UserError(f"{tokens_file}: its sha256 is {digest}, not {sha256} as configured")
-    begins = [tokenizer.id_to_token(i) for i in leading_ids(tokenizer)]
-    return {
+    record = {
         "sequences": cut["sequences"],
         "length": cut["length"],
         "end_of_text": end_token if end_of_text else None,
-        **({"begins_with": begins} if begins else {}),
+    }
+    first_ids = leading_ids(tokenizer)
+    if first_ids:
+        record["begins_with"] = [tokenizer.id_to_token(token_id) for token_id in first_ids]
+    return {
+        **record,
         "document_start": cut.get("document_start", False),
         "longest_document": cut.get("longest_document"),
         "largest_id": int(tokens.max()),
