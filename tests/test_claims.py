@@ -227,8 +227,11 @@ def test_a_row_that_is_not_valid_is_named(tmp_path):
 
 
 def test_every_computed_answer_looks_at_evidence_and_no_two_rows_ask_the_same():
-    asked = [(r, question, getattr(r, question).get("holds")) for r in LEDGER.rows
-             for question in ANSWERS]  # fmt: skip
+    asked = [
+        (row, question, row.definition(question).get("holds"))
+        for row in LEDGER.rows
+        for question in ANSWERS
+    ]
     asked += [(r, "measured", r.measured.get("value")) for r in LEDGER.rows]
     asked = [(row, question, text) for row, question, text in asked if text]
     assert len(asked) == len({(question, re.sub(r"\s", "", text)) for _, question, text in asked})

@@ -1,12 +1,12 @@
-"""What claims are held against: the paper's printed tables and a suite's measurements.
+"""The evidence for claims: the paper's printed tables, and a suite's measurements.
 
-Both are an ``Evidence``: the same accessors by the paper's steps, and statistics that are
-written once on top of them. An accessor notes which file it read (``used``), so that a row
-can link to what it rests on. Where a file or a step is missing ``NotMeasured`` is raised,
-where something was looked for and is not there ``NotFound``.
+Both are an ``Evidence``: they have the same accessors by the paper's steps, and statistics that
+are written once for both. An accessor records which file it read (``used``), so that a row can
+link to its sources. It raises ``NotMeasured`` if a file or a step is missing, and ``NotFound`` if
+the claimed effect was looked for and does not exist.
 """
 
-# Overrides are documented where they are declared, in Evidence.
+# Methods that override others are documented in Evidence.
 # ruff: noqa: D102
 
 import math
@@ -35,7 +35,7 @@ from flatminima.scaling_law import printed_excess
 from flatminima.schedules import RunSchedule, read_schedule
 
 KINDS = ("cosine", "sgdr", "oli")  # the three arms of the fork experiment
-# Columns of the printed table by role and column of the audit.
+# Role and column of the audit, by column of the printed Table 1.
 TABLE_1 = {
     "fp32_ppl": ("fp32", "ppl"),
     "int4_gap_pct": ("low_bit", "gap_pct"),
@@ -44,11 +44,11 @@ TABLE_1 = {
 
 
 class NotMeasured(Exception):
-    """A measurement that a claim asks for is missing; the message names it."""
+    """A measurement that a claim needs is missing; the message names it."""
 
 
 class NotFound(Exception):
-    """What a claim speaks of was looked for and is not there; the message says why."""
+    """The effect of a claim was looked for and does not exist; the message has the reason."""
 
 
 def p_of_t(t: object, df: float) -> float:
@@ -71,27 +71,38 @@ def interval_of_r(r: object, n: float) -> Interval:
     r = float(r)
     if n <= 3 or not abs(r) < 1.0:
         return Interval(r, -1.0, 1.0)
-    half = stats.norm.ppf(0.5 + CONFIDENCE / 2) / math.sqrt(n - 3)
-    return Interval(r, math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half))
+    half_width = stats.norm.ppf(0.5 + CONFIDENCE / 2) / math.sqrt(n - 3)
+    low = math.tanh(math.atanh(r) - half_width)
+    high = math.tanh(math.atanh(r) + half_width)
+    return Interval(r, low, high)
 
 
 def welch(a: tuple[float, float, int], b: tuple[float, float, int]) -> tuple[Interval, float]:
     """Difference of two means (mean, sd, n each) with Welch's 95 % interval, and its p."""
-    own, other = (sd**2 / n for _, sd, n in (a, b))
-    df = (own + other) ** 2 / (own**2 / (a[2] - 1) + other**2 / (b[2] - 1))
-    difference, error = a[0] - b[0], math.sqrt(own + other)
-    return Interval(difference, *t_interval(difference, error, df)), p_of_t(difference / error, df)
+    mean_a, sd_a, n_a = a
+    mean_b, sd_b, n_b = b
+    variance_a = sd_a**2 / n_a
+    variance_b = sd_b**2 / n_b
+    total = variance_a + variance_b
+    df = total**2 / (variance_a**2 / (n_a - 1) + variance_b**2 / (n_b - 1))
+    difference = mean_a - mean_b
+    error = math.sqrt(total)
+    low, high = t_interval(difference, error, df)
+    return Interval(difference, low, high), p_of_t(difference / error, df)
 
 
 def student(mean: float, sd: float, n: int) -> Interval:
-    """Student's 95 % interval of a mean; no range for a single run."""
-    return Interval(mean, *t_interval(mean, sd / math.sqrt(n), n - 1)) if n > 1 else interval(mean)
+    """Student's 95 % interval of a mean; a single run has no range."""
+    if n <= 1:
+        return interval(mean)
+    low, high = t_interval(mean, sd / math.sqrt(n), n - 1)
+    return Interval(mean, low, high)
 
 
 def interval_of_mean(values: pd.Series) -> Interval:
-    """The same of one value per run; a value that is not finite counts as no run.
+    """``student`` of one value per run; runs without a finite value are left out.
 
-    Raises ``NotMeasured`` where no value is finite.
+    Raises ``NotMeasured`` if no value is finite.
     """
     finite = values[np.isfinite(values.astype(float))]
     if finite.empty:
@@ -105,23 +116,29 @@ def interval_of_mean(values: pd.Series) -> Interval:
 class Evidence:
     """Accessors by the paper's steps and the statistics on top of them.
 
-    A ``place`` is a step of the paper (a suite of another length takes its own step that lies
-    as far along), or ``best`` (the best FP32 perplexity), or ``end``. Gaps are percent,
-    losses nats per token, learning rates percent of the maximum. Both kinds below have
-    ``curve(role, column)`` of the audit by their own evenly spaced steps; the steps ``best()``,
-    ``onset()`` by the rule of ``flatminima.phases`` and ``lag()``; ``excess()`` over the scaling
-    law; and of forks of a kind ``final(kind, probes, column)`` and ``difference(kind, probes,
-    measure)`` from cosine, means over runs with their 95 % interval.
+    A ``place`` is a step of the paper, or ``best`` (the best FP32 perplexity), or ``end``. A suite
+    of another length uses its step at the same share of the run. Gaps are percent, losses nats
+    per token, learning rates percent of the maximum. Both kinds below have these methods:
+
+    - ``curve(role, column)``: a column of the audit by the evidence's own evenly spaced steps.
+    - ``best()``, ``onset()`` by the rule of ``flatminima.phases``, and ``lag()``, in steps.
+    - ``excess()`` over the scaling law.
+    - ``final(kind, probes, column)`` of a kind of fork, and its ``difference(kind, probes,
+      measure)`` from cosine: means over runs with their 95 % interval.
+
+    Names of methods without an underscore are the words of the expressions in ``claims.yaml``.
     """
 
     is_paper_model = True
 
     def __init__(self, pythia: Mapping, lambada: pd.DataFrame) -> None:
-        self.pythia, self.lambada, self.used = pythia, lambada, set()
+        self.pythia = pythia
+        self.lambada = lambada
+        self.used = set()
 
     def at(self, role: str, column: str, place: int | str) -> Interval:
         """One value of the audit."""
-        return self._own(role, column, self._step(place))
+        return self._at_own_step(role, column, self._step(place))
 
     def _loss(self, role: str, place: int | str) -> Interval:
         return (self.at(role, "gap_pct", place) / 100).map(math.log1p)
@@ -129,13 +146,15 @@ class Evidence:
     def _growth(self, role: str, start: int | str = "best") -> Interval:
         return self._loss(role, "end") / self._loss(role, start)
 
-    def _papers(self, step: float) -> float:
-        """A step, or a number of them, in the paper's."""
+    def _in_paper_steps(self, step: float) -> float:
+        """A step of this evidence, or a number of steps, in steps of the paper."""
         return step * self.pythia["last"] / self._step("end")
 
     def _span(self, role: str, column: str, first: int, last: int) -> Interval:
-        curve = self.curve(role, column).items()
-        inside = [float(v) for step, v in curve if first <= self._papers(step) <= last]
+        inside = []
+        for step, cell in self.curve(role, column).items():
+            if first <= self._in_paper_steps(step) <= last:
+                inside.append(float(cell))
         if not inside:
             raise NotMeasured(f"checkpoints between steps {first:,} and {last:,}")
         return Interval(inside[-1], min(inside), max(inside))
@@ -144,10 +163,12 @@ class Evidence:
     ppl = partialmethod(at, "fp32", "ppl")
     gap = partialmethod(at, "low_bit", "gap_pct")
     gap8 = partialmethod(at, "high_bit", "gap_pct")
-    # Loss that INT4 and INT8 add, and times by which it is larger at the end than at a place.
-    loss, loss8 = partialmethod(_loss, "low_bit"), partialmethod(_loss, "high_bit")
-    growth, growth8 = partialmethod(_growth, "low_bit"), partialmethod(_growth, "high_bit")
-    # Smallest and largest between two steps of the paper; the value is the last.
+    # Loss that INT4 and INT8 add, and the factor by which it grows from a place to the end.
+    loss = partialmethod(_loss, "low_bit")
+    loss8 = partialmethod(_loss, "high_bit")
+    growth = partialmethod(_growth, "low_bit")
+    growth8 = partialmethod(_growth, "high_bit")
+    # Range between two steps of the paper; the value is that at the last step.
     gap_span = partialmethod(_span, "low_bit", "gap_pct")
     ppl_span = partialmethod(_span, "fp32", "ppl")
 
@@ -164,13 +185,13 @@ class Evidence:
         return log(self.loss(last) / self.loss(first)) * self._per_10_000(first, last)
 
     def _per_10_000(self, first: int | str, last: int | str) -> float:
-        own = self._step(last) - self._step(first)
-        if own <= 0:
+        steps_between = self._step(last) - self._step(first)
+        if steps_between <= 0:
             raise NotMeasured(f"checkpoints between {first} and {last}")
-        return 10_000 / self._papers(own)
+        return 10_000 / self._in_paper_steps(steps_between)
 
     def acceleration(self) -> Interval:
-        """Times by which the INT4 loss grows faster after the best step than from 10,000 to it."""
+        """Growth of the INT4 loss after the best step, over its growth from 10,000 to the best."""
         return self.rate("best", "end") / self.rate(10_000, "best")
 
     def rise(self) -> Interval:
@@ -182,24 +203,26 @@ class Evidence:
         return max(self.curve("high_bit", "gap_pct").values(), key=float)
 
     def onset_in_words(self) -> str:
-        """Where the onset is, or that there is none."""
+        """The step of the onset, or why there is none."""
         try:
             return f"onset at step {self.onset():,.0f}"
-        except NotFound as absent:
-            return str(absent)
+        except NotFound as reason:
+            return str(reason)
 
     def falls(self) -> int:
-        """Checkpoints whose INT4 gap is smaller than that of the one before."""
-        gaps = [float(v) for v in self.curve("low_bit", "gap_pct").values()]
+        """Number of checkpoints whose INT4 gap is smaller than at the previous checkpoint."""
+        gaps = [float(gap) for gap in self.curve("low_bit", "gap_pct").values()]
         return int((np.diff(gaps) < 0).sum())
 
     def best4(self) -> Interval:
         """Step of the smallest absolute INT4 perplexity."""
-        ppl, gap = self.curve("fp32", "ppl"), self.curve("low_bit", "gap_pct")
-        return interval(min(ppl, key=lambda s: float(ppl[s]) * (1 + float(gap[s]) / 100)))
+        ppl = self.curve("fp32", "ppl")
+        gap = self.curve("low_bit", "gap_pct")
+        low_bit_ppl = {step: float(ppl[step]) * (1 + float(gap[step]) / 100) for step in ppl}
+        return interval(min(low_bit_ppl, key=low_bit_ppl.get))
 
     def control_ratio(self) -> Interval:
-        """Final gap of the cosine forks over that of the run they left, at the same step."""
+        """Final gap of the cosine forks over the gap of the original run at the same step."""
         end = self.pythia["fork"]["start"] + self.pythia["fork"]["steps"]
         return self.final("cosine") / self.gap(end)
 
@@ -209,12 +232,13 @@ class Evidence:
         return 100 * schedule(int(step)) / schedule.lr_max
 
     def floor_step(self) -> int:
-        """First step at which gpt-neox v1.0 held Pythia's rate at its minimum."""
+        """First step from which gpt-neox v1.0 kept Pythia's rate at its minimum."""
         return self._pythia_schedule("cosine_neox_v1").floor_step
 
     def steepest(self, kind: str = "cosine") -> int:
         """Step at which Pythia's learning rate falls fastest."""
-        rates = [*map(self._pythia_schedule(kind), range(self.pythia["last"] + 1))]
+        schedule = self._pythia_schedule(kind)
+        rates = [schedule(step) for step in range(self.pythia["last"] + 1)]
         return int(np.argmin(np.diff(rates)))
 
     def _pythia_schedule(self, kind: str) -> RunSchedule:
@@ -228,27 +252,35 @@ class Evidence:
 
 
 class Printed(Evidence):
-    """The paper's Tables 1 and 2; ranges are what rounding hides, or follow from the runs.
+    """The paper's Tables 1 and 2; ranges follow from rounding or from the number of runs.
 
-    Tables are read as text: the digits say how far a number was rounded.
+    Tables are read as text, because the digits show how a number was rounded.
     """
 
-    def __init__(self, pythia: Mapping, table1: pd.DataFrame, table2: pd.DataFrame,
-                 lambada: pd.DataFrame) -> None:  # fmt: skip
+    def __init__(
+        self,
+        pythia: Mapping,
+        table1: pd.DataFrame,
+        table2: pd.DataFrame,
+        lambada: pd.DataFrame,
+    ) -> None:
         super().__init__(pythia, lambada)
-        self._table1, self._table2 = table1, table2
+        self._table1 = table1
+        self._table2 = table2
 
     def cells(self, column: str, phase: int | None = None) -> list[str]:
         """A column of Table 1 as printed, of one phase or of all rows."""
         self.used.add("table1")
-        t = self._table1
-        return list(t[column] if phase is None else t.loc[t["phase"] == str(phase), column])
+        rows = self._table1
+        if phase is not None:
+            rows = rows[rows["phase"] == str(phase)]
+        return list(rows[column])
 
     def _by_step(self, column: str) -> dict[int, str]:
         return dict(zip(map(int, self.cells("step")), self.cells(column), strict=True))
 
     def rows_that_fit(self, kind: str) -> list[int]:
-        """Rows of Table 1 whose learning rate a formula gives, to the printed digit."""
+        """Steps of Table 1 at which a formula gives the learning rate, to the printed digit."""
         rates = self._by_step("lr_pct").items()
         return [step for step, lr in rates if meets(self.lr(step, kind), printed(lr))]
 
@@ -265,38 +297,40 @@ class Printed(Evidence):
             raise NotMeasured(f"step {place:,} in Table 1")
         return place
 
-    def _own(self, role: str, column: str, step: int) -> Interval:
+    def _at_own_step(self, role: str, column: str, step: int) -> Interval:
         return self.curve(role, column)[step]
 
     def curve(self, role: str, column: str) -> dict[int, Interval]:
-        [name] = (n for n, measured in TABLE_1.items() if measured == (role, column))
-        return {step: printed(cell) for step, cell in self._by_step(name).items()}
+        [printed_column] = (name for name, place in TABLE_1.items() if place == (role, column))
+        return {step: printed(cell) for step, cell in self._by_step(printed_column).items()}
 
     def best(self) -> Interval:
         ppl = self.curve("fp32", "ppl")
-        return self._between_neighbours(min(ppl, key=lambda s: float(ppl[s])))
+        return self._between_neighbours(min(ppl, key=lambda step: float(ppl[step])))
 
     def phases(self) -> Phases:
         """The rule for convergence and onset, applied to the ten printed rows."""
         ppl = self.curve("fp32", "ppl")
-        delta = [float(self.loss(step)) for step in ppl]
-        return find_phases(
-            np.array(list(ppl)), np.log([float(v) for v in ppl.values()]), np.array(delta)
-        )
+        nll = np.log([float(cell) for cell in ppl.values()])
+        delta = np.array([float(self.loss(step)) for step in ppl])
+        return find_phases(np.array(list(ppl)), nll, delta)
 
     def onset(self) -> Interval:
-        found = self.phases().onset
-        if found.step is None:
-            raise NotFound(f"no onset: {found.reason}")
-        return self._between_neighbours(found.step)
+        onset = self.phases().onset
+        if onset.step is None:
+            raise NotFound(f"no onset: {onset.reason}")
+        return self._between_neighbours(onset.step)
 
     def lag(self) -> Interval:
         return self.onset() - self.best()
 
     def _between_neighbours(self, step: int) -> Interval:
+        """A step of Table 1; it may be anywhere between the rows before and after it."""
         steps = list(self._by_step("step"))
-        k = steps.index(step)
-        return Interval(step, steps[max(k - 1, 0)], steps[min(k + 1, len(steps) - 1)])
+        row = steps.index(step)
+        previous_row = max(row - 1, 0)
+        next_row = min(row + 1, len(steps) - 1)
+        return Interval(step, steps[previous_row], steps[next_row])
 
     def _arm(self, kind: str, probes: str) -> pd.Series:
         self.used.add("table2")
@@ -313,7 +347,7 @@ class Printed(Evidence):
         return student(*self.arm(kind, probes))
 
     def prediction(self, kind: str, probes: str = "all") -> Interval:
-        """Where the mean of as many new runs would fall with probability 0.95."""
+        """The range of the mean of as many new runs, with probability 0.95."""
         mean, sd, n = self.arm(kind, probes)
         return student(mean, sd * math.sqrt(2), n)
 
@@ -338,38 +372,44 @@ class Measured(Evidence):
 
     ``settings`` has name, label, is_paper_model, lr_max, lr_min, warmup_steps, last, spacing,
     tokens_per_step and, with forks, fork (start, steps, probe_every, seeds, schedules).
-    ``files`` maps the names of files below ``results/{suite}`` to their content; what was
-    not measured is left out.
+    ``files`` maps the names of files below ``results/{suite}`` to their content, without those
+    that were not measured.
     """
 
     def __init__(self, pythia: Mapping, paper: Printed, settings: Mapping, files: Mapping) -> None:
         super().__init__(pythia, paper.lambada)
-        self.paper, self.settings, self._files = paper, settings, files
+        self.paper = paper
+        self.settings = settings
+        self._files = files
         self.is_paper_model = settings["is_paper_model"]
 
     def file(self, name: str) -> object:
-        """A measurement by its name; ``NotMeasured`` where the suite has none."""
+        """A measurement by its name. Raises ``NotMeasured`` if the suite does not have it."""
         if self._files.get(name) is None:
             raise NotMeasured(name)
         self.used.add(name)
         return self._files[name]
 
     def _step(self, place: int | str) -> int:
-        spacing, last = self.settings["spacing"], self.settings["last"]
-        if place in ("best", "end"):
-            return last if place == "end" else int(self.best().value)
-        return equivalent_step(place, grid_steps(spacing, last), last) if place else 0
+        last = self.settings["last"]
+        if place == "end":
+            return last
+        if place == "best":
+            return int(self.best().value)
+        if place == 0:
+            return 0
+        return equivalent_step(place, grid_steps(self.settings["spacing"], last), last)
 
     def excess(self) -> Interval:
-        found = self.file("scaling_law")
-        if "reason" in found:
-            raise NotMeasured(found["reason"])
-        return read_interval(found, "excess", "excess_low", "excess_high")
+        law = self.file("scaling_law")
+        if "reason" in law:
+            raise NotMeasured(law["reason"])
+        return read_interval(law, "excess", "excess_low", "excess_high")
 
     def _rows(self, role: str) -> pd.DataFrame:
         return self.file("audit").query("role == @role").set_index("step").sort_index()
 
-    def _own(self, role: str, column: str, step: int) -> Interval:
+    def _at_own_step(self, role: str, column: str, step: int) -> Interval:
         rows = self._rows(role)
         if step not in rows.index:
             raise NotMeasured(f"step {step:,} in audit.csv{self._reason_without_numbers(step)}")
@@ -404,20 +444,24 @@ class Measured(Evidence):
         return read_interval(onset, "step", "step_low", "step_high")
 
     def lag(self) -> Interval:
-        self.onset()
-        own = read_interval(self.file("phases"), "lag_steps", "lag_low", "lag_high")
-        return own * self._papers(1)
+        self.onset()  # raises NotFound without an onset
+        lag = read_interval(self.file("phases"), "lag_steps", "lag_low", "lag_high")
+        return lag * self._in_paper_steps(1)
 
     def worst_error(self, column: str, steps: tuple[int, ...] | None = None) -> float:
         """Largest distance from a column of Table 1, in percent of the printed value."""
-        cells = self.paper.curve(*TABLE_1[column])
-        ratios = (self.at(*TABLE_1[column], s).value / cells[s].value for s in steps or cells)
-        return max(100 * abs(ratio - 1) for ratio in ratios)
+        role, audit_column = TABLE_1[column]
+        printed_cells = self.paper.curve(role, audit_column)
+        errors = []
+        for step in steps or printed_cells:
+            ratio = self.at(role, audit_column, step).value / printed_cells[step].value
+            errors.append(100 * abs(ratio - 1))
+        return max(errors)
 
     # Forks.
 
     def _name(self, kind: str) -> str:
-        """What the suite calls its forks of a kind."""
+        """The name of the suite's forks of a kind."""
         name = schedule_of_kind(self.settings["fork"]["schedules"], kind)
         if name is None:
             raise NotMeasured(f"forks of the kind {kind}")
@@ -425,7 +469,8 @@ class Measured(Evidence):
 
     def probes(self, kind: str, probes: str = "all", role: str = "low_bit") -> pd.DataFrame:
         """Rows of forks.csv of one kind, of all or of only cool or bump probes."""
-        table, name = self.file("forks"), self._name(kind)
+        table = self.file("forks")
+        name = self._name(kind)
         rows = table[(table["schedule"] == name) & (table["role"] == role)]
         if probes != "all":
             rows = rows[rows["update_phase"] == probes]
@@ -443,7 +488,8 @@ class Measured(Evidence):
 
     def difference(self, kind: str, probes: str = "all", measure: str = "final") -> Interval:
         challenger = self._name(kind) + (f" {probes}" if kind == "oli" else "")
-        row = "Welch t", "seed", f"{challenger} v {self._name('cosine')}", f"{measure}_gap_pct"
+        comparison = f"{challenger} v {self._name('cosine')}"
+        row = ("Welch t", "seed", comparison, f"{measure}_gap_pct")
         rows = self.file("statistics").set_index(["test", "unit", "comparison", "measure"])
         if row not in rows.index:
             raise NotMeasured(f"{', '.join(row)} in statistics.csv")
@@ -451,64 +497,76 @@ class Measured(Evidence):
 
     def wins(self, kind: str, probes: str = "all") -> int:
         """Pairs of runs in which a kind of fork ends with the smaller gap."""
-        own, cosine = self.by_run(kind, probes), self.by_run("cosine")
-        return int(np.less.outer(own.to_numpy(), cosine.to_numpy()).sum())
+        gaps = self.by_run(kind, probes).to_numpy()
+        cosine_gaps = self.by_run("cosine").to_numpy()
+        return int(np.less.outer(gaps, cosine_gaps).sum())
 
-    def _cool_and_cosine(self, role: str, column: str) -> list[pd.Series]:
-        """Averages by run over OLI's cool probes, and over cosine's at the same steps."""
-        cool, cosine = self.probes("oli", "cool", role), self.probes("cosine", "all", role)
+    def _cool_and_cosine(self, role: str, column: str) -> tuple[pd.Series, pd.Series]:
+        """Averages by run over OLI's cool probes, and over cosine's probes at the same steps."""
+        cool = self.probes("oli", "cool", role)
+        cosine = self.probes("cosine", "all", role)
         cosine = cosine[cosine["step"].isin(cool["step"])]
-        return [rows.groupby("seed")[column].mean() for rows in (cool, cosine)]
+        return cool.groupby("seed")[column].mean(), cosine.groupby("seed")[column].mean()
 
     def smallest_improvement(self) -> float:
-        """Smallest over runs of how far OLI's cool average lies below cosine's, in points."""
+        """By how many points OLI's cool average is below cosine's, in the worst of the runs."""
         cool, cosine = self._cool_and_cosine("low_bit", "gap_pct")
         return float((cosine - cool).min())
 
     def unrecovered(self) -> Interval:
-        """FP32 perplexity of cool probes over cosine's at the same steps, percent above it."""
+        """By how many percent the FP32 perplexity of cool probes is above cosine's, same steps."""
         cool, cosine = self._cool_and_cosine("fp32", "ppl")
         return interval_of_mean(100 * (cool / cosine - 1).dropna())
 
     def end_rates(self) -> str:
         """Learning rate of each kind of fork at its last probe, in percent of the maximum."""
-        rates = {k: self.by_run(k, "all", "lr_fraction_last_update").mean() for k in KINDS}
-        return ", ".join(f"{kind} {100 * rate:.0f} %" for kind, rate in rates.items())
+        words = []
+        for kind in KINDS:
+            rate = self.by_run(kind, "all", "lr_fraction_last_update").mean()
+            words.append(f"{kind} {100 * rate:.0f} %")
+        return ", ".join(words)
 
     # Kurtosis.
 
     def kurtosis(self, definition: str = "mean_over_tensors") -> pd.Series:
         """Excess kurtosis by step: mean_over_tensors, pooled, or the largest matrix."""
-        statistic, table = definition.replace("largest", "per_tensor"), self.file("kurtosis")
+        statistic = "per_tensor" if definition == "largest" else definition
+        table = self.file("kurtosis")
         rows = table[table["statistic"] == statistic]
         return rows.groupby("step")["excess_kurtosis"].max()
 
     def kurtosis_error(self, first: object, peak: object, place: object, last: object) -> float:
-        """How far the closest definition is from four printed numbers: its worst, in percent.
+        """The worst error of the closest definition on four printed numbers, in percent.
 
-        The first value, the peak, the last value, and the place of the peak (five times its
-        relative distance). One definition has to fit all four.
+        The numbers are the first value, the peak, the last value, and the place of the peak, whose
+        relative error counts five times. One definition has to fit all four.
         """
-        wanted, errors = [float(x) for x in (first, peak, last, place)], []
-        for curve in map(self.kurtosis, ("mean_over_tensors", "pooled", "largest")):
-            found = curve.iloc[0], curve.max(), curve.iloc[-1], self._papers(curve.idxmax())
-            *values, place_of_peak = np.abs(np.divide(found, wanted) - 1)
-            errors.append(100 * max(*values, 5 * place_of_peak))
+        printed_numbers = [float(first), float(peak), float(last), float(place)]
+        errors = []
+        for definition in ("mean_over_tensors", "pooled", "largest"):
+            curve = self.kurtosis(definition)
+            place_of_peak = self._in_paper_steps(curve.idxmax())
+            measured = (curve.iloc[0], curve.max(), curve.iloc[-1], place_of_peak)
+            *value_errors, place_error = np.abs(np.divide(measured, printed_numbers) - 1)
+            errors.append(100 * max(*value_errors, 5 * place_error))
         return min(errors)
 
     def kurtosis_correlation(self, *, detrended: bool = False) -> Interval:
         """Pearson r of mean kurtosis and INT4 gap from the best FP32 step on.
 
-        The interval is Fisher's for the number of independent checkpoints that two
-        autocorrelated series are worth. ``detrended`` takes a straight line from both.
+        The interval is Fisher's, for the number of independent checkpoints that two
+        autocorrelated series are worth. ``detrended`` subtracts a straight line from both.
         """
         gap = pd.Series(self.curve("low_bit", "gap_pct")).map(float)
-        both = pd.concat([self.kurtosis(), gap], axis=1, join="inner").loc[self.best().value :]
-        if len(both) < 5 or (both.nunique() < 2).any():
+        curves = pd.concat([self.kurtosis(), gap], axis=1, join="inner")
+        late_curves = curves.loc[self.best().value :]
+        if len(late_curves) < 5 or (late_curves.nunique() < 2).any():
             raise NotMeasured("five different checkpoints after the best FP32 step")
-        series = both.to_numpy(float).T
-        found = correlate(*(signal.detrend(series) if detrended else series))
-        return read_interval(found, "value", "interval_low", "interval_high")
+        series = late_curves.to_numpy(float).T
+        if detrended:
+            series = signal.detrend(series)
+        correlation = correlate(series[0], series[1])
+        return read_interval(correlation, "value", "interval_low", "interval_high")
 
     # Beyond the paper.
 
@@ -522,15 +580,15 @@ class Measured(Evidence):
     def pilot(self, column: str | None = None) -> Interval:
         """FP32 perplexity of the pilot over that of its fork point, or an effect on its log.
 
-        ``length``: windows of the shorter against the longer kind, ``optimizer_state``: fresh
-        against rewarmed moments, both at the largest update; differences of means per run,
-        as ratios of the perplexity.
+        ``length`` compares shorter with longer windows, ``optimizer_state`` fresh with rewarmed
+        moments, both at the largest update. Effects are differences of means per run, as ratios
+        of the perplexity.
         """
         ends = _last_probes(self.file("pilot"), "fp32")
         tokens = ends["length"] * ends["batch_size"]
         if column is None:
             small = ends[tokens == tokens.min()]
-            before = self._own("fp32", "ppl", int(small["fork_step"].iloc[0]))
+            before = self._at_own_step("fp32", "ppl", int(small["fork_step"].iloc[0]))
             return interval_of_mean(small["ppl"] / float(before))
         ends = ends[(tokens == tokens.max()) & ends["optimizer_state"].isin(["fresh", "rewarmed"])]
         means = np.log(ends["ppl"]).groupby([ends["seed"], ends[column]]).mean().unstack()
@@ -540,11 +598,11 @@ class Measured(Evidence):
 
     def calibrated(self, reading: str | None = None) -> float:
         """Amplitude that a calibration rule gives at the fork point."""
-        found = self.file("calibration")
-        return float(found["amplitudes"][reading or found["assumed"]])
+        calibration = self.file("calibration")
+        return float(calibration["amplitudes"][reading or calibration["assumed"]])
 
     def amplitude_share(self) -> float:
-        """Percent of the variance between amplitudes and cadences that amplitude carries."""
+        """Percent of the variance over amplitudes and cadences that is due to the amplitude."""
         ends = _last_probes(self.file("amplitudes"), "low_bit")
         cells = ends.pivot_table(index="amplitude", columns="period", values="gap_pct").to_numpy()
         if min(cells.shape) < 2 or np.isnan(cells).any():
@@ -552,12 +610,13 @@ class Measured(Evidence):
         return float(100 * cells.mean(axis=1).var() / cells.var())
 
     def average_gain(self) -> float:
-        """Smallest INT4 perplexity of averages of checkpoints over that of the last one of them."""
+        """Smallest INT4 perplexity of averaged checkpoints over that of the cosine forks."""
         rows = self.file("rivals").query("role == 'low_bit'")
-        averages, alone = rows[rows["group"] == "average"], rows[rows["schedule"] == "cosine"]
-        if averages.empty or alone.empty:
+        averages = rows[rows["group"] == "average"]
+        cosine = rows[rows["schedule"] == "cosine"]
+        if averages.empty or cosine.empty:
             raise NotMeasured("averages in rivals.csv")
-        return float(averages["ppl"].min() / alone["ppl"].mean())
+        return float(averages["ppl"].min() / cosine["ppl"].mean())
 
     def alarms(self) -> str:
         """Alarms of the paper's rule over all windows, in words."""
@@ -573,14 +632,28 @@ class Measured(Evidence):
         )
 
     def revisions(self) -> str:
-        """Revisions that were there, and how many of them are different models."""
+        """Number of present revisions, of different models among them, and of missing revisions."""
         table = self.file("suite_table")
-        lost, models = len(missing_steps(table)), table["weights_sha256"].nunique()
-        text = f"{len(table) - lost} revisions, {models} distinct models"
-        return text + (f", {lost} missing" if lost else "")
+        missing = len(missing_steps(table))
+        models = table["weights_sha256"].nunique()
+        text = f"{len(table) - missing} revisions, {models} distinct models"
+        return f"{text}, {missing} missing" if missing else text
 
 
-FUNCTIONS = {
-    f.__name__: f for f in (abs, every, fewest_df, float, interval_of_r, len, log, max, meets, min,
-                            p_of_r, p_of_t, round)
-} | {"smallest_p": lambda runs: smallest_p(runs, runs)}  # fmt: skip
+_NAMED_FUNCTIONS = (
+    abs,
+    every,
+    fewest_df,
+    float,
+    interval_of_r,
+    len,
+    log,
+    max,
+    meets,
+    min,
+    p_of_r,
+    p_of_t,
+    round,
+)
+FUNCTIONS = {function.__name__: function for function in _NAMED_FUNCTIONS}
+FUNCTIONS["smallest_p"] = lambda runs: smallest_p(runs, runs)

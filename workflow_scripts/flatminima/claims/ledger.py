@@ -1,17 +1,17 @@
-"""Rows of the ledger, read from ``claims.yaml``, and what follows from the evidence.
+"""Rows of the ledger, read from ``claims.yaml``, and the answers that the evidence gives.
 
-A row holds quotations, the numbers in them, and expressions over both and over the accessors
-of ``evidence``. Four questions are asked of it, each on its own: does the text agree with
-itself, with public sources, with a measurement on its own model, and what can its design
-carry. An answer is computed by the row's expression, or it is a reader's judgement and says
-so with its reason.
+The ledger lists the paper's claims. A row has quotations, the numbers in them, and expressions
+over both and over the accessors of ``evidence``. Each row has up to four questions: whether the
+text agrees with itself, with public sources, and with a measurement on its own model, and
+whether the experiment can show the claim. An answer is computed by an expression of the row, or
+it is a reader's judgement, which is marked as one and has a reason.
 """
 
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -28,48 +28,57 @@ from flatminima.claims.evidence import (
 from flatminima.claims.interval_arithmetic import Interval, interval, printed
 from flatminima.errors import ConfigError, suggest
 
-REPLICATED, NOT_REPLICATED = "replicated", "not replicated"
-INCONCLUSIVE, NOT_MEASURED = "inconclusive", "not measured"
+REPLICATED = "replicated"
+NOT_REPLICATED = "not replicated"
+INCONCLUSIVE = "inconclusive"
+NOT_MEASURED = "not measured"
 # Answers to each question with their meaning; the first is the favourable one.
 ANSWERS = {
     "self": {
-        "consistent": "nothing else that the paper prints speaks against it",
-        "loose wording": "a fair reading saves it; the words say more, or other, than the numbers",
-        "slip": "one cell or one reference is wrong; nothing rests on it",
+        "consistent": "nothing else in the paper contradicts it",
+        "loose wording": "a fair reading agrees with the numbers; the words claim more",
+        "slip": "one cell or one reference is wrong; no other statement depends on it",
         "expectation not met": "the paper expects it and prints numbers that do not show it",
-        "inconsistent": "two places of the paper exclude each other",
+        "inconsistent": "two places of the paper contradict each other",
     },
     "sources": {
-        "agrees": "a public source says the same",
+        "agrees": "a public source agrees",
         "partly": "a public source agrees in part",
-        "differs": "a public source says otherwise",
-        "not found": "looked for in public and not found",
+        "differs": "a public source disagrees",
+        "not found": "searched for in public sources and not found",
     },
     "measured": {
-        REPLICATED: "measured on Pythia-160m: the 95 % interval lies within the bound set before",
-        NOT_REPLICATED: "the interval lies outside it, or what is claimed was not there",
-        INCONCLUSIVE: "the interval crosses it",
+        REPLICATED: "measured on Pythia-160m: the 95 % interval is inside the bound set beforehand",
+        NOT_REPLICATED: "the interval is outside the bound, or the claimed effect was not found",
+        INCONCLUSIVE: "the interval crosses an end of the bound",
         NOT_MEASURED: "not measured on Pythia-160m so far",
     },
     "design": {
-        "adequate": "what was done can carry the statement",
-        "confounded": "several things change at once; they cannot be told apart",
-        "three runs a side": "at most three runs on each side; little can be excluded",
-        "not significant": "the printed number could be chance at the printed size",
+        "adequate": "the experiment can show this",
+        "confounded": "several things change at once and cannot be separated",
+        "three runs a side": "at most three runs on each side, which exclude little",
+        "not significant": "the printed effect may be chance at the printed number of runs",
         "not generalizable": "one run, one checkpoint or one model",
-        "not tested": "what the statement needs was not measured, as far as the text says",
+        "not tested": "according to the text, the necessary measurement was not made",
     },
 }
 QUESTIONS = tuple(ANSWERS)
-ALIKE = {REPLICATED: "as claimed", NOT_REPLICATED: "not as claimed", INCONCLUSIVE: "undecided"}
-# Read by claims_extended alone.
+ANALOGUE_ANSWERS = {
+    REPLICATED: "as claimed",
+    NOT_REPLICATED: "not as claimed",
+    INCONCLUSIVE: "undecided",
+}
+# Measurements beyond the paper. Only claims_extended reads them.
 BEYOND = ("mechanism", "rivals", "pilot", "amplitudes", "calibration")
-_FIELD = re.compile(r"\{(.+?)(?::([,.%\d+a-z]*))?\}")
+_EXPRESSION = re.compile(r"\{(.+?)(?::([,.%\d+a-z]*))?\}")  # {expression} or {expression:format}
+
+
+# ---- claims.yaml -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Quotation:
-    """A passage of the paper, where it stands, and its line in the file of excerpts."""
+    """A passage of the paper, its section, and its line in the file of excerpts."""
 
     section: str
     text: str
@@ -77,7 +86,7 @@ class Quotation:
 
     @property
     def place(self) -> str:
-        """The section in words; what is known at second hand says so."""
+        """The section in words. A caption is only known from an article."""
         if self.section[0].isdigit():
             return f"section {self.section}"
         if self.section.startswith("Figure"):
@@ -87,7 +96,11 @@ class Quotation:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of ``claims.yaml``; the file's head describes the fields."""
+    """One row of ``claims.yaml``; the head of the file describes the fields.
+
+    ``consistency`` is the key ``self`` of the file: whether the paper agrees with itself. ``line``
+    is the row's line in the file.
+    """
 
     id: str
     theme: str
@@ -102,16 +115,149 @@ class Row:
     found: str = ""
     analogue: str = ""
     source: str = ""
-    self: Mapping = field(default_factory=dict)
+    consistency: Mapping = field(default_factory=dict)
     sources: Mapping = field(default_factory=dict)
     measured: Mapping = field(default_factory=dict)
     design: Mapping = field(default_factory=dict)
     forest: Mapping = field(default_factory=dict)
 
+    def definition(self, question: str) -> Mapping:
+        """How the row answers a question of ``QUESTIONS``; empty if it has no such question."""
+        return getattr(self, "consistency" if question == "self" else question)
+
+
+_ROW_KEYS = [
+    "self" if row_field.name == "consistency" else row_field.name
+    for row_field in fields(Row)
+    if row_field.name != "line"
+]
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The content of ``claims.yaml``."""
+
+    rows: tuple[Row, ...]
+    themes: Mapping[str, str]
+    pythia: Mapping
+    provenance: Mapping
+    changes: tuple[Mapping, ...]
+
+    @cached_property
+    def successors(self) -> dict[str, str]:
+        """The present row of every id that was ever used."""
+        row_by_id = {row.id: row.id for row in self.rows}
+        for row in self.rows:
+            for old_id in row.merges:
+                row_by_id[old_id] = row.id
+        return row_by_id
+
+
+def flat(text: str) -> str:
+    """Text with single spaces."""
+    return " ".join(text.split())
+
+
+def read_excerpts(path: str | Path) -> list[Quotation]:
+    """The quoted passages with their sections and their lines in the file."""
+    text = Path(path).read_text(encoding="utf-8")
+    passages = yaml.safe_load(text)["passages"]
+    return [
+        Quotation(str(passage["section"]), flat(passage["text"]), line)
+        for passage, line in zip(passages, _lines_that_begin(text, "- section:"), strict=True)
+    ]
+
+
+def _lines_that_begin(text: str, start: str) -> list[int]:
+    """Numbers of the lines that begin with ``start``; YAML itself forgets its lines."""
+    return [number for number, line in enumerate(text.splitlines(), 1) if line.startswith(start)]
+
+
+def read_ledger(path: str | Path, excerpts: str | Path) -> Ledger:
+    """Read ``claims.yaml``. Raises ``ConfigError`` with one line for a row that is not valid.
+
+    Every quotation must occur in the excerpts under its section, and every number of a row in
+    one of its quotations. Each id, present or former, belongs to one row.
+    """
+    text = Path(path).read_text(encoding="utf-8")
+    content = yaml.safe_load(text)
+    passages = read_excerpts(excerpts)
+    rows = tuple(
+        _read_row(row_content, passages, line, content["themes"])
+        for row_content, line in zip(
+            content.pop("rows"), _lines_that_begin(text, "- id:"), strict=True
+        )
+    )
+    uses_of_id = Counter(row_id for row in rows for row_id in (row.id, *row.merges))
+    repeated = [row_id for row_id, uses in uses_of_id.items() if uses > 1]
+    if repeated:
+        raise ConfigError(f"{path}: {', '.join(repeated)} occurs twice; ids are unique")
+    return Ledger(rows, **content)
+
+
+def _read_row(content: dict, passages: list[Quotation], line: int, themes: Mapping) -> Row:
+    where = f"claims.yaml, {content['id']}"
+    for key in content:
+        _check_word(key, _ROW_KEYS, where)
+    _check_word(content["theme"], themes, where)
+    for question in QUESTIONS:
+        _check_question(content.get(question, {}), question, where)
+
+    quotes = [_read_quotation(quote, passages, where) for quote in content.get("quotes", ())]
+    row_fields = {
+        **content,
+        "quotes": tuple(quotes),
+        "numbers": {
+            name: _read_number(name, str(number), quotes, where)
+            for name, number in content.get("numbers", {}).items()
+        },
+        "merges": tuple(content.get("merges", ())),
+        "consistency": content.get("self", {}),
+    }
+    row_fields.pop("self", None)
+    return Row(**row_fields, line=line)
+
+
+def _check_word(word: str, valid_words: Iterable[str], where: str) -> None:
+    if word not in valid_words:
+        raise ConfigError(f"{where}: {suggest(word, valid_words)}")
+
+
+def _check_question(definition: Mapping, question: str, where: str) -> None:
+    """Check that the answer of a row exists, and that a judgement has a reason."""
+    answer = definition.get("judgement", definition.get("otherwise"))
+    if answer:
+        _check_word(answer, ANSWERS[question], f"{where}, {question}")
+    if "judgement" in definition and not definition.get("because"):
+        raise ConfigError(f"{where}, {question}: a judgement needs a reason")
+
+
+def _read_quotation(quote: str, passages: list[Quotation], where: str) -> Quotation:
+    """The quotation ``section: text``, with the line of the passage that contains it."""
+    section, _, text = quote.partition(": ")
+    text = flat(text)
+    for passage in passages:
+        if passage.section == section and text in passage.text:
+            return replace(passage, text=text)
+    raise ConfigError(f"{where}: not in the excerpts under {section}: {text!r}")
+
+
+def _read_number(name: str, text: str, quotes: list[Quotation], where: str) -> Interval:
+    """The number that a quotation prints. ``text`` may add a half width or explain a word."""
+    shown = re.split(r"[±=]", text)[0].strip()
+    # Not as a part of a longer number: 7 does not occur in 7.7 or 77.
+    pattern = rf"(?<![\d.,]){re.escape(shown)}(?![\d]|[.,]\d)"
+    if not any(re.search(pattern, quote.text) for quote in quotes):
+        raise ConfigError(f"{where}: no quotation prints {name} = {shown}")
+    return printed(text)
+
+
+# ---- answers ---------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer to one question, the rule it follows from and what there is to add."""
+    """An answer to one question, the rule that gives it, and a remark."""
 
     text: str = ""
     rule: str = ""
@@ -122,9 +268,9 @@ class Answer:
 class Judged:
     """A row with everything that was computed for it.
 
-    ``effect`` and ``own`` are the statistic that the opening figure draws, in the paper's
-    numbers and in the suite's, ``bound`` what would count as replication on its axis;
-    ``files`` names what was read.
+    ``effect`` and ``suite_effect`` are the statistic that the opening figure draws, from the
+    paper's numbers and from the suite's. ``bound`` on its axis would count as replication.
+    ``files`` are the names of the files that were read.
     """
 
     row: Row
@@ -135,104 +281,25 @@ class Judged:
     analogue: str
     bound: tuple[float, float] | None
     effect: Interval | None
-    own: Interval | None
+    suite_effect: Interval | None
     files: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Ledger:
-    """``claims.yaml`` as a whole."""
-
-    rows: tuple[Row, ...]
-    themes: Mapping[str, str]
-    pythia: Mapping
-    provenance: Mapping
-    changes: tuple[Mapping, ...]
-
-    @cached_property
-    def successors(self) -> dict[str, str]:
-        """Every id that was ever used, and the row that holds it now."""
-        pairs = [(row.id, row.id) for row in self.rows]
-        return dict(pairs + [(old, row.id) for row in self.rows for old in row.merges])
-
-
-def flat(text: str) -> str:
-    """Text with single spaces."""
-    return " ".join(text.split())
-
-
-def read_excerpts(path: str | Path) -> list[Quotation]:
-    """The quoted passages with their places; lines are those of the file."""
-    text = Path(path).read_text(encoding="utf-8")
-    lines = [n for n, line in enumerate(text.splitlines(), 1) if line.startswith("- section:")]
-    passages = yaml.safe_load(text)["passages"]
-    return [
-        Quotation(str(p["section"]), flat(p["text"]), line)
-        for p, line in zip(passages, lines, strict=True)
-    ]
-
-
-def read_ledger(path: str | Path, excerpts: str | Path) -> Ledger:
-    """Read ``claims.yaml``; raises ``ConfigError`` with one line for a row that is not valid.
-
-    Every quotation must stand in the excerpts under its section, and every number of a row
-    in one of its quotations; an id, of now or of before, leads to one row.
-    """
-    text = Path(path).read_text(encoding="utf-8")
-    data, passages = yaml.safe_load(text), read_excerpts(excerpts)
-    lines = [n for n, line in enumerate(text.splitlines(), 1) if line.startswith("- id:")]
-    rows = tuple(
-        _row(entry, passages, line, data["themes"])
-        for entry, line in zip(data.pop("rows"), lines, strict=True)
-    )
-    ids = Counter(name for row in rows for name in (row.id, *row.merges))
-    if repeated := [name for name, count in ids.items() if count > 1]:
-        raise ConfigError(f"{path}: {', '.join(repeated)} occurs twice; ids are unique")
-    return Ledger(rows, **data)
-
-
-def _row(entry: dict, passages: list[Quotation], line: int, themes: Mapping) -> Row:
-    where = f"claims.yaml, {entry['id']}"
-
-    def known(word: str, words: Iterable[str], place: str = "") -> None:
-        if word not in words:
-            raise ConfigError(f"{where}{place}: {suggest(word, words)}")
-
-    for key in entry:
-        known(key, Row.__dataclass_fields__)
-    known(entry["theme"], themes)
-    quotes, numbers = [], {}
-    for quote in entry.get("quotes", ()):
-        section, _, text = quote.partition(": ")
-        found = [p for p in passages if p.section == section and flat(text) in p.text]
-        if not found:
-            raise ConfigError(f"{where}: not in the excerpts under {section}: {text!r}")
-        quotes.append(replace(found[0], text=flat(text)))
-    for key, value in entry.get("numbers", {}).items():
-        shown = re.split(r"[±=]", str(value))[0].strip()
-        pattern = rf"(?<![\d.,]){re.escape(shown)}(?![\d]|[.,]\d)"
-        if not any(re.search(pattern, quote.text) for quote in quotes):
-            raise ConfigError(f"{where}: no quotation prints {key} = {shown}")
-        numbers[key] = printed(str(value))
-    for question in QUESTIONS:
-        given = entry.get(question, {})
-        if answer := given.get("judgement", given.get("otherwise")):
-            known(answer, ANSWERS[question], f", {question}")
-        if "judgement" in given and not given.get("because"):
-            raise ConfigError(f"{where}, {question}: a judgement needs a reason")
-    merges = tuple(entry.get("merges", ()))
-    return Row(**entry | {"quotes": tuple(quotes), "numbers": numbers, "merges": merges}, line=line)
-
-
 class Scope:
-    """A row's expressions on one kind of evidence: over its numbers, accessors and functions."""
+    """Evaluates the expressions of a row on one kind of evidence.
+
+    An expression may use the row's numbers, the accessors of the evidence and ``FUNCTIONS``.
+    """
 
     def __init__(self, row: Row, evidence: Evidence) -> None:
-        names = {n: getattr(evidence, n) for n in dir(evidence) if not n.startswith("_")}
-        self.row, self.names = row, FUNCTIONS | names | row.numbers | {"__builtins__": {}}
+        accessors = {
+            name: getattr(evidence, name) for name in dir(evidence) if not name.startswith("_")
+        }
+        self.row = row
+        self.names = FUNCTIONS | accessors | row.numbers | {"__builtins__": {}}
 
     def value(self, expression: object) -> object:
-        """Value of an expression; a mistake in it names the row."""
+        """The value of an expression. An error in it is reported with the row."""
         if not isinstance(expression, str):
             return expression
         try:
@@ -243,21 +310,24 @@ class Scope:
             raise ConfigError(f"claims.yaml, {self.row.id}: {expression!r}: {error}") from error
 
     def text(self, template: str) -> str:
-        """A text with ``{expression:format}`` filled in."""
+        """A text in which each ``{expression:format}`` is replaced by its value."""
 
         def fill(match: re.Match) -> str:
-            value, spec = self.value(match[1]), match[2] or ""
-            return value if isinstance(value, str) else f"{value:{spec}}"
+            value = self.value(match[1])
+            return value if isinstance(value, str) else f"{value:{match[2] or ''}}"
 
-        return flat(_FIELD.sub(fill, template))
+        return flat(_EXPRESSION.sub(fill, template))
 
     def bound(self) -> tuple[float, float]:
-        """What would count as replication; without an end on one side, infinity."""
+        """The bound that would count as replication; an open end is infinity."""
         low, high = map(self.value, self.row.measured["bound"])
         return -math.inf if low is None else float(low), math.inf if high is None else float(high)
 
-    def drawn(self, side: str) -> Interval | None:
-        """The statistic of a row in the opening figure, where it can be computed."""
+    def drawn_effect(self, side: str) -> Interval | None:
+        """The statistic of a row in the opening figure, if it can be computed.
+
+        ``side`` is paper or suite.
+        """
         forest = self.row.forest
         if not forest or forest.get(side) == "none":
             return None
@@ -269,109 +339,145 @@ class Scope:
 
 
 def judge(ledger: Ledger, paper: Printed, suite: Measured | None = None) -> list[Judged]:
-    """Every row of the ledger on the printed numbers and, where there is one, on a suite."""
+    """Judge every row of the ledger on the printed numbers and, if given, on a suite."""
     return [judge_row(row, paper, suite) for row in ledger.rows]
 
 
 def judge_row(row: Row, paper: Printed, suite: Measured | None = None) -> Judged:
-    """Ask the four questions of one row, and compute what is shown beside them."""
-    own, scope = Scope(row, suite) if suite else None, Scope(row, paper)
-    another = own and not suite.is_paper_model
-    for evidence in filter(None, (paper, suite)):
-        evidence.used.clear()
+    """Answer the four questions of one row, and compute what the pages show with them."""
+    paper.used.clear()
+    paper_scope = Scope(row, paper)
+    suite_scope = None
+    replica_scope = None  # a suite of the paper's model: only it can replicate a claim
+    if suite is not None:
+        suite.used.clear()
+        suite_scope = Scope(row, suite)
+        if suite.is_paper_model:
+            replica_scope = suite_scope
+
     answers = {
-        q: _measured(scope, None if another else own) if q == "measured" else _answer(q, scope)
-        for q in QUESTIONS
+        "self": _answer("self", paper_scope),
+        "sources": _answer("sources", paper_scope),
+        "measured": _measured_answer(paper_scope, replica_scope),
+        "design": _answer("design", paper_scope),
     }
-    bound = None
-    if "bound" in row.forest:
-        bound = tuple(float(scope.value(end)) for end in row.forest["bound"])
-    elif "value" not in row.forest and "bound" in row.measured:  # in the unit of the axis
-        bound = scope.bound()
+    analogue = ""
+    if suite_scope is not None and replica_scope is None:
+        analogue = _analogue(paper_scope, suite_scope)
     return Judged(
         row,
         answers,
-        arithmetic=scope.text(row.arithmetic),
-        found=scope.text(row.found),
-        criterion=_criterion(scope),
-        analogue=_analogue(scope, own) if another else "",
-        bound=bound,
-        effect=scope.drawn("paper"),
-        own=own.drawn("suite") if own else None,
+        arithmetic=paper_scope.text(row.arithmetic),
+        found=paper_scope.text(row.found),
+        criterion=_criterion(paper_scope),
+        analogue=analogue,
+        bound=_drawn_bound(paper_scope),
+        effect=paper_scope.drawn_effect("paper"),
+        suite_effect=suite_scope.drawn_effect("suite") if suite_scope else None,
+        # Read last: computing the fields above fills it.
         files=(*sorted(suite.used if suite else ()), *sorted(paper.used)),
     )
 
 
+def _drawn_bound(scope: Scope) -> tuple[float, float] | None:
+    """The bound of a row on the axis of the opening figure."""
+    forest = scope.row.forest
+    if "bound" in forest:
+        low, high = forest["bound"]
+        return float(scope.value(low)), float(scope.value(high))
+    # The figure may draw another statistic than is measured. Its axis has another unit then.
+    if "value" not in forest and "bound" in scope.row.measured:
+        return scope.bound()
+    return None
+
+
 def _answer(question: str, scope: Scope) -> Answer:
-    if not (asked := getattr(scope.row, question)):
+    """The answer to a question that needs no measurement."""
+    definition = scope.row.definition(question)
+    if not definition:
         return Answer()
-    because = scope.text(asked.get("because", ""))
-    if "judgement" in asked:
-        return Answer(asked["judgement"], "judgement", because)
-    holds = scope.value(asked["holds"])
-    # Where rounding leaves it open the paper has the benefit of the doubt.
-    text = asked["otherwise"] if holds is False else next(iter(ANSWERS[question]))
-    return Answer(text, asked["holds"], because)
+    because = scope.text(definition.get("because", ""))
+    if "judgement" in definition:
+        return Answer(definition["judgement"], "judgement", because)
+
+    # If rounding leaves the expression open (None), the paper has the benefit of the doubt.
+    text = next(iter(ANSWERS[question]))
+    if scope.value(definition["holds"]) is False:
+        text = definition["otherwise"]
+    return Answer(text, definition["holds"], because)
 
 
 def within(value: object, low: float, high: float) -> str:
-    """Where an interval lies: inside a bound, outside it, or across one of its ends."""
-    found = interval(value)
-    if low <= found.low and found.high <= high:
+    """The answer for an interval that is inside a bound, outside it, or across one of its ends."""
+    measured = interval(value)
+    if low <= measured.low and measured.high <= high:
         return REPLICATED
-    return NOT_REPLICATED if found.high < low or found.low > high else INCONCLUSIVE
+    if measured.high < low or measured.low > high:
+        return NOT_REPLICATED
+    return INCONCLUSIVE
 
 
-def _measured(scope: Scope, own: Scope | None) -> Answer:
-    """The answer of a suite of the paper's model, or the command that would give one."""
-    asked = scope.row.measured
-    if not asked:
+def _measured_answer(paper_scope: Scope, replica_scope: Scope | None) -> Answer:
+    """The answer of a suite of the paper's model, or the command that would measure it."""
+    definition = paper_scope.row.measured
+    if not definition:
         return Answer()
-    if "never" in asked:
-        return Answer(NOT_MEASURED, "judgement", asked["never"])
-    page = "claims.html" if set(BEYOND).isdisjoint(asked["needs"]) else "claims_extended.html"
+    if "never" in definition:
+        return Answer(NOT_MEASURED, "judgement", definition["never"])
+
+    needs_extended = not set(BEYOND).isdisjoint(definition["needs"])
+    page = "claims_extended.html" if needs_extended else "claims.html"
     command = f"`snakemake --cores all results/pythia-160m/{page}`"
-    if own is None:
-        return Answer(NOT_MEASURED, asked["value"], command)
-    rule = f"{asked['value']} in {asked['bound']}"
+    if replica_scope is None:
+        return Answer(NOT_MEASURED, definition["value"], command)
+
+    rule = f"{definition['value']} in {definition['bound']}"
     try:
-        value = own.value(asked["value"])
-    except NotMeasured as lacking:
-        return Answer(NOT_MEASURED, rule, f"{lacking} is missing; {command}")
-    except NotFound as absent:
-        return Answer(NOT_REPLICATED, rule, str(absent))
-    shown = f"{interval(value):{asked.get('format', '.2f')}} {asked['unit']}".strip()
-    return Answer(within(value, *scope.bound()), rule, shown)
+        value = replica_scope.value(definition["value"])
+    except NotMeasured as missing:
+        return Answer(NOT_MEASURED, rule, f"{missing} is missing; {command}")
+    except NotFound as reason:
+        return Answer(NOT_REPLICATED, rule, str(reason))
+    number = f"{interval(value):{definition.get('format', '.2f')}}"
+    shown = f"{number} {definition['unit']}".strip()
+    return Answer(within(value, *paper_scope.bound()), rule, shown)
 
 
 def _criterion(scope: Scope) -> str:
-    asked = scope.row.measured
-    if "bound" not in asked:
-        return flat(asked.get("criterion", asked.get("never", "")))
-    ends = scope.bound()
-    low, high = (f"{x:{asked.get('format', '.2f')}}" for x in ends)
-    span = f"within {low} to {high}"
-    if math.inf in map(abs, ends):
-        span = f"not below {low}" if math.isinf(ends[1]) else f"not above {high}"
-    why = f" ({scope.text(asked['criterion'])})" if "criterion" in asked else ""
-    return f"{asked['what']}: 95 % interval {span} {asked['unit']}".rstrip() + why
+    """What would count as a replication, in words."""
+    definition = scope.row.measured
+    if "bound" not in definition:
+        return flat(definition.get("criterion", definition.get("never", "")))
+    low, high = scope.bound()
+    spec = definition.get("format", ".2f")
+    if math.isinf(high):
+        span = f"not below {low:{spec}}"
+    elif math.isinf(low):
+        span = f"not above {high:{spec}}"
+    else:
+        span = f"within {low:{spec}} to {high:{spec}}"
+    criterion = f"{definition['what']}: 95 % interval {span} {definition['unit']}".rstrip()
+    if "criterion" in definition:
+        criterion += f" ({scope.text(definition['criterion'])})"
+    return criterion
 
 
-def _analogue(scope: Scope, own: Scope) -> str:
-    """The suite's own value in one line; empty where it says nothing.
+def _analogue(paper_scope: Scope, suite_scope: Scope) -> str:
+    """The number of a suite that is not the paper's model, in one line; empty without one.
 
-    Where the bound means the same for any run (``alike``) it is applied as well.
+    If the bound means the same for any run (``alike``), the line also compares with it.
     """
-    row = scope.row
+    row = paper_scope.row
     if not row.analogue:
         return ""
     try:
-        text = own.text(row.analogue)
+        text = suite_scope.text(row.analogue)
         if not row.measured.get("alike"):
             return text
-        answer = within(own.value(row.measured["value"]), *scope.bound())
-    except NotFound as absent:
-        text, answer = str(absent), NOT_REPLICATED
+        answer = within(suite_scope.value(row.measured["value"]), *paper_scope.bound())
+    except NotFound as reason:
+        text = str(reason)
+        answer = NOT_REPLICATED
     except NotMeasured:
         return ""
-    return f"{text}; by the same bound {ALIKE[answer]}"
+    return f"{text}; by the same bound {ANALOGUE_ANSWERS[answer]}"
