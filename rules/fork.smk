@@ -1,11 +1,15 @@
-"""Forks: training continued under another schedule, and what is measured of its checkpoints.
+"""Forks: training from one checkpoint of the run under another schedule, and its measurement.
 
-A fork is a series of checkpoints, and so is everything else that leaves the suite's run:
-{series} is `forks` (the schedules of the paper), `cycles` (OLI probed through its last
-cycles), `variants` (rivals, other amplitudes, the pilot) or `cooled` (a common cool-down of
-every fork after its end, so that they are compared at equal rates). Training writes weights; what
-measures the checkpoints of the audit measures those of a fork. Rivals that are averages of the
-run's own checkpoints are not trained, and the amplitude is calibrated before any update.
+A fork is a series of checkpoints. {series} is one of:
+
+- `forks`: the schedules of the paper
+- `cycles`: OLI, probed throughout its last cycles
+- `variants`: rivals, other amplitudes, the pilot
+- `cooled`: a common cool-down after the end of each fork, to compare forks at equal rates
+
+Training writes weights only. The rules of the audit measure the checkpoints of forks too. Rivals
+that are averages of the run's own checkpoints are not trained. The amplitude is calibrated at the
+fork point, before any update.
 """
 
 
@@ -58,7 +62,7 @@ use rule train_fork as train_fork_temporary with:
         suite=suites_where(lambda suite: not suite.config.keeps_forks),
 
 
-# What training has made is told by the sha256 in `training`, not by the age of a folder.
+# `training` has the sha256 of the checkpoints, so the age of their folder does not matter.
 use rule probe_checkpoints as probe_fork with:
     input:
         checkpoints=ancient("results/{suite}/{series}/checkpoints/{condition}-seed{seed}"),
@@ -109,7 +113,7 @@ use rule measure_kurtosis as measure_kurtosis_of_fork with:
 rule summarise_fork:
     """Gaps of one fork at every probe, with intervals."""
     input:
-        # Two conditions that train alike are one trajectory under two names.
+        # Two conditions with the same training share one trajectory under two names.
         unpack(of_branch(Branch.trajectory, "seed")),
     output:
         table="results/{suite}/{series}/{condition}-seed{seed}.csv",
@@ -132,7 +136,7 @@ rule summarise_fork:
         "../workflow_scripts/summarise_fork.py"
 
 
-# All forks of a suite, or all of one kind of conditions beyond the paper's.
+# All forks of a suite, or all conditions of one kind beyond the paper.
 use rule gather_kurtosis as gather_forks with:
     input:
         tables=planned(plan_forks.trajectories, "gathered"),

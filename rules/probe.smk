@@ -33,7 +33,7 @@ rule probe_checkpoints:
 
 
 rule summarise_probes:
-    """A row per step and quantizer, with intervals, from the scores of single sequences."""
+    """One row per step and quantizer, with intervals, from the scores of single sequences."""
     input:
         sequences="results/{suite}/probes/{steps}.parquet",
     output:
@@ -55,7 +55,7 @@ rule summarise_probes:
 
 
 rule gather_audit:
-    """The tidy table of the audit: a row per step and quantizer."""
+    """The table of the audit: one row per step and quantizer."""
     input:
         suite_table="results/{suite}/suite.csv",
         tables=of_ranges("results/{suite}/probes/{steps}.csv"),
@@ -83,7 +83,7 @@ rule gather_audit:
 
 
 rule measure_kurtosis:
-    """Kurtosis per tensor, their mean, and pooled."""
+    """Kurtosis of each tensor, their mean, and the kurtosis of all weights together."""
     input:
         checkpoints=checkpoints("kurtosis/{steps}.csv"),
     output:
@@ -111,7 +111,7 @@ rule measure_kurtosis:
 
 
 rule gather_kurtosis:
-    """Kurtosis of the whole suite in step order."""
+    """Kurtosis of all revisions of a suite in step order."""
     input:
         suite_table="results/{suite}/suite.csv",
         tables=of_ranges("results/{suite}/kurtosis/{steps}.csv"),
@@ -134,9 +134,9 @@ rule gather_kurtosis:
         "../workflow_scripts/gather_tables.py"
 
 
-# Not part of `all`: what it holds depends on which packages are installed.
+# Not part of `all`: its rows depend on the installed packages.
 rule probe_deployed:
-    """Real quantized inference where the forks begin and at the end, beside the simulated one."""
+    """Real quantized inference at the fork point and at the end, compared with the simulation."""
     input:
         checkpoints=planned(plan.deployed_files),
         validation="results/{suite}/data/validation.safetensors",

@@ -23,7 +23,7 @@ from flatminima.tools.deployed import (
     FORMATS,
     Format,
     NotHere,
-    _only_linear,
+    _linear_modules,
     gguf_model,
     probe_deployed,
     score_format,
@@ -87,8 +87,8 @@ def test_q8_0_is_within_half_a_step_whatever_holds_the_weights():
             error = (layer.matrices().reshape(-1, 32) - blocks).abs()
             assert (error <= step * (0.5 + 127 * 2**-11 + 1e-6)).all()
             assert error.max() > 0
-    with pytest.raises(NotHere, match=r"c_attn.weight belongs to a layer that is no nn.Linear"):
-        _only_linear(gpt2, "blocks")
+    with pytest.raises(NotHere, match=r"c_attn.weight .* nn.Linear"):
+        _linear_modules(gpt2, "blocks")
 
 
 def zeroed(model, layers, group):
@@ -174,7 +174,7 @@ def test_torchaos_unpacked_4_bits_are_the_simulated_quantizer(prober):
 
 @installed("bitsandbytes")
 def test_bitsandbytes_is_measured(prober):
-    with pytest.raises(NotHere, match="has 32 inputs, no multiple of 64"):
+    with pytest.raises(NotHere, match="has 32 inputs"):
         score_format(wide_model(), prober, "bitsandbytes_nf4")
     model = wide_model(hidden=64)
     for name in ("bitsandbytes_nf4", "bitsandbytes_int8"):

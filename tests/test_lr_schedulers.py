@@ -125,7 +125,7 @@ def test_the_schedule_of_a_whole_run_takes_nothing_of_a_fork():
 
 MISTAKES = (
     (lambda o: get_cosine_schedule(o, 10, 10), "num_warmup_steps 10, start 10, num_training_ste"),
-    (lambda o: get_cosine_schedule(o, 1, 9, min_lr=2.0), "lowest learning rate 2.0: from 0 to a"),
+    (lambda o: get_cosine_schedule(o, 1, 9, min_lr=2.0), "lowest learning rate 2.0; valid: 0 to"),
     (lambda o: get_cosine_schedule(optimizer_of(0.0), 1, 9), "lr_max 0.0: "),
     (lambda o: get_sgdr_schedule(o, 5, 9, 2, start=4), "num_warmup_steps 5, start 4"),
     (lambda o: get_oli_schedule(o, 1, 9, 0, 3), "bump_steps 0: "),

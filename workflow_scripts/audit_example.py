@@ -1,4 +1,4 @@
-"""Audit the example run as the command ``flatminima audit`` audits any run."""
+"""Audit the example run, as the command ``flatminima audit`` does for any run."""
 
 import contextlib
 import sys
@@ -13,12 +13,12 @@ from flatminima.tools.audit_options import AuditOptions
 
 
 def main(run: str, validation: str, table: str, options: dict) -> None:
-    """Write the audit beside ``table``; a run that left its plateau is a result as well."""
-    torch.set_num_threads(1)
-    asked = AuditOptions(run, data=validation, out=str(Path(table).parent), **options)
-    with contextlib.redirect_stdout(sys.stderr):  # which is the log
-        code = audit(asked)
-    if code == BAD_INPUT:
+    """Write the audit into the folder of ``table``. A run that left its plateau is no error."""
+    torch.set_num_threads(1)  # numbers do not depend on the machine's cores
+    audit_options = AuditOptions(run, data=validation, out=str(Path(table).parent), **options)
+    with contextlib.redirect_stdout(sys.stderr):  # the job's log
+        exit_code = audit(audit_options)
+    if exit_code == BAD_INPUT:
         raise UserError(f"{run}: the audit failed, see above")
 
 

@@ -16,10 +16,10 @@ from flatminima.scoring import Prober
 
 
 def average_model(folders: Sequence[str], weights: Sequence[float], device: str) -> nn.Module:
-    """The last checkpoint's model with the weighted mean of all of them, summed in float64.
+    """A model with the weighted mean of all checkpoints' parameters, summed in float64.
 
-    One checkpoint is in memory at a time, and the sums. Raises ``UserError`` where a checkpoint
-    has other parameters than the first.
+    Only one checkpoint and the sums are in memory. Raises ``UserError`` if a checkpoint has other
+    parameters than the first.
     """
     sums: dict[str, Tensor] = {}
     model = parameters = None
@@ -41,22 +41,34 @@ def average_model(folders: Sequence[str], weights: Sequence[float], device: str)
     return model.to(device)
 
 
-def main(suite: str, average: str, definition: dict, folders: list[str], steps: list[int],
-         validation: str, probe: dict, resamples: int, threads: int, code: str, table: str,
-         sequences: str, provenance: str) -> None:  # fmt: skip
-    """Write a row per quantizer, the scores of each sequence, and what made them.
+def main(
+    suite: str,
+    average: str,
+    definition: dict,
+    folders: list[str],
+    steps: list[int],
+    validation: str,
+    probe: dict,
+    resamples: int,
+    threads: int,
+    code: str,
+    table: str,
+    sequences: str,
+    provenance: str,
+) -> None:
+    """Write one row per quantizer, the scores of each sequence, and what decided them.
 
-    ``folders`` are checkpoints of ``steps``, in order; the rows carry the last step.
+    ``folders`` are the checkpoints of ``steps``, in order. The rows have the last step.
     """
     prober = Prober(validation, probe, threads)
     weights = read_kind(definition).weights(len(folders))
     scores = prober(average_model(folders, weights, prober.device), steps[-1])
     write_table(sequences, scores)
     rows = summarise(scores, ["step"], resamples=resamples, seed=0)
-    first = pd.DataFrame({"suite": suite, "schedule": average, "seed": pd.NA}, index=rows.index)
-    write_table(table, pd.concat([first, rows], axis=1))
-    averaged = {"definition": definition, "steps": steps, "weights": weights, "code": code}
-    write_json(provenance, {**prober.made_by, **averaged})
+    labels = pd.DataFrame({"suite": suite, "schedule": average, "seed": pd.NA}, index=rows.index)
+    write_table(table, pd.concat([labels, rows], axis=1))
+    average_settings = {"definition": definition, "steps": steps, "weights": weights, "code": code}
+    write_json(provenance, {**prober.made_by, **average_settings})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Probe real quantized inference at a few revisions, beside the simulated quantizers."""
+"""Probe real quantized inference at a few revisions, and compare it with the simulation."""
 
 import pandas as pd
 
@@ -8,9 +8,16 @@ from flatminima.scoring import Prober
 from flatminima.tools.deployed import probe_deployed
 
 
-def main(folders: dict, validation: str, probe: dict, resamples: int, threads: int, suite: str,
-         table: str) -> None:  # fmt: skip
-    """Write a row per step and format; ``folders`` maps steps to checkpoint folders."""
+def main(
+    folders: dict,
+    validation: str,
+    probe: dict,
+    resamples: int,
+    threads: int,
+    suite: str,
+    table: str,
+) -> None:
+    """Write one row per step and format; ``folders`` maps steps to checkpoint folders."""
     prober = Prober(validation, probe, threads)
 
     def probe_checkpoint(step: int, folder: str) -> pd.DataFrame:
@@ -20,7 +27,8 @@ def main(folders: dict, validation: str, probe: dict, resamples: int, threads: i
         return probe_deployed(model, prober, step, simulated, resamples=resamples)
 
     steps = progress(folders.items(), "probing", total=len(folders))
-    rows = pd.concat([probe_checkpoint(*step) for step in steps], ignore_index=True)
+    tables = [probe_checkpoint(step, folder) for step, folder in steps]
+    rows = pd.concat(tables, ignore_index=True)
     rows.insert(0, "suite", suite)
     rows.to_csv(table, index=False)
 

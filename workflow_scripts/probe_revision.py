@@ -42,9 +42,8 @@ def main(
     weights = Path(folder, WEIGHTS_FILE)
     try:
         for step, branch in progress(branches.items(), "revisions", total=len(branches)):
-            shutil.rmtree(
-                folder, ignore_errors=True
-            )  # the previous revision, or one that a killed job left
+            # Remove the previous revision, or one that a killed job left.
+            shutil.rmtree(folder, ignore_errors=True)
             try:
                 origin = download_checkpoint(repo, branch, folder)
             except RevisionMissing as error:

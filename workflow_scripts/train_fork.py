@@ -1,4 +1,4 @@
-"""Train one fork of a suite and write the checkpoints that are measured of it."""
+"""Train one fork of a suite and write the checkpoints that are measured later."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ from flatminima.training.loop import fork_recipe, train_job
 
 
 def input_hashes(inputs: Mapping[str, str | list[str]]) -> dict[str, str]:
-    """sha256 of each input file, by its name; folders are left out."""
+    """sha256 of each input file by file name, without folders."""
     hashes = {}
     for paths in inputs.values():
         for path in [paths] if isinstance(paths, str) else paths:
@@ -24,23 +24,41 @@ def input_hashes(inputs: Mapping[str, str | list[str]]) -> dict[str, str]:
     return hashes
 
 
-def main(inputs: dict, checkpoints: str, losses: str, provenance: str, seed: int, settings: dict,
-         source: str, device: str, key: str, threads: int, workspace: str, save_every: int,
-         code: str) -> None:  # fmt: skip
-    """Write ``checkpoints``/step{step}, the loss of each update, and what made them.
+def main(
+    inputs: dict,
+    checkpoints: str,
+    losses: str,
+    provenance: str,
+    seed: int,
+    settings: dict,
+    source: str,
+    device: str,
+    key: str,
+    threads: int,
+    workspace: str,
+    save_every: int,
+    code: str,
+) -> None:
+    """Write ``checkpoints``/step{step}, the loss of each update, and what decided them.
 
-    ``source`` is the folder of the checkpoint that it leaves from; ``inputs`` has that checkpoint's
-    files or what made them, train, and state where Adam's moments are restored.
-    ``settings`` is a ``Condition``, ``key`` where it stands in the configuration; ``seed``
-    decides the data order and nothing else.
+    ``source`` is the folder of the checkpoint that the fork starts from. ``inputs`` has the files
+    of this checkpoint or their provenance, the training tokens (``train``), and a training state
+    (``state``) if Adam's moments are restored. ``settings`` are those of a ``Condition``, and
+    ``key`` is its key in the configuration. ``seed`` decides the data order only.
     """
     device = take_device(device, threads)
     condition = Condition(**settings)
     recipe = fork_recipe(condition, seed)
     hashes = input_hashes(inputs)
-    made_by = {**describe_run(device=device, threads=threads), **settings, "seed": seed,
-               "inputs": hashes, "code": code}  # fmt: skip
-    model, tokens = load_model(source, device), read_tokens(inputs["train"])
+    made_by = {
+        **describe_run(device=device, threads=threads),
+        **settings,
+        "seed": seed,
+        "inputs": hashes,
+        "code": code,
+    }
+    model = load_model(source, device)
+    tokens = read_tokens(inputs["train"])
     length = condition.fork.get("length", tokens.shape[1])
     if tokens.shape[1] % length:
         raise UserError(
@@ -51,12 +69,21 @@ def main(inputs: dict, checkpoints: str, losses: str, provenance: str, seed: int
     check_ids(tokens, model.config.vocab_size, whose="the vocabulary")
     set_attention(model, recipe.compute.attention)
     train_job(
-        model, tokens, condition.schedule, recipe,
-        start=condition.start, stop=condition.stop, initial_state=inputs.get("state"), key=key,
+        model,
+        tokens,
+        condition.schedule,
+        recipe,
+        start=condition.start,
+        stop=condition.stop,
+        initial_state=inputs.get("state"),
+        key=key,
         checkpoints={step: f"{checkpoints}/step{step}" for step in condition.saved_steps},
-        workspace=workspace, save_every=save_every, made_by=made_by, losses=losses,
+        workspace=workspace,
+        save_every=save_every,
+        made_by=made_by,
+        losses=losses,
         provenance=provenance,
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

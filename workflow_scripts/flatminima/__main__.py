@@ -12,7 +12,8 @@ from flatminima.messages import message_handlers
 
 logger = logging.getLogger(__name__)
 
-COMMANDS = {  # what each does, and an example
+# Of each command: one line of help, and an example.
+COMMANDS = {
     "audit": (
         "the INT4 and INT8 gap of a run's checkpoints, without any configuration",
         "flatminima audit runs/mine --data validation.txt --deployed\n"
@@ -34,7 +35,9 @@ COMMANDS = {  # what each does, and an example
 }
 
 
-FINISHED, UNEXPECTED_ERROR, BAD_INPUT = 0, 1, 2
+FINISHED = 0
+UNEXPECTED_ERROR = 1
+BAD_INPUT = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,72 +75,100 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line; nothing heavy is imported for ``--help``."""
-    formatted = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    """The command line. ``--help`` imports nothing heavy."""
+    raw_text = argparse.RawDescriptionHelpFormatter  # keeps the line breaks of examples
     top = argparse.ArgumentParser(
-        prog="flatminima", description=__doc__, **formatted,
+        prog="flatminima",
+        description=__doc__,
         epilog="example: flatminima audit runs/mine --data validation.txt",
-    )  # fmt: skip
+        formatter_class=raw_text,
+    )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (about, example) in COMMANDS.items():
-        part = commands.add_parser(
-            name, help=about, description=about, epilog=f"example: {example}", **formatted
+    for name, (summary, example) in COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=summary,
+            epilog=f"example: {example}",
+            formatter_class=raw_text,
         )
-        part.add_argument(
+        command.add_argument(
             "--traceback", action="store_true", help="show the traceback of an unexpected error"
         )
         if name == "audit":
-            _audit_options(part)
+            _audit_options(command)
             continue
-        part.add_argument("--suite", help="name (default: the one of config.yaml)")
-        part.add_argument(
-            "--configfile", nargs="*", default=[], dest="configfiles", metavar="FILE",
-            help="configuration of one's own, over config.yaml",
-        )  # fmt: skip
+        command.add_argument("--suite", help="name (default: `suite` in config.yaml)")
+        command.add_argument(
+            "--configfile",
+            nargs="*",
+            default=[],
+            dest="configfiles",
+            metavar="FILE",
+            help="your own configuration, which overrides config.yaml",
+        )
         if name == "plan":
-            timed = "to time this machine for (default: 5; 0: not)"
-            part.add_argument("--seconds", type=float, default=5.0, help=timed)
+            command.add_argument(
+                "--seconds",
+                type=float,
+                default=5.0,
+                help="duration of each timing on this machine (default: 5; 0: no timing)",
+            )
         if name == "publish":
-            commit = "commit that measured the results (default: HEAD, which must be up to date)"
-            part.add_argument("--measured-by", metavar="COMMIT", help=commit)
+            command.add_argument(
+                "--measured-by",
+                metavar="COMMIT",
+                help="commit that measured the results (default: HEAD, which must be up to date)",
+            )
     return top
 
 
-def _audit_options(part: argparse.ArgumentParser) -> None:
+def _audit_options(command: argparse.ArgumentParser) -> None:
+    """Add the fields of ``AuditOptions`` as options; their defaults decide the types."""
     from flatminima.tools.audit_options import AuditOptions
 
-    part.add_argument("target", help="folder of a run or a model, or a hub repository")
+    command.add_argument("target", help="folder of a run or a model, or a hub repository")
     for field in fields(AuditOptions)[1:]:
-        name, about = f"--{field.name.replace('_', '-')}", field.metadata["help"]
+        flag = f"--{field.name.replace('_', '-')}"
+        help_text = field.metadata["help"]
         if field.default is False:
-            part.add_argument(name, action="store_true", help=about)
-        elif field.default == ():
-            part.add_argument(name, nargs="+", default=[], metavar="NAME", help=about)
-        else:
-            number = isinstance(field.default, int)
-            part.add_argument(
-                name, type=int if number else str, default=field.default,
-                metavar="N" if number else "NAME",
-                help=about if field.default is None else f"{about} (default: {field.default})",
-            )  # fmt: skip
+            command.add_argument(flag, action="store_true", help=help_text)
+            continue
+        if field.default == ():
+            command.add_argument(flag, nargs="+", default=[], metavar="NAME", help=help_text)
+            continue
+        if field.default is not None:
+            help_text += f" (default: {field.default})"
+        is_number = isinstance(field.default, int)
+        command.add_argument(
+            flag,
+            type=int if is_number else str,
+            default=field.default,
+            metavar="N" if is_number else "NAME",
+            help=help_text,
+        )
 
 
-def _audit(**given: object) -> int:
+def _audit(**options: object) -> int:
     from flatminima.tools.audit import audit
     from flatminima.tools.audit_options import AuditOptions
 
-    return audit(AuditOptions(**given | {"revisions": tuple(given["revisions"])}))
+    options["revisions"] = tuple(options["revisions"])
+    return audit(AuditOptions(**options))
 
 
 def _need_clone(command: str) -> None:
+    """Raise ``UserError`` unless the current folder is the clone that this package is part of."""
     from flatminima.config.loading import ROOT
 
-    where = Path.cwd()
+    folder = Path.cwd()
     if not Path("Snakefile").is_file():
-        raise UserError(f"{command} runs in a clone of the workflow: no Snakefile in {where}")
-    if where != ROOT:
-        own = f"it is .venv/bin/flatminima, which make {command} calls"
-        raise UserError(f"{command} is a command of the clone that it runs in: in this one {own}")
+        raise UserError(f"{command} runs in a clone of the workflow: no Snakefile in {folder}")
+    if folder != ROOT:
+        raise UserError(
+            f"this `flatminima` belongs to another clone ({ROOT}); here, use .venv/bin/flatminima, "
+            f"as `make {command}` does"
+        )
 
 
 def _plan(suite: str | None, configfiles: list[str], seconds: float) -> int:
@@ -161,20 +192,21 @@ def _freeze(suite: str | None, configfiles: list[str]) -> int:
     from flatminima.hub import list_branches
     from flatminima.revisions import table_of_branches
 
-    found = read_suite(suite, configfiles)
-    if found.source != "hub":
-        raise UserError(f"suite {found.name}: its source is {found.source}, not hub")
-    repo, pattern = found.config.repo, found.branch_pattern
+    hub_suite = read_suite(suite, configfiles)
+    if hub_suite.source != "hub":
+        raise UserError(f"suite {hub_suite.name}: its source is {hub_suite.source}, not hub")
+    repo = hub_suite.config.repo
     branches = list_branches(repo)
     try:
-        table = table_of_branches(pattern, branches)
+        table = table_of_branches(hub_suite.branch_pattern, branches)
     except ValueError as error:
-        raise UserError(f"suite {found.name}: {repo}: {error}") from error
-    path = f"{found.tables}/{found.name}.csv"
+        raise UserError(f"suite {hub_suite.name}: {repo}: {error}") from error
+    path = f"{hub_suite.tables}/{hub_suite.name}.csv"
     write_table(path, table)
-    first, last = table["step"].iloc[0], table["step"].iloc[-1]
+    first = table["step"].iloc[0]
+    last = table["step"].iloc[-1]
     print(f"{path}: {len(table)} revisions of {repo}, step {first:,} to {last:,}")
-    return 0
+    return FINISHED
 
 
 if __name__ == "__main__":

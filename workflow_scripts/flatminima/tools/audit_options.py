@@ -1,4 +1,4 @@
-"""What the audit can be asked, with one line of help for each option; imports nothing heavy."""
+"""The options of the audit, with one line of help each. This module imports nothing heavy."""
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 from flatminima.errors import UserError
 
 
-def _option(about: str, default: object, least: int | None = None) -> object:
-    return field(default=default, metadata={"help": about, "least": least})
+def _option(help_text: str, default: object, least: int | None = None) -> object:
+    return field(default=default, metadata={"help": help_text, "least": least})
 
 
 @dataclass(frozen=True)
@@ -16,14 +16,14 @@ class AuditOptions:
 
     target: str
     revisions: tuple[str, ...] = _option(
-        "only these: hub branches or tags, folder names or steps of a run", ()
+        "audit only these: hub branches or tags, folder names or steps of a run", ()
     )
     data: str | None = _option(
         "validation text: .txt, .jsonl (field text) or .parquet, also with .gz or .zst", None
     )
     out: str | None = _option("folder of the results (default: audit-NAME)", None)
     tokenizer: str | None = _option(
-        "tokenizer.json, or a folder that holds one (default: the model's own)", None
+        "tokenizer.json, or a folder that contains one (default: the model's own)", None
     )
     sequences: int = _option("validation sequences", 64, 2)
     length: int = _option("tokens of a sequence, at most what the model takes", 512, 2)
@@ -31,14 +31,16 @@ class AuditOptions:
     group_size: int = _option("weights that share a scale at 4 bits", 128, 1)
     resamples: int = _option("bootstrap resamples behind each interval", 1000, 2)
     device: str = _option("auto, cpu, cuda or mps", "auto")
-    deployed: bool = _option("also run the last checkpoint as it would ship", False)
+    deployed: bool = _option("also measure the last checkpoint in real quantized formats", False)
     json: bool = _option("print the record as JSON on standard output, for scripts", False)
 
     def __post_init__(self) -> None:
-        for one in fields(self)[1:]:
-            value, least = getattr(self, one.name), one.metadata["least"]
-            if least is not None and value < least:
-                raise UserError(f"--{one.name.replace('_', '-')} {value}: {least} or more")
+        for option in fields(self)[1:]:  # all but the target
+            number = getattr(self, option.name)
+            least = option.metadata["least"]
+            if least is not None and number < least:
+                flag = option.name.replace("_", "-")
+                raise UserError(f"--{flag} {number} is not valid; valid: {least} or more")
 
     @property
     def name(self) -> str:

@@ -1,11 +1,11 @@
-"""The convergence monitor as a callback of the transformers Trainer, with a probe of the gap.
+"""The convergence monitor as a callback of the transformers Trainer, which also measures the gap.
 
     callback = ConvergenceCallback(ConvergenceMonitor(), actions=("save", "probe")).attach(trainer)
 
-Its state is part of ``trainer_state.json`` of every checkpoint and is taken up again by
-``trainer.train(resume_from_checkpoint=…)``. In a distributed run the loss of rank 0 is
-shared with all ranks, so that all come to the same decision; only rank 0 logs and probes.
-Whatever goes wrong here is one line of the log: training goes on.
+The state is saved in ``trainer_state.json`` of every checkpoint, and restored by
+``trainer.train(resume_from_checkpoint=…)``. In a distributed run, all ranks use the loss of rank
+0, so that they decide alike. Only rank 0 logs and probes. An error here is logged in one line, and
+training continues.
 """
 
 import copy
@@ -30,7 +30,7 @@ from flatminima.scoring import score_quantized
 logger = logging.getLogger(__name__)
 
 ACTIONS = ("warn", "save", "probe", "stop")
-# Definitions as under ``quantizers`` in config.yaml, and how much of the evaluation set.
+# Quantizers are defined as in config.yaml; ``sequences`` of the evaluation set are scored.
 DEFAULT_PROBE = {
     "quantizers": {
         "int4": {"bits": 4, "granularity": "group", "symmetric": False, "group_size": 128},
@@ -42,15 +42,27 @@ DEFAULT_PROBE = {
 
 
 class ConvergenceCallback(TrainerCallback, ExportableState):
-    """Watches ``metric`` of every evaluation and acts when it has converged.
+    """Watches ``metric`` in every evaluation and acts when it has converged.
 
-    ``actions``: ``warn`` logs it in one line (as every other action does too), ``save`` saves a
-    checkpoint at once (a save strategy of ``best`` takes precedence), ``probe`` measures the INT4
-    and INT8 gap on the evaluation set, ``stop`` ends training. ``stderr_metric`` names a metric
-    with the standard error of the loss, which ``compute_metrics`` may give; without it the scatter
-    of the losses decides. ``monitor`` may be a mapping of its settings; ``probe`` is as
-    ``DEFAULT_PROBE``. ``events`` has one entry for each time the loss converged. Raises
-    ``MonitorError`` for an action or a setting that is none.
+    Actions:
+
+    - ``warn`` logs one line, as all other actions also do
+    - ``save`` saves the current checkpoint (the save strategy ``best`` takes precedence)
+    - ``probe`` measures the INT4 and INT8 gap on the evaluation set
+    - ``stop`` ends training
+
+    ``events`` has one entry for each time that the loss converged.
+
+    Args:
+        monitor: a ``ConvergenceMonitor`` or a mapping of its settings
+        actions: names from the list above
+        metric: the loss to watch
+        stderr_metric: a metric of ``compute_metrics`` with the standard error of the loss; if it
+            is missing, the scatter of the losses is used
+        probe: changes to ``DEFAULT_PROBE``
+
+    Raises:
+        MonitorError: for an invalid action or setting
     """
 
     def __init__(
@@ -62,12 +74,17 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
         stderr_metric: str = "eval_loss_stderr",
         probe: Mapping | None = None,
     ) -> None:
-        if unknown := set(actions) - set(ACTIONS):
-            raise MonitorError(f"action {unknown.pop()!r}; valid: {', '.join(ACTIONS)}")
-        is_monitor = isinstance(monitor, ConvergenceMonitor)
-        self.monitor = monitor if is_monitor else ConvergenceMonitor(**(monitor or {}))
-        self.actions, self.metric, self.stderr_metric = list(actions), metric, stderr_metric
-        try:  # the Trainer writes it into every checkpoint, and would fail there
+        for action in actions:
+            if action not in ACTIONS:
+                raise MonitorError(f"action {action!r} is not valid; valid: {', '.join(ACTIONS)}")
+        if not isinstance(monitor, ConvergenceMonitor):
+            monitor = ConvergenceMonitor(**(monitor or {}))
+        self.monitor = monitor
+        self.actions = list(actions)
+        self.metric = metric
+        self.stderr_metric = stderr_metric
+        # The Trainer writes the settings into every checkpoint as JSON, and would fail only there.
+        try:
             self.probe = json.loads(json.dumps(DEFAULT_PROBE | dict(probe or {})))
             read_specs(self.probe["quantizers"])
         except (TypeError, ValueError, AttributeError) as error:
@@ -76,18 +93,23 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
         self._trainer = None
 
     def attach(self, trainer: object) -> "ConvergenceCallback":
-        """Become a callback of ``trainer`` and log to whatever it reports to."""
+        """Become a callback of ``trainer``, and log to the trackers that it reports to."""
         self._trainer = trainer
         if self not in trainer.callback_handler.callbacks:
             trainer.add_callback(self)
         return self
 
     def state(self) -> dict:
-        """What the Trainer writes into ``trainer_state.json``; ``saved`` changes in training."""
-        asked = {"monitor": self.monitor.settings, "actions": self.actions, "metric": self.metric,
-                 "stderr_metric": self.stderr_metric, "probe": self.probe}  # fmt: skip
+        """The callback's part of ``trainer_state.json``. Only ``saved`` changes in training."""
+        settings = {
+            "monitor": self.monitor.settings,
+            "actions": self.actions,
+            "metric": self.metric,
+            "stderr_metric": self.stderr_metric,
+            "probe": self.probe,
+        }
         return {
-            "args": asked,
+            "args": settings,
             "attributes": {},
             "saved": {"monitor": self.monitor.state_dict(), "events": self.events},
         }
@@ -95,44 +117,54 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs
     ) -> None:
-        """Take up the state of the checkpoint that training resumes from; log what cannot work."""
+        """Restore the state of the checkpoint that training resumes from, and log problems."""
         if state.global_step:
             self._resume(state)
-        for line in self._cannot_work(args, kwargs.get("model")):
+        for line in self._problems(args, kwargs.get("model")):
             _log(state, line)
 
     def _resume(self, state: TrainerState) -> None:
-        found = state.stateful_callbacks.get(type(self).__name__)
-        if isinstance(found, list):  # of a run with several monitors, each save after the other
-            mine = (one for one in reversed(found) if one["args"]["metric"] == self.metric)
-            found = next(mine, None)
+        saved_state = state.stateful_callbacks.get(type(self).__name__)
+        if isinstance(saved_state, list):
+            # A run with several monitors. Each save appends their states; the last ones count.
+            with_our_metric = [
+                one_state for one_state in saved_state if one_state["args"]["metric"] == self.metric
+            ]
+            saved_state = with_our_metric[-1] if with_our_metric else None
         try:
-            if found is None:
+            if saved_state is None:
                 raise MonitorError("the checkpoint has no state of the monitor")
-            self.monitor.load_state_dict(found["saved"]["monitor"])
-            self.events = list(found["saved"]["events"])
+            self.monitor.load_state_dict(saved_state["saved"]["monitor"])
+            self.events = list(saved_state["saved"]["events"])
         except (MonitorError, KeyError, TypeError) as error:
-            _log(state, f"{one_line(error)}; starting anew at step {state.global_step}")
+            _log(state, f"{one_line(error)}; the monitor starts over at step {state.global_step}")
 
-    def _cannot_work(self, args: TrainingArguments, model: nn.Module | None) -> Iterator[str]:
+    def _problems(self, args: TrainingArguments, model: nn.Module | None) -> Iterator[str]:
+        """One line for each part of the callback that cannot work in this training."""
         if self._trainer is None:
-            yield "not attached, so nothing is logged; use callback.attach(trainer)"
+            yield (
+                "metrics will not be reported: call callback.attach(trainer) "
+                "(saving and stopping work)"
+            )
         if getattr(args.eval_strategy, "value", args.eval_strategy) == "no":
-            yield "no evaluation is planned, so nothing can converge; set eval_strategy"
+            yield "no evaluation is planned, so the loss cannot converge; set eval_strategy"
         if "save" in self.actions and args.save_total_limit:
-            yield f"save_total_limit {args.save_total_limit} may delete what it saves"
-        data, losses = getattr(self._trainer, "eval_dataset", None), ["eval_loss"]
+            yield f"save_total_limit {args.save_total_limit} may delete the checkpoint of `save`"
+
+        data = getattr(self._trainer, "eval_dataset", None)
+        losses = ["eval_loss"]
         if isinstance(data, Mapping):
             losses = [f"eval_{name}_loss" for name in data]
             data = next(iter(data.values()), None)
-        own = getattr(self._trainer, "compute_metrics", None)  # whose names are not known yet
-        if self._trainer is not None and not own and self.metric not in losses:
-            yield f"no {self.metric} among {', '.join(losses)}; set metric="
+        # The names of the metrics of ``compute_metrics`` are not known before an evaluation.
+        has_metrics = getattr(self._trainer, "compute_metrics", None)
+        if self._trainer is not None and not has_metrics and self.metric not in losses:
+            yield f"metric {self.metric!r} is not evaluated; valid: {', '.join(losses)}"
         if "probe" in self.actions and data is not None:
             try:
                 check_model(model, args)
                 read_rows(data, 1)
-            except Exception as error:  # noqa: BLE001, whatever somebody's data set raises
+            except Exception as error:  # noqa: BLE001, a data set may raise anything
                 yield f"a probe will not be possible: {one_line(error)}"
 
     def on_evaluate(
@@ -145,38 +177,59 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
         eval_dataloader: object = None,
         **kwargs,
     ) -> None:
-        """Update the monitor, log what it says, and act where the loss has just converged."""
+        """Update the monitor and log its numbers; act if the loss has just converged."""
         if self.metric not in metrics:
             return
-        seen = [metrics[self.metric], metrics.get(self.stderr_metric)]
-        loss, stderr = broadcast_object_list(seen)  # that of rank 0, on every rank
-        before = self.monitor.state
+        # Every rank gets the numbers of rank 0.
+        loss, stderr = broadcast_object_list(
+            [metrics[self.metric], metrics.get(self.stderr_metric)]
+        )
+        state_before = self.monitor.state
         try:
-            now = self.monitor.update(state.global_step, loss, stderr)
+            monitor_state = self.monitor.update(state.global_step, loss, stderr)
         except (TypeError, ValueError) as error:
             _log(state, one_line(error))
             return
-        if now is before:
+        if monitor_state is state_before:  # the same evaluation again
             return
+
         gaps = {}
-        if now.began:
+        if monitor_state.began:
             if "probe" in self.actions:
                 if state.is_world_process_zero:
                     gaps = self._measure(args, model, eval_dataloader)
                 [gaps] = broadcast_object_list([gaps])
-            self.events.append({"step": now.step, "loss": now.loss, "slope": now.slope, **gaps})
-            control.should_save |= "save" in self.actions
-            control.should_training_stop |= "stop" in self.actions
-            found = "".join(f"; {name.replace('_', ' ')} {gap:.2f}" for name, gap in gaps.items())
-            _log(
-                state,
-                f"{self.metric} has converged at step {now.step} (no fall in {now.without_fall} "
-                f"evaluations; best {now.best_loss:.4f} at step {now.best_step}){found}; "
-                f"actions: {', '.join(self.actions)}",
-            )
+            self._act(monitor_state, gaps, state, control)
         if self._trainer is not None:
-            numbers = _logged(now) | gaps
-            self._trainer.log({f"eval_{name}": float(value) for name, value in numbers.items()})
+            numbers = _reported_numbers(monitor_state) | gaps
+            self._trainer.log({f"eval_{name}": float(number) for name, number in numbers.items()})
+
+    def _act(
+        self,
+        monitor_state: MonitorState,
+        gaps: Mapping[str, float],
+        state: TrainerState,
+        control: TrainerControl,
+    ) -> None:
+        """Record that the loss has converged, log it, and request to save or stop."""
+        self.events.append(
+            {
+                "step": monitor_state.step,
+                "loss": monitor_state.loss,
+                "slope": monitor_state.slope,
+                **gaps,
+            }
+        )
+        control.should_save |= "save" in self.actions
+        control.should_training_stop |= "stop" in self.actions
+        gaps_text = "".join(f"; {name.replace('_', ' ')} {gap:.2f}" for name, gap in gaps.items())
+        _log(
+            state,
+            f"{self.metric} has converged at step {monitor_state.step} "
+            f"(no fall in {monitor_state.without_fall} evaluations; "
+            f"best {monitor_state.best_loss:.4f} at step {monitor_state.best_step}){gaps_text}; "
+            f"actions: {', '.join(self.actions)}",
+        )
 
     def _measure(self, args: TrainingArguments, model: nn.Module, loader: object) -> dict:
         try:
@@ -193,36 +246,42 @@ def _log(state: TrainerState, line: str) -> None:
         logger.warning(f"monitor: {line}")
 
 
-def _logged(now: MonitorState) -> dict[str, float]:
-    """The numbers of a state, under names that report as metrics of the evaluation."""
-    values = {"evaluations_without_fall": now.without_fall, "converged": now.converged}
-    if now.slope is not None:
-        values["loss_slope_per_1000_steps"] = 1000.0 * now.slope
-        values["loss_slope_error_per_1000_steps"] = 1000.0 * now.slope_error
-    return values
+def _reported_numbers(monitor_state: MonitorState) -> dict[str, float]:
+    """The numbers of a state that are logged after each evaluation."""
+    numbers = {
+        "evaluations_without_fall": monitor_state.without_fall,
+        "converged": monitor_state.converged,
+    }
+    if monitor_state.slope is not None:
+        numbers["loss_slope_per_1000_steps"] = 1000.0 * monitor_state.slope
+        numbers["loss_slope_error_per_1000_steps"] = 1000.0 * monitor_state.slope_error
+    return numbers
 
 
 def check_model(model: nn.Module | None, args: TrainingArguments) -> None:
-    """Raise ``ValueError`` for what is no language model that rank 0 has alone and whole."""
+    """Raise ``ValueError`` unless rank 0 has a complete, plain model of transformers."""
     if not isinstance(model, PreTrainedModel) or hasattr(model, "peft_config"):
         name = type(model).__name__
-        raise ValueError(f"{name} is no plain model of transformers; adapters must be merged first")
-    if args.fsdp or args.deepspeed:  # one rank's forward would wait for the others for ever
+        raise ValueError(
+            f"{name} is not a plain model of transformers; adapters must be merged first"
+        )
+    if args.fsdp or args.deepspeed:  # the forward of one rank would wait forever for the others
         raise ValueError("the weights are spread over processes; audit a saved checkpoint")
 
 
 def read_rows(data: Sequence, count: int) -> np.ndarray:
     """The first ``count`` rows of an evaluation set as ``[rows, length]`` token ids.
 
-    They are read directly: starting a loader would draw random numbers. Raises ``ValueError``
-    where a row has no ``input_ids``, is padded, or is not as long as the others.
+    Rows are read without a loader, because starting one draws random numbers and would change
+    the training. Raises ``ValueError`` if a row has no ``input_ids``, is padded, or has another
+    length than the others.
     """
     rows = []
     for index in range(min(count, len(data))):
         row = data[index]
         if not isinstance(row, Mapping) or "input_ids" not in row:
-            held = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
-            raise ValueError(f"evaluation row {index} has no input_ids, but {held}")
+            content = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
+            raise ValueError(f"evaluation row {index} has no input_ids, but {content}")
         ids = np.asarray(row["input_ids"], dtype=np.int32).reshape(-1)
         if (ids < 0).any() or not np.all(row.get("attention_mask", 1)):
             raise ValueError(f"evaluation row {index} is padded; pack them to one length")
@@ -234,26 +293,34 @@ def read_rows(data: Sequence, count: int) -> np.ndarray:
 
 
 def probe_gaps(model: nn.Module, data: Sequence | None, settings: Mapping) -> dict[str, float]:
-    """Gap in percent (equation 3) of each quantizer, as ``int4_gap_pct``.
+    """Gap in percent (equation 3) of each quantizer, under names such as ``int4_gap_pct``.
 
-    It is that of the model in float32, evaluating as the Trainer has left it, without TF32; neither
-    its weights nor the setting nor the state of the random numbers is another afterwards.
+    Computed in float32 with TF32 off, in eval mode. Weights, TF32 flags and the state of the
+    random numbers are unchanged afterwards.
     """
     if data is None:
         raise ValueError("the trainer has no evaluation set")
     tokens = read_rows(data, settings["sequences"])
-    device, specs = str(next(model.parameters()).device), read_specs(settings["quantizers"])
+    specs = read_specs(settings["quantizers"])
+    device = str(next(model.parameters()).device)
     options = {"batch_size": settings["batch_size"], "device": device}
-    exact = all(parameter.dtype == torch.float32 for parameter in model.parameters())
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    tf32 = matmul.allow_tf32, cudnn.allow_tf32
+    is_float32 = all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+    matmul = torch.backends.cuda.matmul
+    cudnn = torch.backends.cudnn
+    tf32_before = (matmul.allow_tf32, cudnn.allow_tf32)
     try:
-        matmul.allow_tf32 = cudnn.allow_tf32 = False
-        measured = model.eval() if exact else copy.deepcopy(model).float().eval()
-        scores, covered = score_quantized(measured, tokens, specs, **options)
+        matmul.allow_tf32 = False
+        cudnn.allow_tf32 = False
+        float32_model = model.eval() if is_float32 else copy.deepcopy(model).float().eval()
+        scores, coverages = score_quantized(float32_model, tokens, specs, **options)
     finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = tf32
-    for name, found in covered.items():
-        logger.info(f"monitor: {name}: {coverage_line(found)}")
-    fp32 = scores.pop(FP32).mean_nll()
-    return {f"{n}_gap_pct": float(gap_pct(found.mean_nll(), fp32)) for n, found in scores.items()}
+        matmul.allow_tf32, cudnn.allow_tf32 = tf32_before
+
+    for name, quantizer_coverage in coverages.items():
+        logger.info(f"monitor: {name}: {coverage_line(quantizer_coverage)}")
+    fp32_nll = scores.pop(FP32).mean_nll()
+    return {
+        f"{name}_gap_pct": float(gap_pct(quantized_scores.mean_nll(), fp32_nll))
+        for name, quantized_scores in scores.items()
+    }

@@ -1,10 +1,11 @@
-"""What a suite costs before it is run: downloads, disk, operations, hours on this machine.
+"""Costs of a suite before it is run: downloads, disk, operations, hours on this machine.
 
-Operations are counted as multiplications and additions of the matrix products: 2 for
-each weight and token, and for attention 2 L T d for each token of a sequence of T, the
-causal half of its two products over L layers of width d. Backward costs twice forward.
-They are timed in float32 with TF32 off, as everything here is computed; where the whole
-model is too large to be timed in seconds, fewer of its layers are, at full width.
+Operations are the multiplications and additions of matrix products. There are 2 per weight and
+token. Attention has 2 L T d per token of a sequence of T tokens: the causal half of its two
+products, over L layers of width d. A backward pass costs twice a forward pass.
+
+Operations are timed in float32 with TF32 off, as in all measurements of the workflow. If the model
+is too large to be timed within seconds, fewer of its layers are timed, at full width.
 """
 
 import os
@@ -13,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from tabulate import tabulate
@@ -29,15 +31,19 @@ from flatminima.errors import UserError
 from flatminima.jobs import dry_run
 from flatminima.layers import count_weights, linear_layers
 
-ADAM_BYTES = 12  # of one parameter in a saved training state: weight and two moments, float32
-CHECKPOINT_BYTES = 4  # of one parameter in a checkpoint that is written here
-# What is timed on a CPU takes a second or so: at most so many tokens of a sequence and so many
-# operations of an update. Anywhere at most so many weights are.
-CPU_LENGTH, CPU_FLOP = 128, 1e11
+# Bytes per parameter: in a saved training state (weight and two moments in float32), and in a
+# checkpoint that the workflow writes.
+ADAM_BYTES = 12
+CHECKPOINT_BYTES = 4
+# On a CPU, one timed pass takes about a second: at most so many tokens per sequence, and so many
+# operations per update.
+CPU_LENGTH = 128
+CPU_FLOP = 1e11
+# Largest model that is timed, in weights.
 MOST_WEIGHTS = {"cpu": 250_000_000, "mps": 200_000_000, "cuda": 2_000_000_000}
-CONNECTION_MBIT = 100  # a connection to compare downloads with; nothing is measured of it
+CONNECTION_MBIT = 100  # assumed for the duration of downloads; the connection is not measured
 
-Row = tuple[str, str, str]  # what, how much, and how it is known
+Row = tuple[str, str, str]  # cost, amount, and how the amount is known
 
 
 # Counts
@@ -45,11 +51,11 @@ Row = tuple[str, str, str]  # what, how much, and how it is known
 
 @dataclass(frozen=True)
 class Shape:
-    """Counts that costs follow from.
+    """Counts of a model that its costs follow from.
 
-    ``multiplied`` are the weights that each token is multiplied with, the head's among
-    them; the input embedding is looked up. ``stored_bytes`` are those of one published
-    checkpoint, with the masks that GPT-NeoX kept beside its weights.
+    ``multiplied`` counts the weights that each token is multiplied with. This includes the output
+    head but not the input embedding, which is looked up. ``stored_bytes`` is the size of a
+    published checkpoint, with the masks that GPT-NeoX stored beside its weights.
     """
 
     parameters: int
@@ -66,10 +72,10 @@ class Shape:
 
 
 def read_config(suite: SuiteConfig) -> object:
-    """The configuration of transformers that a suite's ``architecture`` describes."""
+    """The transformers configuration that a suite's ``architecture`` describes."""
     if suite.architecture is None:
-        raise UserError(f"{suite.label}: without the key architecture no costs are known")
-    # A suite that is trained here has no family; it is a GPT-NeoX of its tokenizer's size.
+        raise UserError(f"{suite.label}: cannot estimate costs: add `architecture` to the suite")
+    # A suite that is trained here is a GPT-NeoX with a vocabulary of its tokenizer's size.
     shape = ForeignArchitecture(**suite.architecture.dump())
     trained_vocabulary = getattr(suite.tokenizer, "vocab_size", None)
     return AutoConfig.for_model(
@@ -89,63 +95,91 @@ def read_config(suite: SuiteConfig) -> object:
 
 
 def build(config: object, device: str) -> nn.Module:
-    """A model of a configuration in float32; on ``meta`` it has shapes and no memory."""
+    """A model with this configuration in float32. On the device ``meta`` it takes no memory."""
     with torch.device(device):
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
 def describe_shape(config: object, dtype: str = "float16") -> Shape:
-    """Count a model; ``dtype`` is that of the published files."""
+    """Count the weights of a model. ``dtype`` is that of the published files."""
     model = build(config, "meta")
-    head, parameters = model.get_output_embeddings(), count_weights(model)
-    blocks = sum(layer.weight.numel() for layer in linear_layers(model).values())
-    # GPT-NeoX kept one byte of mask for each pair of positions in each layer.
-    masked = config.num_hidden_layers if config.model_type == "gpt_neox" else 0
-    masks = masked * config.max_position_embeddings**2
+    parameters = count_weights(model)
+    multiplied = sum(layer.weight.numel() for layer in linear_layers(model).values())
+    head = model.get_output_embeddings()
+    if head is not None:
+        multiplied += head.weight.numel()
+    # GPT-NeoX stored one byte of mask for each pair of positions in each layer.
+    mask_bytes = 0
+    if config.model_type == "gpt_neox":
+        mask_bytes = config.num_hidden_layers * config.max_position_embeddings**2
     return Shape(
         parameters=parameters,
-        multiplied=blocks + (head.weight.numel() if head is not None else 0),
+        multiplied=multiplied,
         layers=config.num_hidden_layers,
         width=config.hidden_size,
-        stored_bytes=getattr(torch, dtype).itemsize * parameters + masks,
+        stored_bytes=getattr(torch, dtype).itemsize * parameters + mask_bytes,
     )
 
 
 def suite_costs(suite: SuiteConfig, shape: Shape, *, revisions: int, last: int) -> dict[str, float]:
-    """Costs of a suite with ``revisions`` checkpoints.
+    """Costs of a suite with ``revisions`` checkpoints, whose last step is ``last``.
 
-    ``downloads`` and ``disk`` in bytes; the latter is the most that lies there at one time,
-    checkpoints and one state of training. Operations of the ``audit``, of ``probes`` and
-    ``updates`` of ``forks`` (their number), and of the ``run`` itself.
+    - ``downloads``: bytes
+    - ``disk``: largest number of bytes at one time, for checkpoints and one training state
+    - ``forks``: number of forks
+    - ``audit``, ``probes`` and ``updates`` of forks, and the ``run`` itself: operations
     """
-    fork, batches = suite.fork, suite.batches
-    pretrained = suite.source == "pretrain"
-    on_hub = suite.source == "hub"
+    fork = suite.fork
+    batches = suite.batches
+    is_pretrained = suite.source == "pretrain"
+    is_on_hub = suite.source == "hub"
+    # A probe makes three forward passes: FP32, low bit and high bit.
     probe = 3 * shape.flop(batches.validation.sequences, batches.validation.length)
 
     def training(batch_size: int, steps: int) -> float:
+        """Operations of updates, each a forward pass and a backward pass of twice its cost."""
         return 3 * steps * shape.flop(batch_size, batches.train.length)
 
-    forks = len(fork.schedules) * len(fork.seeds) if fork else 0
-    cooled = (fork and fork.cooldown_steps) or 0  # after each fork, probed at its end
-    probes = fork.steps // fork.probe_every + bool(cooled) if fork else 0
-    # Checkpoints of the run, and of all forks or of the one that is being measured.
-    written = revisions * pretrained + probes * (forks if suite.keeps_forks else bool(fork))
-    disk = CHECKPOINT_BYTES * written + ADAM_BYTES * (bool(fork) or pretrained)
+    forks = 0
+    probes_per_fork = 0
+    updates = 0.0
+    if fork:
+        forks = len(fork.schedules) * len(fork.seeds)
+        cooldown_steps = fork.cooldown_steps or 0  # after each fork, probed once, at the end
+        probes_per_fork = fork.steps // fork.probe_every + bool(cooldown_steps)
+        updates = forks * training(fork.batch_size, fork.steps + cooldown_steps)
+
+    # Unless the suite keeps the weights of forks, those of one fork exist at a time.
+    written_checkpoints = revisions if is_pretrained else 0
+    if fork:
+        written_checkpoints += probes_per_fork * (forks if suite.keeps_forks else 1)
+    bytes_per_parameter = CHECKPOINT_BYTES * written_checkpoints
+    if fork or is_pretrained:
+        bytes_per_parameter += ADAM_BYTES
+
+    # The forks' first checkpoint is downloaded once more and stays on disk. Of the others, one
+    # is on disk per job.
+    downloaded_checkpoints = 0
+    stored_downloads = 0
+    if is_on_hub:
+        downloaded_checkpoints = revisions + bool(fork)
+        stored_downloads = 1 + bool(fork)
     return {
         "forks": forks,
-        # The forks' start is fetched once more; of the hub's one lies there for a job at work.
-        "downloads": on_hub * (revisions + bool(fork)) * shape.stored_bytes,
-        "disk": disk * shape.parameters + on_hub * (1 + bool(fork)) * shape.stored_bytes,
+        "downloads": downloaded_checkpoints * shape.stored_bytes,
+        "disk": bytes_per_parameter * shape.parameters + stored_downloads * shape.stored_bytes,
         "audit": revisions * probe,
-        "probes": forks * probes * probe,
-        "updates": forks * training(fork.batch_size, fork.steps + cooled) if fork else 0.0,
-        "run": training(suite.training.batch_size, last) if pretrained else 0.0,
+        "probes": forks * probes_per_fork * probe,
+        "updates": updates,
+        "run": training(suite.training.batch_size, last) if is_pretrained else 0.0,
     }
 
 
 def hours(costs: Mapping, forward_rate: float, training_rate: float, jobs: int = 1) -> float:
-    """Hours at so many operations a second; ``jobs`` at a time share all but the run itself."""
+    """Hours of all computations, at these rates in operations per second.
+
+    ``jobs`` at a time share everything but the run itself.
+    """
     shared = (costs["audit"] + costs["probes"]) / forward_rate + costs["updates"] / training_rate
     return (shared / jobs + costs["run"] / training_rate) / 3600
 
@@ -153,25 +187,34 @@ def hours(costs: Mapping, forward_rate: float, training_rate: float, jobs: int =
 # Measurement
 
 
-def part_to_time(
-    suite: SuiteConfig, shape: Shape, device: str
-) -> tuple[int, tuple[int, int], tuple[int, int]]:
-    """How many layers, and sequences and tokens of a probe and of an update, are timed.
+class TimedPart(NamedTuple):
+    """The part of a suite that is timed; batches are (sequences, tokens per sequence)."""
 
-    A batch that is much smaller than the suite's would measure the calls and not the work.
+    layers: int
+    probe: tuple[int, int]
+    update: tuple[int, int]
+
+
+def part_to_time(suite: SuiteConfig, shape: Shape, device: str) -> TimedPart:
+    """The layers and batches that can be timed on ``device`` within seconds.
+
+    Batches are as near to the suite's as possible: with a much smaller batch, the time would be
+    that of the calls and not of the work.
     """
     layers = min(shape.layers, MOST_WEIGHTS[device] * shape.layers // shape.multiplied)
     probe = (suite.probe.batch_size, suite.batches.validation.length)
-    run = suite.fork or (suite.training if suite.source == "pretrain" else None)
-    update = (run.batch_size, suite.batches.train.length) if run else probe
+    training = suite.fork or (suite.training if suite.source == "pretrain" else None)
+    update = (training.batch_size, suite.batches.train.length) if training else probe
 
-    def timed(sequences: int, length: int) -> tuple[int, int]:
+    def shortened(batch: tuple[int, int]) -> tuple[int, int]:
         if device != "cpu":
-            return sequences, length
-        length = min(length, CPU_LENGTH)
-        return max(1, min(sequences, int(CPU_FLOP / (3 * shape.flop(1, length))))), length
+            return batch
+        sequences = batch[0]
+        length = min(batch[1], CPU_LENGTH)
+        most_sequences = int(CPU_FLOP / (3 * shape.flop(1, length)))
+        return max(1, min(sequences, most_sequences)), length
 
-    return max(1, layers), timed(*probe), timed(*update)
+    return TimedPart(max(1, layers), shortened(probe), shortened(update))
 
 
 def measure(
@@ -179,7 +222,7 @@ def measure(
 ) -> tuple[float, float]:
     """Seconds of a forward pass and of an update on batches of (sequences, length) tokens.
 
-    ``seconds`` are spent on each.
+    Each is repeated for about ``seconds``.
     """
     prepare_backend()
 
@@ -203,41 +246,57 @@ def measure(
 def time_rows(
     suite: SuiteConfig, config: object, costs: Mapping, revisions: int, seconds: float
 ) -> Iterator[Row]:
-    """Hours on this machine, from what part of the suite's model takes here.
+    """Hours on this machine, estimated from the time of a part of the suite's model.
 
-    On a CPU with the ``threads`` that a job of the suite has, as far as there are so many.
+    On a CPU, the part uses as many threads as a job of the suite, or all cores if there are fewer.
     """
-    device, whole = choose_device(suite.device), describe_shape(config)
-    layers, *batches = part_to_time(suite, whole, device)
-    config.num_hidden_layers = layers
+    device = choose_device(suite.device)
+    shape = describe_shape(config)
+    part = part_to_time(suite, shape, device)
+    config.num_hidden_layers = part.layers
     if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:layers]
-    shape, model = describe_shape(config), build(config, device)
+        config.layer_types = config.layer_types[: part.layers]
+    part_shape = describe_shape(config)
+    model = build(config, device)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = min(suite.threads, cores)
-    name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
-    yield "timed on", f"{device}, {name}", f"{threads} of {cores} threads, float32, TF32 off"
-    taken, rates = measure(model, *batches, threads, seconds), []
-    part = "" if layers == whole.layers else f", {layers} of {whole.layers} layers"
-    passes = {"forward": 1, "update": 3}  # backward costs twice forward
-    for (what, times), batch, each in zip(passes.items(), batches, taken, strict=True):
-        rates.append(times * shape.flop(*batch) / each)
-        words = f"measured: {batch[0]} x {batch[1]} tokens{part}"
-        yield what, f"{rates[-1] / 1e9:.3g} GFLOP/s", words
-    audit = costs["audit"] / rates[0] / 3600
-    each = f"{duration(audit / revisions)} a revision"
-    yield "time, audit", duration(audit), f"estimated from what was measured: {each}"
+    machine = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
+    yield "timed on", f"{device}, {machine}", f"{threads} of {cores} threads, float32, TF32 off"
+
+    forward_seconds, update_seconds = measure(model, part.probe, part.update, threads, seconds)
+    forward_rate = part_shape.flop(*part.probe) / forward_seconds
+    update_rate = 3 * part_shape.flop(*part.update) / update_seconds  # backward: twice forward
+    layers_note = ""
+    if part.layers != shape.layers:
+        layers_note = f", {part.layers} of {shape.layers} layers"
+    for work, batch, rate in (
+        ("forward", part.probe, forward_rate),
+        ("update", part.update, update_rate),
+    ):
+        note = f"measured: {batch[0]} x {batch[1]} tokens{layers_note}"
+        yield work, f"{rate / 1e9:.3g} GFLOP/s", note
+
+    audit_hours = costs["audit"] / forward_rate / 3600
+    per_revision = duration(audit_hours / revisions)
+    yield (
+        "time, audit",
+        duration(audit_hours),
+        f"estimated from the measured rates: {per_revision} per revision",
+    )
     if costs["updates"] or costs["run"]:
-        yield "time, all", duration(hours(costs, *rates)), "estimated; one job at a time"
-        if device == "cpu" and (jobs := cores // threads) > 1:
-            yield "", duration(hours(costs, *rates, jobs)), f"estimated; {jobs} jobs at a time"
+        all_hours = hours(costs, forward_rate, update_rate)
+        yield "time, all", duration(all_hours), "estimated; one job at a time"
+        jobs = cores // threads
+        if device == "cpu" and jobs > 1:
+            all_hours = hours(costs, forward_rate, update_rate, jobs)
+            yield "", duration(all_hours), f"estimated; {jobs} jobs at a time"
 
 
 # The table
 
 
 def size(count: float) -> str:
-    """Bytes in MB, or in GB from one on."""
+    """Bytes in MB, or in GB from 1 GB on."""
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
@@ -249,54 +308,65 @@ def duration(hours: float) -> str:
 
 
 def count_rows(costs: Mapping, shape: Shape, revisions: int) -> Iterator[Row]:
-    """What follows from the configuration alone."""
+    """Costs that follow from the configuration alone."""
     yield "model", f"{shape.parameters:,} parameters", "counted on its classes"
     yield "revisions", f"{revisions:,}", "the plan"
     if costs["downloads"]:
-        each = f"{size(shape.stored_bytes)} each, the larger of the published forms"
-        yield "downloads", size(costs["downloads"]), f"computed: {each}"
-        taken = costs["downloads"] * 8 / (CONNECTION_MBIT * 1e6) / 3600
-        yield "", duration(taken), f"at {CONNECTION_MBIT} Mbit/s; the connection is not measured"
+        note = f"computed: {size(shape.stored_bytes)} each, the larger of the published forms"
+        yield "downloads", size(costs["downloads"]), note
+        download_hours = costs["downloads"] * 8 / (CONNECTION_MBIT * 1e6) / 3600
+        note = f"at {CONNECTION_MBIT} Mbit/s; the connection is not measured"
+        yield "", duration(download_hours), note
     yield "disk, at most", size(costs["disk"]), "computed: one job at a time"
-    yield "audit", f"{costs['audit']:.2g} FLOP", "computed: 3 forward passes a revision"
+    yield "audit", f"{costs['audit']:.2g} FLOP", "computed: 3 forward passes per revision"
     if costs["run"]:
         yield "training", f"{costs['run']:.2g} FLOP", "computed"
     if costs["forks"]:
-        known = "computed: updates, to the end of the cool-down"
-        yield f"{costs['forks']} forks", f"{costs['updates']:.2g} FLOP", known
+        note = "computed: updates, to the end of the cool-down"
+        yield f"{costs['forks']} forks", f"{costs['updates']:.2g} FLOP", note
         yield "", f"{costs['probes']:.2g} FLOP", "computed: probes on the way"
 
 
 def plan_suite(name: str | None, configfiles: Sequence[str], seconds: float) -> int:
-    """Print what a suite costs and return Snakemake's exit code for its dry run.
+    """Print the costs of a suite and return Snakemake's exit code for its dry run.
 
-    ``seconds`` are spent on each of two measurements, none where it is 0. Raises ``UserError``
-    for a mistake in the configuration.
+    Two measurements take ``seconds`` each; with 0 there are none. Raises ``UserError`` for a
+    mistake in the configuration.
     """
     suite = read_suite(name, configfiles)
-    revisions = len(suite.steps)
     if suite.source == "published":
         folder = suite.config.measurements
         print(f"{suite.name}: nothing to compute, it is measured ({folder})")
         return 0
-    if suite.source == "local":  # no code that comes with it is run
+
+    if suite.source == "local":  # code that comes with the checkpoint is not run
         config = AutoConfig.from_pretrained(suite.folder(suite.last), trust_remote_code=False)
     else:
         config = read_config(suite.config)
     shape = describe_shape(config, getattr(suite.config.architecture, "dtype", "float16"))
+    revisions = len(suite.steps)
     costs = suite_costs(suite.config, shape, revisions=revisions, last=suite.last)
-    rows = [*count_rows(costs, shape, revisions)]
+    rows = list(count_rows(costs, shape, revisions))
     if seconds > 0:
         rows += time_rows(suite.config, config, costs, revisions, seconds)
-    code, jobs, said = dry_run("--config", f"suite={suite.name}", configfiles=configfiles)
-    what = "everything is done" if jobs == {} else "Snakemake cannot plan them, see below"
-    if jobs:
-        what = ", ".join(f"{n} {rule}" for rule, n in Counter(jobs).most_common(4))
-        what += ", …" * (len(jobs) > 4)
-    left = "not known" if jobs is None else f"{sum(jobs.values()):,}"
-    rows.append(("jobs left", left, what))
+    plan = dry_run("--config", f"suite={suite.name}", configfiles=configfiles)
+    rows.append(jobs_row(plan.jobs))
+
     headings = ("what", "how much", "how it is known")
-    print(suite.config.label, tabulate(rows, headings, disable_numparse=True), sep="\n")
-    for line in (*suite.skipped, *said):
-        print(line, file=sys.stderr if code else sys.stdout)
-    return code
+    print(suite.config.label)
+    print(tabulate(rows, headings, disable_numparse=True))
+    for line in (*suite.skipped, *plan.messages):
+        print(line, file=sys.stderr if plan.exit_code else sys.stdout)
+    return plan.exit_code
+
+
+def jobs_row(jobs: Mapping[str, int] | None) -> Row:
+    """How many jobs remain, and the commonest rules; ``None`` if Snakemake cannot plan them."""
+    if jobs is None:
+        return "jobs left", "not known", "Snakemake cannot plan them, see below"
+    if not jobs:
+        return "jobs left", "0", "everything is done"
+    commonest = [f"{count} {rule}" for rule, count in Counter(jobs).most_common(4)]
+    if len(jobs) > len(commonest):
+        commonest.append("…")
+    return "jobs left", f"{sum(jobs.values()):,}", ", ".join(commonest)

@@ -1,9 +1,8 @@
-"""The probe of real quantized inference: what one would ship, beside the simulated gap.
+"""Measure real quantized inference, to compare it with the simulated gap.
 
-The same weights go through torchao, bitsandbytes and GGUF's blocks, for the layers that
-the simulated probe quantizes and no others, so that the format is the only difference. A
-back-end that is not installed, or that a device or a layer does not allow, is skipped by
-name with its reason.
+torchao, bitsandbytes and GGUF quantize the same weights, in the same layers as the simulated
+probe, so that the format is the only difference. A format is skipped, with its name and the
+reason, if its package is not installed or if it does not support the device or a layer.
 """
 
 import copy
@@ -25,21 +24,22 @@ from flatminima.scoring import ModelForward, Prober, SequenceScores, model_logit
 
 logger = logging.getLogger(__name__)
 
-DEPLOYED = "deployed"  # the role of their rows
-GGUF_BLOCK, NF4_BLOCK = 32, 64
-TORCHAO_GROUPS = (256, 128, 64, 32)  # what torchao's packed kernels take
+DEPLOYED = "deployed"  # role of the rows of real formats
+GGUF_BLOCK = 32
+NF4_BLOCK = 64
+TORCHAO_GROUPS = (256, 128, 64, 32)  # group sizes that torchao's packed kernels support
 
 
 class NotHere(Exception):
-    """Why a format cannot be used for this model on this device, in one line."""
+    """A format cannot be used for this model on this device; the message says why."""
 
 
-# Each takes a copy of the model, which layers (``layers.Layers``) and the low-bit group size, and
-# returns the model to run.
+# Each of these functions gets a copy of the model, the selected layers (``quantizer_specs.Layers``)
+# and the group size of the low-bit quantizer. Each returns the model to run.
 
 
 def gguf_model(model: nn.Module, layers: str, group: int, *, kind: str) -> nn.Module:
-    """The model with its weights as GGUF's blocks of ``kind`` hold them."""
+    """The model with weights rounded to GGUF's blocks of ``kind``."""
     import gguf
 
     quantization = gguf.GGMLQuantizationType[kind]
@@ -49,16 +49,18 @@ def gguf_model(model: nn.Module, layers: str, group: int, *, kind: str) -> nn.Mo
             matrices = layer.matrices()
             rows = matrices.reshape(-1, layer.in_features).contiguous().cpu().numpy()
             blocks = gguf.quants.quantize(rows, quantization)
-            read = torch.from_numpy(gguf.quants.dequantize(blocks, quantization))
-            layer.weight.copy_(layer.restored(read.reshape(matrices.shape).to(matrices.device)))
+            rounded = torch.from_numpy(gguf.quants.dequantize(blocks, quantization))
+            rounded = rounded.reshape(matrices.shape).to(matrices.device)
+            layer.weight.copy_(layer.restored(rounded))
     return model
 
 
 def torchao_model(model: nn.Module, layers: str, group: int, *, kind: str) -> nn.Module:
-    """``int4`` is packed, ``intx`` is for any device and not packed, ``int8`` has no groups.
+    """The model quantized by torchao.
 
-    Its group is the largest that torchao takes, that every row divides into, and no larger
-    than ``group``.
+    ``int4`` has packed kernels for CUDA. ``intx`` is not packed and runs on any device. ``int8``
+    has no groups. The group size is the largest of ``TORCHAO_GROUPS`` that divides every row and
+    is at most ``group``.
     """
     from torchao import quantization
     from torchao.quantization.granularity import PerGroup
@@ -66,12 +68,18 @@ def torchao_model(model: nn.Module, layers: str, group: int, *, kind: str) -> nn
 
     if kind == "int4" and next(model.parameters()).device.type != "cuda":
         raise NotHere("its packed 4-bit kernels need a CUDA device")
-    chosen = _only_linear(model, layers)
-    inputs = {layer.in_features for layer in chosen.values()}
-    most = max(group, TORCHAO_GROUPS[-1])
-    sizes = [s for s in TORCHAO_GROUPS if s <= most and not any(n % s for n in inputs)]
+    linear_modules = _linear_modules(model, layers)
+    row_lengths = {layer.in_features for layer in linear_modules.values()}
+    largest = max(group, TORCHAO_GROUPS[-1])
+    sizes = [
+        size
+        for size in TORCHAO_GROUPS
+        if size <= largest and all(length % size == 0 for length in row_lengths)
+    ]
     if not sizes and kind != "int8":
-        raise NotHere(f"rows of {min(inputs)} inputs divide into no group of {TORCHAO_GROUPS}")
+        raise NotHere(
+            f"rows of {min(row_lengths)} inputs cannot be divided into groups of {TORCHAO_GROUPS}"
+        )
     if kind == "int4":
         model = model.to(torch.bfloat16)
         config = quantization.Int4WeightOnlyConfig(
@@ -85,52 +93,64 @@ def torchao_model(model: nn.Module, layers: str, group: int, *, kind: str) -> nn
         )
     else:
         config = quantization.Int8WeightOnlyConfig()
-    quantization.quantize_(model, config, filter_fn=lambda _, name: name in chosen)
+    quantization.quantize_(model, config, filter_fn=lambda _, name: name in linear_modules)
     return model
 
 
 def bitsandbytes_model(model: nn.Module, layers: str, group: int, *, bits: int) -> nn.Module:
-    """NF4, computed with in float32, or LLM.int8(), features beyond 6 kept in 16 bits."""
+    """The model quantized by bitsandbytes.
+
+    With 4 bits: NF4, with products in float32. With 8 bits: LLM.int8(), in which input features
+    with a magnitude above 6 stay in 16 bits.
+    """
     import bitsandbytes as bnb
 
     device = next(model.parameters()).device
-    # It says for every product that it casts the inputs, which is what is asked for.
+    # bitsandbytes warns at every product that it casts the inputs, which is intended here.
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
-    for name, layer in _only_linear(model, layers).items():
+    for name, layer in _linear_modules(model, layers).items():
         shape = (layer.in_features, layer.out_features, layer.bias is not None)
         weight = layer.weight.detach().cpu()
         if bits == 4:
             _check_row(name, layer.in_features, NF4_BLOCK)
-            new = bnb.nn.Linear4bit(*shape, quant_type="nf4", compute_dtype=torch.float32)
-            new.weight = bnb.nn.Params4bit(
+            quantized = bnb.nn.Linear4bit(*shape, quant_type="nf4", compute_dtype=torch.float32)
+            quantized.weight = bnb.nn.Params4bit(
                 weight, requires_grad=False, quant_type="nf4", blocksize=NF4_BLOCK
             )
         else:
-            new = bnb.nn.Linear8bitLt(*shape, has_fp16_weights=False, threshold=6.0)
-            new.weight = bnb.nn.Int8Params(weight, has_fp16_weights=False, requires_grad=False)
-        new.bias = layer.bias
-        model.set_submodule(name, new.to(device))
+            quantized = bnb.nn.Linear8bitLt(*shape, has_fp16_weights=False, threshold=6.0)
+            quantized.weight = bnb.nn.Int8Params(
+                weight, has_fp16_weights=False, requires_grad=False
+            )
+        quantized.bias = layer.bias
+        model.set_submodule(name, quantized.to(device))
     return model
 
 
 def _check_row(name: str, inputs: int, block: int) -> None:
     if inputs % block:
-        raise NotHere(f"{name} has {inputs} inputs, no multiple of {block}")
+        raise NotHere(f"{name} has {inputs} inputs; valid: multiples of {block}")
 
 
-def _only_linear(model: nn.Module, layers: str) -> dict[str, nn.Linear]:
-    """The layers by module name; ``NotHere`` where one of them is no ``nn.Linear``."""
-    modules, found = dict(model.named_modules()), {}
-    for name in linear_layers(model, layers):
-        module = modules.get(name.removesuffix(".weight"))
+def _linear_modules(model: nn.Module, layers: str) -> dict[str, nn.Linear]:
+    """The selected layers by module name. Raises ``NotHere`` if one is not an ``nn.Linear``."""
+    modules = dict(model.named_modules())
+    linear_modules = {}
+    for parameter_name in linear_layers(model, layers):
+        module_name = parameter_name.removesuffix(".weight")
+        module = modules.get(module_name)
         if not isinstance(module, nn.Linear):
-            raise NotHere(f"{name} belongs to a layer that is no nn.Linear")
-        found[name.removesuffix(".weight")] = module
-    return found
+            raise NotHere(f"{parameter_name} belongs to a layer that is not an nn.Linear")
+        linear_modules[module_name] = module
+    return linear_modules
 
 
 class Format(NamedTuple):
-    """One way to ship a model. ``counterpart`` is the role of the simulated quantizer beside it."""
+    """One format to ship a model in.
+
+    ``package`` must be installed. ``counterpart`` is the role of the simulated quantizer that the
+    format is compared with. ``convert`` returns the model to run.
+    """
 
     package: str
     counterpart: str
@@ -156,44 +176,65 @@ FORMATS = {
 
 
 def score_format(model: nn.Module, prober: Prober, name: str) -> SequenceScores:
-    """Per-sequence scores of a format of ``FORMATS`` against the model in full precision."""
-    form = FORMATS[name]
-    if util.find_spec(form.package) is None:
-        raise NotHere(f"the package {form.package} is not installed")
-    low_bit = next(s for n, s in prober.specs.items() if prober.roles[n] == LOW_BIT)
-    other = form.convert(copy.deepcopy(model), low_bit.layers, low_bit.row_group or 128).eval()
-    forwards = {FP32: ModelForward(model), name: lambda ids: model_logits(other, ids)}
+    """Per-sequence scores of a format of ``FORMATS``, with the FP32 model as the reference."""
+    shipped_format = FORMATS[name]
+    if util.find_spec(shipped_format.package) is None:
+        raise NotHere(f"the package {shipped_format.package} is not installed")
+    low_bit = next(
+        spec for quantizer, spec in prober.specs.items() if prober.roles[quantizer] == LOW_BIT
+    )
+    group = low_bit.row_group or 128
+    shipped = shipped_format.convert(copy.deepcopy(model), low_bit.layers, group).eval()
+    forwards = {FP32: ModelForward(model), name: lambda ids: model_logits(shipped, ids)}
     return score(prober.tokens, forwards, **prober.options)[name]
 
 
 def probe_deployed(
     model: nn.Module, prober: Prober, step: int, simulated: pd.DataFrame, *, resamples: int
 ) -> pd.DataFrame:
-    """One row per format of ``FORMATS``, measured or skipped, beside its simulated counterpart.
+    """One row per format of ``FORMATS``, measured or skipped, with its simulated counterpart.
 
-    ``simulated`` are the per-sequence scores that ``prober`` gave of the same model. Columns:
-    step, format, package, version, status, reason, the measured columns of the audit,
-    counterpart, simulated_gap_pct, and difference_points, the former gap minus the latter.
+    ``simulated`` are the per-sequence scores of ``prober`` for the same model. Columns: step,
+    format, package, version, status, reason, the measured columns of the audit, counterpart,
+    simulated_gap_pct, and difference_points (the real gap minus the simulated one).
     """
-    tables, reasons, found = [simulated], {}, []
+    tables = [simulated]
+    skip_reasons = {}
     for name in FORMATS:
         try:
             tables.append(score_format(model, prober, name).table(step, name, DEPLOYED))
-        except Exception as error:  # noqa: BLE001, whatever a back-end raises
-            reasons[name] = one_line(error)
-            logger.warning(f"step {step}: {name} skipped: {reasons[name]}")
-    rows = summarise(pd.concat(tables), ["step"], resamples=resamples, seed=0)
-    by_role = rows[rows["role"] != DEPLOYED].set_index("role")
-    measured = rows[rows["role"] == DEPLOYED].set_index("quantizer").drop(columns=["step", "role"])
-    for name, form in FORMATS.items():
-        beside, there = by_role.loc[form.counterpart], name not in reasons
-        numbers = measured.loc[name].to_dict() if there else dict.fromkeys(measured.columns)
-        found.append({
-            "step": step, "format": name, "package": form.package,
-            "version": metadata.version(form.package) if there else "",
-            "status": "measured" if there else "skipped", "reason": reasons.get(name, ""),
-            **numbers,
-            "counterpart": beside["quantizer"], "simulated_gap_pct": beside["gap_pct"],
-            "difference_points": numbers["gap_pct"] - beside["gap_pct"] if there else None,
-        })  # fmt: skip
-    return pd.DataFrame(found).astype({"n_sequences": "Int64", "n_tokens": "Int64"})
+        except Exception as error:  # noqa: BLE001, a back-end may raise anything
+            skip_reasons[name] = one_line(error)
+            logger.warning(f"step {step}: {name} skipped: {skip_reasons[name]}")
+
+    summary = summarise(pd.concat(tables), ["step"], resamples=resamples, seed=0)
+    is_deployed = summary["role"] == DEPLOYED
+    simulated_by_role = summary[~is_deployed].set_index("role")
+    measured = summary[is_deployed].set_index("quantizer").drop(columns=["step", "role"])
+    rows = []
+    for name, shipped_format in FORMATS.items():
+        counterpart = simulated_by_role.loc[shipped_format.counterpart]
+        was_measured = name not in skip_reasons
+        if was_measured:
+            numbers = measured.loc[name].to_dict()
+            version = metadata.version(shipped_format.package)
+            difference = numbers["gap_pct"] - counterpart["gap_pct"]
+        else:
+            numbers = dict.fromkeys(measured.columns)
+            version = ""
+            difference = None
+        rows.append(
+            {
+                "step": step,
+                "format": name,
+                "package": shipped_format.package,
+                "version": version,
+                "status": "measured" if was_measured else "skipped",
+                "reason": skip_reasons.get(name, ""),
+                **numbers,
+                "counterpart": counterpart["quantizer"],
+                "simulated_gap_pct": counterpart["gap_pct"],
+                "difference_points": difference,
+            }
+        )
+    return pd.DataFrame(rows).astype({"n_sequences": "Int64", "n_tokens": "Int64"})

@@ -1,16 +1,17 @@
 """The schedules of ``schedules`` as PyTorch schedulers, with the signatures of Hugging Face.
 
-Each factory returns a ``LambdaLR`` for ``Trainer(optimizers=(optimizer, scheduler))`` or any
-loop that calls ``scheduler.step()`` after ``optimizer.step()``. Its rate at every step is
-that of the pure function, to the last bit but one: PyTorch multiplies a group's initial
-rate by a factor. The highest rate is each group's own ``lr``; by name all take ``min_lr_rate``
-(the lowest as a share of it, a tenth by default) or ``min_lr`` (the lowest itself). SGDR and OLI
-also take ``baseline``, the run that they leave (``cosine`` or ``cosine_neox_v1``, the default),
-and ``start``, the step at which they leave it, by default where the warm-up ends.
+Each factory returns a ``LambdaLR``, for ``Trainer(optimizers=(optimizer, scheduler))`` or for a
+loop that calls ``scheduler.step()`` after ``optimizer.step()``. The rates are those of the pure
+functions. The last bit may differ, because PyTorch multiplies a group's initial rate by a factor.
 
-The state of a scheduler is its step counter, so ``load_state_dict`` on one that was made alike
-resumes exactly. To leave a run at step s with a new optimizer, set ``initial_lr`` of its groups
-and pass ``last_epoch=s - 1``. A number that makes no sense is a ``ValueError`` of one line.
+The highest rate is the ``lr`` of each parameter group. All factories accept the lowest rate as
+``min_lr``, or as ``min_lr_rate``, its share of the highest rate (default: a tenth). SGDR and OLI
+also accept ``baseline``, the schedule until they start (``cosine`` or ``cosine_neox_v1``, the
+default), and ``start``, their first step (default: the end of the warm-up).
+
+A scheduler's state is its step counter, so ``load_state_dict`` resumes exactly on a scheduler with
+the same arguments. To leave a run at step s with a new optimizer, set ``initial_lr`` of its groups
+and pass ``last_epoch=s - 1``. Invalid numbers raise ``ValueError`` with one line.
 """
 
 from collections.abc import Callable
@@ -112,7 +113,7 @@ def get_oli_schedule(
 
 @dataclass(frozen=True)
 class _Run:
-    """The schedule of the whole run, but for its highest rate, which is a group's own."""
+    """The schedule of the run without its highest rate, which each parameter group has itself."""
 
     baseline: Baseline
     warmup_steps: int
@@ -124,7 +125,7 @@ class _Run:
         """The schedule of a group whose highest rate is ``lr_max``."""
         lr_min = self.min_lr_rate * lr_max if self.min_lr is None else self.min_lr
         if not 0.0 <= lr_min <= lr_max:
-            raise ValueError(f"lowest learning rate {lr_min}: from 0 to a group's lr, {lr_max}")
+            raise ValueError(f"lowest learning rate {lr_min}; valid: 0 to a group's lr, {lr_max}")
         numbers = {"lr_max": lr_max, "lr_min": lr_min, "warmup_steps": self.warmup_steps}
         return read_schedule({"schedule": self.baseline, **numbers}, self.total_steps)
 
@@ -136,26 +137,28 @@ def _scheduler(
     start: int | None,
     last_epoch: int,
 ) -> LambdaLR:
-    """``run`` up to ``start`` and the kind from there on, or ``run`` throughout without a kind."""
+    """``run`` until ``start`` and then the kind of ``make_kind``; without it, ``run`` only."""
     warmup = run.warmup_steps
     total = run.total_steps
     start = warmup if start is None else start
     if not 0 <= warmup <= start < total:
         raise ValueError(
-            f"num_warmup_steps {warmup}, start {start}, num_training_steps {total}: none may be "
-            "below the one before it, and the last must be above"
+            f"num_warmup_steps {warmup}, start {start}, num_training_steps {total}; "
+            "valid: num_warmup_steps <= start < num_training_steps"
         )
 
     def factor(lr_max: float) -> Callable[[int], float]:
-        before = run.schedule(lr_max)
+        baseline = run.schedule(lr_max)
         if make_kind is None:
-            return lambda step: before(step) / lr_max
-        fork = ForkSchedule(make_kind(), before, start, total)
-        return lambda step: (fork if step >= start else before)(step) / lr_max
+            return lambda step: baseline(step) / lr_max
+        fork = ForkSchedule(make_kind(), baseline, start, total)
+        return lambda step: (fork if step >= start else baseline)(step) / lr_max
 
     try:
-        groups = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
-        return LambdaLR(optimizer, [factor(lr_max) for lr_max in groups], last_epoch)
+        rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+        return LambdaLR(optimizer, [factor(lr_max) for lr_max in rates], last_epoch)
     except ValidationError as error:
-        wrong = error.errors()[0]
-        raise ValueError(f"{wrong['loc'][-1]} {wrong['input']!r}: {wrong['msg']}") from None
+        first_error = error.errors()[0]
+        raise ValueError(
+            f"{first_error['loc'][-1]} {first_error['input']!r}: {first_error['msg']}"
+        ) from None

@@ -1,6 +1,7 @@
-"""Where an audit finds its checkpoints, and the text that it scores them on.
+"""The checkpoints of an audit, and the text on which they are scored.
 
-A folder of a run, one model, or a hub repository; a file of text, or docstrings of a package.
+Checkpoints are those in the folder of a run, a single model, or revisions of a hub repository. The
+text is a file, or the docstrings of a Python package.
 """
 
 import re
@@ -25,24 +26,27 @@ from flatminima.text.corpus import deduplicate, package_documents, package_versi
 from flatminima.text.sources import find_file, read_texts
 from flatminima.text.tokens import end_of_text, leading_ids, read_tokenizer
 
-Text = tuple[Iterable[str], str]  # documents, and what they are called
+Text = tuple[Iterable[str], str]  # documents, and a description of them
 TRAINER_STATE = "trainer_state.json"
-PACKAGE, MIN_CHARACTERS = "numpy", 200  # text that every machine has
-# How runs name their checkpoints: the Trainer's way, Pythia's, and both a folder below.
+# The default text is available on every machine: docstrings of at least so many characters.
+PACKAGE = "numpy"
+MIN_CHARACTERS = 200
+# Names of checkpoint folders: the Trainer's and Pythia's, also in a subfolder ``checkpoints``.
 NAMES = ("checkpoint-{step}", "step{step}", "step_{step}", "global_step{step}")
 RUN_PATTERNS = (*NAMES, *(f"checkpoints/{name}" for name in NAMES))
 
 _GGUF = (
-    "a GGUF file holds weights that are already quantized, in groups and types of its own; audit "
-    "the checkpoint that it was made from (--deployed measures what GGUF would make of it)"
+    "the weights in a GGUF file are already quantized; audit the checkpoint that it was made "
+    "from (--deployed measures GGUF's formats)"
 )
 
 
 @dataclass(frozen=True)
 class Source:
-    """Checkpoints by step, in order: a folder of each, or a revision of ``repo``.
+    """Checkpoints by step, in order.
 
-    ``notes`` says what lies there and is not measured.
+    A place is a folder, or a revision of the hub repository ``repo``. ``notes`` lists what the
+    folder contains but the audit does not measure.
     """
 
     places: dict[int, str]
@@ -56,9 +60,9 @@ class Source:
 
     @contextmanager
     def checkpoint(self, step: int) -> Iterator[tuple[Path, dict]]:
-        """The folder of one checkpoint, and its commit and hashes where it is from the hub.
+        """The folder of a checkpoint and, for one from the hub, its commit and hashes.
 
-        One from the hub is deleted when the block ends.
+        A checkpoint from the hub is deleted when the block ends.
         """
         if self.repo is None:
             yield Path(self.places[step]), {}
@@ -67,25 +71,30 @@ class Source:
             origin = download_checkpoint(self.repo, self.places[step], folder)
             yield Path(folder), {key: origin[key] for key in ("commit", "files")}
 
-    def tokenizer(self, given: str | None) -> Tokenizer:
-        """The tokenizer in ``given``, or the one that belongs to the last checkpoint."""
-        last = self.places[self.steps[-1]]
-        if given is None and self.repo is not None:
+    def tokenizer(self, path: str | None) -> Tokenizer:
+        """The tokenizer at ``path``, a file or folder, or that of the last checkpoint."""
+        last_place = self.places[self.steps[-1]]
+        if path is not None:
+            candidates = [Path(path)]
+        elif self.repo is not None:
             with tempfile.TemporaryDirectory() as folder:
-                download_tokenizer(self.repo, last, Path(folder, TOKENIZER_FILE))
+                download_tokenizer(self.repo, last_place, Path(folder, TOKENIZER_FILE))
                 return read_tokenizer(Path(folder, TOKENIZER_FILE))
-        folders = [Path(given)] if given else [Path(last), *Path(last).parents[:2]]
-        for path in (f if f.is_file() else f / TOKENIZER_FILE for f in folders):
-            if path.is_file():
-                return read_tokenizer(path)
-        where = ", ".join(map(str, folders))
-        raise UserError(f"no {TOKENIZER_FILE} in {where}; name one with --tokenizer")
+        else:
+            candidates = [Path(last_place), *Path(last_place).parents[:2]]
+        for candidate in candidates:
+            file = candidate if candidate.is_file() else candidate / TOKENIZER_FILE
+            if file.is_file():
+                return read_tokenizer(file)
+        searched = ", ".join(map(str, candidates))
+        raise UserError(f"no {TOKENIZER_FILE} in {searched}; name one with --tokenizer")
 
 
 def open_source(target: str, revisions: Sequence[str] = ()) -> Source:
-    """What ``target`` holds, of that only ``revisions`` where any are named.
+    """The checkpoints of ``target``, or only ``revisions`` of them.
 
-    Raises ``UserError`` (``HubError`` for the hub) with one line where there is nothing.
+    ``target`` is a folder or the name of a hub repository. Raises ``UserError`` with one line, or
+    ``HubError`` for the hub, if there are none.
     """
     path = Path(target)
     if path.suffix == ".gguf":
@@ -103,34 +112,71 @@ def open_source(target: str, revisions: Sequence[str] = ()) -> Source:
 
 
 def _local(folder: Path, revisions: Sequence[str]) -> Source:
-    """A run, or one model, whose step is the number in its name (0 for one like opt-125m)."""
-    runs = [find_checkpoints(f"{folder.as_posix()}/{pattern}") for pattern in RUN_PATTERNS]
-    skipped = [f"skipped: {line}" for run in runs for line in run.skipped]
-    found = next((run.checkpoints for run in runs if run.checkpoints), {})
-    places = {step: checkpoint.folder for step, checkpoint in found.items()}
+    """The checkpoints of a run, or a single model. ``--revisions .`` selects the model."""
+    places, notes = _find_run(folder)
+    model_folder = None
+    no_model_reason = None
     try:
-        model, reason = read_checkpoint(folder).folder, None
+        model_folder = read_checkpoint(folder).folder
     except DamagedFile as error:
-        model, reason = None, error
-    if model and (not places or list(revisions) == ["."]):
-        fits = (re.fullmatch(name.replace("{step}", r"(\d+)"), folder.name) for name in NAMES)
-        return Source({next((int(match[1]) for match in fits if match), 0): model})
+        no_model_reason = error
+
+    if model_folder and (not places or list(revisions) == ["."]):
+        return Source({_step_of_folder(folder): model_folder})
     if not places:
-        nothing = f"neither a model ({reason}) nor a run with folders like checkpoint-100, step100"
-        gguf = _GGUF if any(folder.glob("*.gguf")) else ""
-        raise UserError(f"{folder}: {'; '.join(skipped) or gguf or nothing}")
-    if model:
-        above = f"{folder} itself holds a model, above its checkpoints, that is not measured"
-        skipped.append(f"{above}; --revisions . measures it alone")
-    names = {name: step for step, p in places.items() for name in (str(step), Path(p).name)}
-    if unknown := [name for name in revisions if name not in names]:
-        there = ", ".join(Path(place).name for place in places.values())
-        raise UserError(f"{folder}: no checkpoint {unknown[0]!r}; there are {there}")
-    steps = sorted({names[name] for name in revisions} or places)
-    return Source({step: places[step] for step in steps}, notes=tuple(skipped))
+        reason = "; ".join(notes)
+        if not reason and any(folder.glob("*.gguf")):
+            reason = _GGUF
+        if not reason:
+            reason = (
+                f"neither a model ({no_model_reason}) nor a run with folders like "
+                "checkpoint-100, step100"
+            )
+        raise UserError(f"{folder}: {reason}")
+    if model_folder:
+        notes.append(
+            f"{folder} itself contains a model, beside its checkpoints, that is not measured; "
+            "--revisions . measures it alone"
+        )
+    if not revisions:
+        return Source(places, notes=tuple(notes))
+
+    # A checkpoint is selected by its step or by the name of its folder.
+    step_by_name = {}
+    for step, place in places.items():
+        step_by_name[str(step)] = step
+        step_by_name[Path(place).name] = step
+    for name in revisions:
+        if name not in step_by_name:
+            valid = ", ".join(Path(place).name for place in places.values())
+            raise UserError(f"{folder}: no checkpoint {name!r}; valid: {valid}")
+    steps = sorted({step_by_name[name] for name in revisions})
+    return Source({step: places[step] for step in steps}, notes=tuple(notes))
+
+
+def _find_run(folder: Path) -> tuple[dict[int, str], list[str]]:
+    """Folders of a run's checkpoints by step, and one note for each folder that is skipped."""
+    places: dict[int, str] = {}
+    notes = []
+    for pattern in RUN_PATTERNS:
+        run = find_checkpoints(f"{folder.as_posix()}/{pattern}")
+        notes += [f"skipped: {line}" for line in run.skipped]
+        if not places:  # the first pattern with checkpoints
+            places = {step: checkpoint.folder for step, checkpoint in run.checkpoints.items()}
+    return dict(sorted(places.items())), notes
+
+
+def _step_of_folder(folder: Path) -> int:
+    """The step in a checkpoint's folder name; 0 for a name such as opt-125m."""
+    for name in NAMES:
+        match = re.fullmatch(name.replace("{step}", r"(\d+)"), folder.name)
+        if match:
+            return int(match[1])
+    return 0
 
 
 def _on_hub(repo: str, revisions: Sequence[str]) -> Source:
+    """Revisions of a hub repository; without names, all whose branches look like a step."""
     if not revisions:
         branches = list_branches(repo)
         try:
@@ -158,26 +204,31 @@ def step_in_name(name: str, default: int) -> int:
 
 
 def learning_rates(source: Source) -> tuple[dict[int, float], list[str]]:
-    """Learning rate by step as the Trainer of a local run logged it, or why there is none."""
+    """Learning rate by step from the Trainer's log of a local run, and notes on problems."""
     state = Path(source.places[source.steps[-1]]) / TRAINER_STATE
     if source.repo is not None or not state.is_file():
         return {}, []
     try:
         log = read_json(state)["log_history"]
-        found = {e["step"]: float(e["learning_rate"]) for e in log if "learning_rate" in e}
+        logged_rates = {}
+        for record in log:
+            if "learning_rate" in record:
+                logged_rates[record["step"]] = float(record["learning_rate"])
     except (ValueError, KeyError, TypeError) as error:
         line = f"{state}: cannot be read ({one_line(error)}); learning rates are left empty"
         return {}, [line]
-    rates = {step: found[step] for step in source.steps if step in found}
-    return (rates if any(rates.values()) else {}), []
+    rates = {step: logged_rates[step] for step in source.steps if step in logged_rates}
+    if not any(rates.values()):  # a log of zeros is of no use
+        return {}, []
+    return rates, []
 
 
 def open_text(data: str | None) -> Text:
-    """The documents of ``data``, or docstrings that every machine has, and what they are."""
+    """The documents of the file ``data``, or docstrings of ``PACKAGE``, and their description."""
     if data is None:
         version = package_versions([PACKAGE])[PACKAGE]
-        found = deduplicate(package_documents(PACKAGE, MIN_CHARACTERS))
-        _, documents = split(found, validation_fraction=1.0, seed=0)  # all of them, shuffled
+        docstrings = deduplicate(package_documents(PACKAGE, MIN_CHARACTERS))
+        _, documents = split(docstrings, validation_fraction=1.0, seed=0)  # all, shuffled
         return documents, f"docstrings of {PACKAGE} {version}"
     try:
         return read_texts(find_file({"path": data})), data
@@ -188,21 +239,23 @@ def open_text(data: str | None) -> Text:
 def document_end(
     tokenizer: Tokenizer, configured: int | list[int] | None
 ) -> tuple[int | None, str]:
-    """Id that is to follow each document, and in words how batches are made of them.
+    """The token id between documents, and a description of the batches made with it.
 
-    It is the tokenizer's end of text, or where it has none the configuration's (``configured``)
-    if that is an id of the tokenizer.
+    The id is the tokenizer's end of text. If the tokenizer has none, the id is ``configured``, of
+    the model's configuration, if the tokenizer contains this id.
     """
     if isinstance(configured, list):
         configured = next(iter(configured), None)
     end = end_of_text(tokenizer)
     if end is None and configured in tokenizer.get_vocab().values():
         end = configured
-    words = "nothing between documents"
+    description = "nothing between documents"
     if end is not None:
-        words = f"{tokenizer.id_to_token(end)} (id {end}) between documents"
+        description = f"{tokenizer.id_to_token(end)} (id {end}) between documents"
         if configured not in (None, end):
-            words += f" (eos_token_id of the configuration is {configured})"
-    if before := leading_ids(tokenizer):
-        words += f", {' '.join(map(tokenizer.id_to_token, before))} before each sequence"
-    return end, words
+            description += f" (eos_token_id of the configuration is {configured})"
+    first_ids = leading_ids(tokenizer)
+    if first_ids:
+        first_tokens = " ".join(map(tokenizer.id_to_token, first_ids))
+        description += f", {first_tokens} before each sequence"
+    return end, description
