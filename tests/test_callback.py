@@ -245,7 +245,7 @@ def test_a_model_in_pieces_or_that_looks_ahead_or_without_its_ids_is_not_probed(
     for change, line in (
         (lambda t: setattr(t.args, "fsdp", True), "spread over processes"),
         (lambda t: setattr(t, "model", build("bert")), "looks ahead"),
-        (lambda t: t.model.resize_token_embeddings(8), "the tokens hold id"),
+        (lambda t: t.model.resize_token_embeddings(8), "the vocabulary has 8 entries"),
     ):
         callback = ConvergenceCallback(SETTINGS, actions=("probe", "stop"))
         trainer = trainer_of(tiny_llama(), tmp_path, callback)
