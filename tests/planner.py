@@ -1,7 +1,7 @@
-"""Dry runs of Snakemake, each in a process of its own that has nothing left to import.
+"""Runs dry runs of Snakemake in forked processes, which need not import everything again.
 
-A line of JSON, the folder, the arguments and whether to describe the plan, is answered by one
-with the exit status and what was printed.
+Each line on standard input is JSON: a folder, arguments, and whether to describe the plan. The
+answer is one line of JSON: the exit status and the output.
 """
 
 import json
@@ -10,7 +10,7 @@ import sys
 import tempfile
 from unittest import mock
 
-# What the workflow imports from elsewhere; its own modules are read anew in each dry run.
+# Libraries that the workflow imports. Its own modules are imported again in each dry run.
 import pandas  # noqa: F401
 import pydantic  # noqa: F401
 import yte  # noqa: F401
@@ -19,16 +19,20 @@ from snakemake.iocontainers import InputFiles
 from snakemake.scheduling.job_scheduler import JobScheduler
 
 
-def devices(value) -> list[str]:
-    """Every value of a key ``device`` in the parameters of a job."""
-    if not hasattr(value, "items"):
+def devices(params) -> list[str]:
+    """Every setting ``device`` in the params of a job, at any depth."""
+    if not hasattr(params, "items"):
         return []
-    below = [device for _, inner in value.items() for device in devices(inner)]
-    return below + [inner for key, inner in value.items() if key == "device"]
+    all_devices = []
+    for key, setting in params.items():
+        all_devices += devices(setting)
+        if key == "device":
+            all_devices.append(setting)
+    return all_devices
 
 
 def declared(rule) -> dict:
-    """What a rule declares."""
+    """The declarations of a rule."""
     return {
         "rule": rule.name,
         "name": rule.name,
@@ -46,9 +50,9 @@ def declared(rule) -> dict:
 
 
 def describe(scheduler) -> bool:
-    """Print every rule, and what each job would ask a cluster for, instead of scheduling them.
+    """Print all rules and the requests of each job instead of scheduling the jobs.
 
-    A dry run prints no resources of a job that has a message.
+    Snakemake's own dry run does not print the resources of jobs that have a message.
     """
     rules = [declared(rule) for rule in scheduler.workflow.rules]
     jobs = [
@@ -66,11 +70,11 @@ def describe(scheduler) -> bool:
 
 
 def plan(folder: str, arguments: list[str], described: bool, output: int) -> None:
-    """Plan in ``folder`` and print to the file descriptor ``output``; does not return."""
+    """Plan in ``folder`` and print to the file descriptor ``output``. Never returns."""
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.chdir(folder)
-    if described:  # inputs that are yet to be made count as 100 MB
+    if described:  # inputs that do not exist count as 100 MB
         mock.patch.object(JobScheduler, "schedule", describe).start()
         mock.patch.object(InputFiles, "size_mb", 100.0).start()
     main(["--dry-run", *arguments])
@@ -79,10 +83,11 @@ def plan(folder: str, arguments: list[str], described: bool, output: int) -> Non
 
 if __name__ == "__main__":
     for line in sys.stdin:
-        with tempfile.TemporaryFile() as printed:
+        with tempfile.TemporaryFile() as output:
             process = os.fork()
             if process == 0:
-                plan(*json.loads(line), printed.fileno())
-            status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-            printed.seek(0)
-            print(json.dumps([status, printed.read().decode()]), flush=True)
+                plan(*json.loads(line), output.fileno())
+            _, wait_status = os.waitpid(process, 0)
+            exit_status = os.waitstatus_to_exitcode(wait_status)
+            output.seek(0)
+            print(json.dumps([exit_status, output.read().decode()]), flush=True)

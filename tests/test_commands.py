@@ -1,4 +1,4 @@
-"""``make plan`` and ``make freeze`` as a person runs them, in a checkout of their own."""
+"""The commands ``flatminima plan`` and ``flatminima freeze``, in a copy of the checkout."""
 
 import shutil
 
@@ -12,17 +12,17 @@ from tests.workflow import copy_checkout, dry_run, flatminima, planned
 
 pytestmark = pytest.mark.workflow
 
-OWN = """
+NAMED_SUITE = """
 suites:
   named:
     extends: pythia-70m
-    label: branches that say more than the step
+    label: branches whose names contain more than the step
     repo: tiny/olmo
     revision: 'stage1-step(?P<step>\\d+)-tokens(?P<billions>\\d+)B'
     grid: discover
     training:
 """
-LACKS = """
+SUITE_WITHOUT_TEXT = """
 suite: mine
 suites:
   mine:
@@ -38,7 +38,7 @@ STEPS = {0: 0, 300: 1, 10000: 21, 20000: 42}
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
     folder = copy_checkout(tmp_path_factory.mktemp("commands"))
-    (folder / "own.yaml").write_text(OWN)
+    (folder / "own.yaml").write_text(NAMED_SUITE)
     return folder
 
 
@@ -52,59 +52,62 @@ def hub():
 
 
 def test_a_suite_is_frozen_once_and_then_planned_without_the_hub(checkout, hub, tmp_path):
-    own, environment = ("--configfile", "own.yaml"), hub.environment(tmp_path)
-    before = dry_run("results/named/suite.csv", *own, folder=checkout)
-    assert "make freeze SUITE=named lists them from the hub" in before.stdout
-    run = flatminima("freeze", "--suite", "named", *own, folder=checkout, **environment)
+    configuration = ("--configfile", "own.yaml")
+    environment = hub.environment(tmp_path)
+    run = dry_run("results/named/suite.csv", *configuration, folder=checkout)
+    assert "make freeze SUITE=named" in run.stdout
+    run = flatminima("freeze", "--suite", "named", *configuration, folder=checkout, **environment)
     assert run.returncode == 0, run.stderr
     assert "4 revisions of tiny/olmo, step 0 to 20,000" in run.stdout
     lines = (checkout / "resources/revisions/named.csv").read_text().splitlines()
     assert lines[0] == "step,branch,commit" and len(lines) == 5
     branch = "stage1-step10000-tokens21B"
     assert lines[3] == f"10000,{branch},{hub.commit('tiny/olmo', branch)}"
-    for suite, line in (
-        ("mini", "Error: suite mini: its source is pretrain, not hub"),
-        ("pythia-70m", "EleutherAI/pythia-70m at its list of branches: "),
-    ):
+    for suite, part in (("mini", "source is pretrain"), ("pythia-70m", "list of branches")):
         run = flatminima("freeze", "--suite", suite, folder=checkout, **environment)
-        assert run.returncode == 2 and line in run.stderr
+        assert run.returncode == 2
+        assert suite in run.stderr and part in run.stderr
         assert "Traceback" not in run.stderr and run.stderr.count("\n") == 1, run.stderr
     assert not (checkout / "resources/revisions/pythia-70m.csv").exists()
     hub.requests.clear()
-    assert planned("results/named/suite.csv", *own, folder=checkout)
+    assert planned("results/named/suite.csv", *configuration, folder=checkout)
     assert hub.requests == []
 
 
-def test_outside_a_clone_a_command_says_what_is_missing(checkout, tmp_path):
-    """As after ``pip install``: the package alone; then in a clone that is not the package's."""
+def test_commands_of_a_clone_refuse_to_run_elsewhere(checkout, tmp_path):
+    """After ``pip install`` there is no clone. A clone may also belong to another package."""
     shutil.copytree(checkout / "workflow_scripts/flatminima", tmp_path / "installed/flatminima")
-    for name, folder, line in (
-        ("plan", tmp_path, "no Snakefile in"), ("freeze", checkout, "it is .venv/bin/flatminima"),
-    ):  # fmt: skip
+    for name, folder, part in (
+        ("plan", tmp_path, "Snakefile"),
+        ("freeze", checkout, "make freeze"),
+    ):
         run = flatminima(name, folder=folder, PYTHONPATH=str(tmp_path / "installed"))
-        assert run.returncode == 2 and run.stdout == "" and line in run.stderr
-        assert run.stderr.startswith(f"Error: {name} ") and run.stderr.count("\n") == 1, run.stderr
+        assert run.returncode == 2
+        assert run.stdout == ""
+        assert run.stderr.startswith("Error: ") and part in run.stderr
+        assert run.stderr.count("\n") == 1, run.stderr
 
 
 def test_the_plan_of_a_suite_is_printed_and_its_hours_follow_from_a_measurement(checkout):
     run = flatminima("plan", "--suite", "pythia-160m", "--seconds", "0", folder=checkout)
     assert run.returncode == 0, run.stderr
-    for text in ("Pythia-160m", "154", "162,322,944 parameters", "58.1 GB", "375.0 MB each",
-                 "7.8e+15 FLOP", "9 forks", "jobs left", "probe_revision"):  # fmt: skip
+    for text in (
+        *("Pythia-160m", "154", "162,322,944 parameters", "58.1 GB", "375.0 MB"),
+        *("7.8e+15 FLOP", "9 forks", "probe_revision"),
+    ):
         assert text in run.stdout, text
     assert "measured" not in run.stdout.replace("is not measured", ""), "nothing was timed"
     run = flatminima("plan", "--seconds", "0.1", folder=checkout)
     assert run.returncode == 0, run.stderr
-    for text in ("mini (embedded suite, not Pythia)", "timed on", "measured: 16 x 64 tokens",
-                 "time, all"):  # fmt: skip
+    for text in ("mini (embedded suite, not Pythia)", "16 x 64 tokens", "time, all"):
         assert text in run.stdout, text
 
 
-def test_a_missing_text_is_said_and_nothing_called_done(checkout):
+def test_a_plan_with_a_missing_text_fails(checkout):
     for step in (1, 2):
         save_model(build_model(TINY, 64, seed=step), checkout / f"runs/mine/checkpoint-{step}")
     (checkout / "runs/mine/tokenizer.json").write_text("{}")
-    (checkout / "lacks.yaml").write_text(LACKS)
+    (checkout / "lacks.yaml").write_text(SUITE_WITHOUT_TEXT)
     run = flatminima("plan", "--configfile", "lacks.yaml", "--seconds", "0", folder=checkout)
     assert run.returncode == 1
     assert "no such file" in run.stderr and "nowhere.txt" in run.stderr

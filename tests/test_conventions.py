@@ -16,7 +16,7 @@ def load(name: str) -> dict:
     return yaml.safe_load((ROOT / name).read_text())
 
 
-def test_continuous_integration_runs_what_the_readme_and_make_lint_say():
+def test_continuous_integration_and_hooks_run_the_commands_of_readme_and_make_lint():
     (job,) = load(".github/workflows/ci.yml")["jobs"].values()
     assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
     commands = re.findall(r"^make.*", (ROOT / ".ci/run").read_text(), re.MULTILINE)
@@ -31,7 +31,7 @@ def test_continuous_integration_runs_what_the_readme_and_make_lint_say():
 
 
 def test_every_module_imports():
-    """A name that a module no longer has is found here and not when its rule runs."""
+    """An import of a name that no longer exists fails here, not when its rule runs."""
     names = [module.name for module in pkgutil.walk_packages(flatminima.__path__, "flatminima.")]
     assert len(names) > 50
     for name in names:
@@ -39,11 +39,11 @@ def test_every_module_imports():
 
 
 def test_the_wings_import_in_one_direction():
-    """The paper knows neither mechanism nor tools, and they not each other; see architecture.md."""
+    """The paper imports neither mechanism nor tools, nor does one of these import the other."""
     package = Path(flatminima.__path__[0])
     for path in package.rglob("*.py"):
         wing = path.relative_to(package).parts[0]
-        others = {"mechanism", "tools"} - {wing}
-        found = set(re.findall(r"flatminima(?:\.| import )(mechanism|tools)\b", path.read_text()))
-        assert not found & others or wing == "__main__.py", path
+        other_wings = {"mechanism", "tools"} - {wing}
+        imported = re.findall(r"flatminima(?:\.| import )(mechanism|tools)\b", path.read_text())
+        assert not set(imported) & other_wings or wing == "__main__.py", path
         assert not re.search(r"^\s*(?:import|from) snakemake\b", path.read_text(), flags=re.M), path

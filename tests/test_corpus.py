@@ -179,9 +179,9 @@ def test_a_sample_of_windows_is_close_to_all_and_the_same_every_time():
 
 
 def test_overlap_is_recorded_and_shared_documents_refused(tmp_path):
-    words = [f"w{n}" for n in range(40)]
-    write_documents(tmp_path / "val.jsonl", [" ".join(words[:20])])
-    write_documents(tmp_path / "train.jsonl", ["  ".join(words[4:])])
+    text_words = [f"w{n}" for n in range(40)]
+    write_documents(tmp_path / "val.jsonl", [" ".join(text_words[:20])])
+    write_documents(tmp_path / "train.jsonl", ["  ".join(text_words[4:])])
     assert overlap(tmp_path / "train.jsonl", tmp_path / "val.jsonl") == {
         "documents_shared_with_training": 0,
         "word_windows_shared_with_training": {
@@ -192,15 +192,17 @@ def test_overlap_is_recorded_and_shared_documents_refused(tmp_path):
             "refused_above_pct": 50.0,
         },
     }
-    write_documents(tmp_path / "train.jsonl", ["other", "\n".join(words[:20]), words[0].upper()])
+    write_documents(
+        tmp_path / "train.jsonl", ["other", "\n".join(text_words[:20]), text_words[0].upper()]
+    )
     with pytest.raises(ValueError, match="train.jsonl: 1 validation documents"):
         overlap(tmp_path / "train.jsonl", tmp_path / "val.jsonl")
 
 
 def test_a_suite_that_trains_on_more_than_half_of_its_validation_text_is_refused(tmp_path):
-    words = [f"w{n}" for n in range(40)]
-    write_documents(tmp_path / "val.jsonl", [" ".join(words[:20])])
-    write_documents(tmp_path / "train.jsonl", [" ".join(words[3:])])
+    text_words = [f"w{n}" for n in range(40)]
+    write_documents(tmp_path / "val.jsonl", [" ".join(text_words[:20])])
+    write_documents(tmp_path / "train.jsonl", [" ".join(text_words[3:])])
     # Five of its eight windows begin at the fourth word or later.
     with pytest.raises(UserError, match="62.5 %.*50 %"):
         overlap(tmp_path / "train.jsonl", tmp_path / "val.jsonl")

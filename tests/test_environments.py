@@ -1,7 +1,7 @@
-"""The environments of `--sdm conda`: the pins of the lock file, and all that a rule imports.
+"""The conda environments have the versions of the lock file and everything their rules import.
 
-The workflow of the tests runs in one environment that has everything, where a package that
-an environment lacks would never be missed. So what each rule imports is read from the code.
+Other tests run in one environment that has all packages, so they cannot notice a package that is
+missing in a conda environment. Here the imports of each rule are read from the code.
 """
 
 import ast
@@ -19,39 +19,45 @@ from tests.workflow import ROOT, declared_rules
 
 pytestmark = pytest.mark.workflow
 
-# Modules by the package that brings them, where that has another name.
+# Package of a module, if it has another name.
 PACKAGES = {"torch": "pytorch", "arch": "arch-py", "yaml": "pyyaml", "IPython": "ipython"}
 ON_PYPI = {"pytorch": "torch", "arch-py": "arch"}
-# Named and left out where they are not installed: real quantized inference in further formats.
+# Used only if installed: real quantized inference in further formats.
 OPTIONAL = {"torchao", "bitsandbytes"}
-# Imported by functions that only measuring rules call.
+# Imported inside functions that only measuring rules call.
 NOT_CALLED = {(f"workflow_scripts/flatminima/{name}.py", "torch") for name in ("files", "hub")}
-# Infrastructure that the hash of the code leaves out and every script imports.
+# Infrastructure that every script imports, but that the code hash leaves out.
 EVERY_JOB = ("jobs", "files", "errors")
-# Needed by what is imported, without being imported here.
+# Packages that another package needs for what we do with it.
 BEHIND = {"pandas": "pyarrow"}
 
 
 def imported(path: Path) -> set[str]:
-    """Packages of others that a module or notebook of this project imports, anywhere in it."""
+    """Third-party packages that a module or notebook imports, also inside functions."""
     names = set()
     for node in ast.walk(ast.parse(read_source(path))):
         if isinstance(node, ast.Import):
             names |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module.split(".")[0])
-    own = {"workflow_scripts", "flatminima", "snakemake", *sys.stdlib_module_names}
-    where = path.relative_to(ROOT).as_posix()
-    return {PACKAGES.get(n, n) for n in names - own - OPTIONAL if (where, n) not in NOT_CALLED}
+    not_third_party = {"workflow_scripts", "flatminima", "snakemake", *sys.stdlib_module_names}
+    file = path.relative_to(ROOT).as_posix()
+    return {
+        PACKAGES.get(name, name)
+        for name in names - not_third_party - OPTIONAL
+        if (file, name) not in NOT_CALLED
+    }
 
 
 def needed(rule: dict) -> set[str]:
-    """Packages of others that a rule's script and notebook need, with all that they import."""
+    """Third-party packages of a rule's script and notebook and of all modules they import."""
     files = [ROOT / "workflow_scripts" / Path(rule["script"]).name]
     files += [ROOT / path for path in rule["inputs"] if path.endswith(".ipynb")]
     infrastructure = [ROOT / f"workflow_scripts/flatminima/{name}.py" for name in EVERY_JOB]
-    found = set().union(*(imported(path) for path in [*code_files(*files), *infrastructure]))
-    return found | {BEHIND[name] for name in found & BEHIND.keys()}
+    packages: set[str] = set()
+    for path in [*code_files(*files), *infrastructure]:
+        packages |= imported(path)
+    return packages | {BEHIND[name] for name in packages & BEHIND.keys()}
 
 
 def dependencies(path: Path) -> dict[str, str]:
@@ -62,7 +68,7 @@ def dependencies(path: Path) -> dict[str, str]:
 ENVIRONMENTS = {path.name: dependencies(path) for path in sorted((ROOT / "envs").glob("*.yaml"))}
 
 
-def test_environments_pin_what_the_lock_file_pins():
+def test_environments_have_the_versions_of_the_lock_file():
     lines = (ROOT / "envs/requirements.lock").read_text().splitlines()
     pins = dict(
         line.split(";")[0].strip().split("==") for line in lines if line and line[0] not in "# "
@@ -75,23 +81,26 @@ def test_environments_pin_what_the_lock_file_pins():
             assert package == "python" or pins[on_pypi] == version, f"{name}: {package}"
 
 
-def test_an_environment_has_what_its_rules_import_and_no_more():
+def test_an_environment_has_the_packages_of_its_rules_and_no_others():
     rules = [rule for rule in declared_rules().values() if rule["script"]]
     assert len(rules) > 40
     for name, packages in ENVIRONMENTS.items():
-        users = {r["name"]: needed(r) for r in rules if Path(r["conda"]).name == name}
-        lacking = {user: found - packages.keys() for user, found in users.items()}
-        assert not any(lacking.values()), f"{name} lacks what is imported: {lacking}"
-        # No import shows these: Jupyter for readers, kernels, Markdown and LaTeX of tables.
-        unseen = {"python", "jupyter", "ipykernel", "tabulate", "jinja2", "accelerate"}
-        assert packages.keys() - set().union(*users.values()) - unseen == set(), name
+        needed_by_rule = {
+            rule["name"]: needed(rule) for rule in rules if Path(rule["conda"]).name == name
+        }
+        missing = {rule: names - packages.keys() for rule, names in needed_by_rule.items()}
+        assert not any(missing.values()), f"{name} lacks packages: {missing}"
+        # Never imported here: Jupyter for readers, kernels, Markdown and LaTeX of tables.
+        never_imported = {"python", "jupyter", "ipykernel", "tabulate", "jinja2", "accelerate"}
+        all_needed = set().union(*needed_by_rule.values())
+        assert packages.keys() - all_needed - never_imported == set(), name
 
 
-def test_what_is_recorded_of_a_run_comes_with_the_wheel():
-    """``metadata.version`` of a package that is not there ends a probe."""
+def test_the_wheel_depends_on_the_packages_whose_versions_are_recorded():
+    """A probe records versions, and fails for a package that is not installed."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    brought = {re.split("[<>=]", name)[0] for name in project["dependencies"]}
-    assert set(RECORDED) <= brought | {"tokenizers"}, "transformers brings tokenizers"
+    dependencies = {re.split("[<>=]", name)[0] for name in project["dependencies"]}
+    assert set(RECORDED) <= dependencies | {"tokenizers"}, "transformers depends on tokenizers"
 
 
 def test_the_wheel_has_every_package_and_the_audits_template(tmp_path):

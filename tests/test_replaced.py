@@ -1,7 +1,7 @@
-"""A checkpoint of one's own run is replaced: everything that was made of it is made anew.
+"""If a checkpoint of a local run is replaced, everything that was made from it is made again.
 
-Nothing is computed here. Every file that the suite makes is an empty one, and Snakemake is told
-with ``--touch`` that it is current; what a dry run plans after that follows from a change.
+Nothing is computed here. All files of the suite are empty, and ``--touch`` makes Snakemake accept
+them. Later dry runs then show the effect of a change.
 """
 
 import json
@@ -26,10 +26,12 @@ TARGETS = ("--", "all", "extended", "results/mine/deployed.csv", "results/mine/c
 
 
 def configuration() -> dict:
-    """The tiny suite with its checkpoints taken from a run of one's own."""
+    """The tiny suite, with checkpoints of a local run."""
     tiny = yaml.safe_load((ROOT / TINY).read_text())
     suite = tiny["suites"]["tiny"]
-    del suite["architecture"], suite["training"]["jobs_end_at"], suite["mechanism"]["replication"]
+    del suite["architecture"]
+    del suite["training"]["jobs_end_at"]
+    del suite["mechanism"]["replication"]
     suite |= {
         "label": "mine",
         "source": "local",
@@ -44,7 +46,7 @@ def configuration() -> dict:
 
 
 def write_checkpoint(folder: Path) -> None:
-    """A whole checkpoint of two numbers in two shards, which nobody loads."""
+    """A complete checkpoint of two numbers in two shards. It is never loaded."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "gpt_neox"}))
     (folder / "tokenizer.json").write_text("{}")
@@ -56,7 +58,7 @@ def write_checkpoint(folder: Path) -> None:
 
 
 def accept(folder: Path, *options: str) -> None:
-    """Tell Snakemake that what is there was made of what is there."""
+    """Make Snakemake accept all existing files as current."""
     run = snakemake("--cores", "1", "--touch", *options, *CONFIGURED, *TARGETS, folder=folder)
     assert run.returncode == 0, run.stdout[-3000:]
 
@@ -81,28 +83,29 @@ def checkout(tmp_path_factory) -> Path:
 
 
 def replace(file: Path) -> None:
-    """Put other bytes in the place of a file, with its length and its time stamp."""
-    stamp, content = file.stat(), file.read_bytes()
+    """Replace a file by other bytes with the same length and time stamp."""
+    status = file.stat()
+    content = file.read_bytes()
     copy = file.with_name("copy")
     copy.write_bytes(content[:-1] + b"x")
-    os.utime(copy, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
     os.replace(copy, file)
 
 
 def plan(checkout: Path) -> dict[str, int]:
-    """Jobs by rule that a dry run plans; notebooks are one kind. It changes no file."""
+    """Number of jobs that a dry run plans, by rule. Asserts that the dry run changes no file."""
     results = [path for path in checkout.glob("results/**/*") if path.is_file()]
-    before = file_states(results)
+    states_before = file_states(results)
     jobs: dict[str, int] = {}
     for rule, count in planned(*CONFIGURED, *TARGETS, folder=checkout).items():
         kind = re.sub("^render_notebook_.*", "render_notebook", rule)
         jobs[kind] = jobs.get(kind, 0) + count
-    assert file_states(results) == before
+    assert file_states(results) == states_before
     return jobs
 
 
-# What reads the weights of a checkpoint that forks leave from, by the number of its jobs: one of
-# two ranges; the last checkpoint of most measurements is not the fork point.
+# Number of jobs that read the checkpoint from which forks start, by rule. Rules on ranges have two
+# jobs, and one of them reads it.
 READERS_OF_THE_FORK_POINT = {
     "describe_checkpoints": 1,
     "probe_checkpoints": 1,
@@ -113,27 +116,27 @@ READERS_OF_THE_FORK_POINT = {
     "measure_drift": 1,
     "measure_factorial": 1,
 }
-# Forks with their cool-downs, cycles and variants are trained anew, all of them.
+# Everything that is trained from the fork point.
 SERIES = ("forks", "cycles", "variants", "cooled")
 
 
 def test_a_replaced_shard_reruns_everything_that_reads_its_checkpoint(checkout):
-    everything = [
-        path for name in SERIES for path in checkout.glob(f"results/mine/{name}/losses/*.csv")
-    ]
+    trainings = []
+    for series in SERIES:
+        trainings += checkout.glob(f"results/mine/{series}/losses/*.csv")
     replace(checkout / f"runs/checkpoint-{FORK_POINT}/model-00002-of-00002.safetensors")
     jobs = plan(checkout)
     assert {rule: jobs.get(rule) for rule in READERS_OF_THE_FORK_POINT} == READERS_OF_THE_FORK_POINT
-    assert jobs["train_fork"] == jobs["probe_fork"] == len(everything) > 20
-    said = dry_run(*CONFIGURED, *TARGETS, folder=checkout).stdout
-    line = f"suite mine: runs/checkpoint-{FORK_POINT} was changed since it was measured"
-    assert said.count(line) == 1
+    assert jobs["train_fork"] == jobs["probe_fork"] == len(trainings) > 20
+    output = dry_run(*CONFIGURED, *TARGETS, folder=checkout).stdout
+    warning = f"suite mine: runs/checkpoint-{FORK_POINT} was changed"
+    assert output.count(warning) == 1
 
-    # Whoever knows that the weights are the same says so, and nothing is made anew.
+    # With --touch a user states that the weights are the same. Then nothing is made again.
     accept(checkout)
     assert plan(checkout) == {}
 
-    # One of the second range, which averages and the sensitivity read and forks do not.
+    # A checkpoint of the second range: averages read it, and forks do not.
     replace(checkout / "runs/checkpoint-100/model-00001-of-00002.safetensors")
     jobs = plan(checkout)
     assert jobs["average_checkpoints"] == 2 and "train_fork" not in jobs

@@ -1,6 +1,6 @@
-"""A file is rebuilt when what it was made from changes, and only then.
+"""A file is rebuilt if its inputs, settings or code change, and only then.
 
-Plans are made in a copy of a checkout in which all of the tiny suite has been built.
+Dry runs are made in a copy of a checkout in which the complete tiny suite was built.
 """
 
 import json
@@ -29,23 +29,23 @@ def built(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def edit(built):
-    """Edit a file of the checkout for one test: ``edit(name, change of its text)``."""
-    saved = {}
+    """A function that edits a file of the checkout for one test: ``edit(name, change)``."""
+    original_texts = {}
 
-    def change(name: str, how: Callable[[str], str]) -> None:
+    def edit_file(name: str, change: Callable[[str], str]) -> None:
         path = built / name
         text = path.read_text()
-        saved.setdefault(path, text)
-        assert how(text) != text
-        path.write_text(how(text))
+        original_texts.setdefault(path, text)
+        assert change(text) != text
+        path.write_text(change(text))
 
-    yield change
-    for path, text in saved.items():
+    yield edit_file
+    for path, text in original_texts.items():
         path.write_text(text)
 
 
 def plan(folder: Path) -> dict[str, int]:
-    """Jobs by rule; ``render_notebook`` is all of its kind, and so is ``pretrain_suite``."""
+    """Number of jobs by rule. All notebooks count together, and all jobs of the pretraining."""
     jobs: dict[str, int] = {}
     for rule, count in planned("--configfile", TINY, folder=folder).items():
         kind = re.sub("^(render_notebook|pretrain_suite)_.*", r"\1", rule)
@@ -65,12 +65,12 @@ def setting(old: str, new: str) -> tuple[str, Callable[[str], str]]:
 
 
 def code(file: str) -> tuple[str, Callable[[str], str]]:
-    """A change of the code of a script or module that leaves what it computes as it is."""
+    """A change in the code of a script or module that does not change its results."""
     return f"workflow_scripts/{file}.py", lambda text: text + "\nANOTHER_NAME = 1\n"
 
 
-def test_what_decides_nothing_reruns_nothing(built, edit):
-    """Times of files, comments, docstrings, infrastructure, and settings of how to run."""
+def test_changes_that_decide_no_number_rerun_nothing(built, edit):
+    """Time stamps, comments, docstrings, infrastructure, and settings of how jobs run."""
     code_files = [*built.glob("workflow_scripts/**/*.py"), *built.glob("rules/*.smk")]
     assert len(code_files) > 60
     for path in [*code_files, *(built / name for name in ("Snakefile", "config.yaml", TINY))]:
@@ -82,19 +82,25 @@ def test_what_decides_nothing_reruns_nothing(built, edit):
     for old, new in (
         ("optimizer_state: fresh", "keep_checkpoints: true\n      optimizer_state: fresh"),
         ("save_every: 20", "save_every: 10"),
-        ("decay_steps: 10", "decay_steps: 20"),  # of a rival, which is no part of all
+        ("decay_steps: 10", "decay_steps: 20"),  # of a rival, which is not part of all
         ("threads: 1", "threads: 2"),
     ):
         edit(*setting(old, new))
-    files = [p for p in sorted(built.rglob("*")) if p.is_file() and ".snakemake" not in p.parts]
+    files = [
+        path
+        for path in sorted(built.rglob("*"))
+        if path.is_file() and ".snakemake" not in path.parts
+    ]
     assert len(files) > 200
-    order, now = np.random.default_rng(0).permutation(len(files)), time.time()
+    # Time stamps in a random order, 10 seconds apart.
+    order = np.random.default_rng(0).permutation(len(files))
+    now = time.time()
     for path, place in zip(files, order, strict=True):
         os.utime(path, (now, now - 10.0 * place))
     assert plan(built) == {}
 
 
-# What is drawn or told from tables that were rebuilt.
+# Jobs that follow from rebuilt tables.
 TABLES = {"tabulate_audit": 1, "tabulate_forks": 1}
 FIGURES = dict.fromkeys(
     ("plot_audit", "plot_kurtosis", "plot_forks", "plot_bit_widths", "plot_scaling_law"), 1
@@ -103,20 +109,21 @@ LAST = {"compute_statistics": 1, "judge_claims": 1, "draw_index": 1, "render_not
 AFTER_PHASES = {"fit_scaling_law": 1, "warn_early": 1}
 AFTER_PROBES = {"summarise_probes": 2, "gather_audit": 1, "detect_phases": 1} | AFTER_PHASES
 AUDIT = {"probe_checkpoints": 2} | AFTER_PROBES
-# Of a fork and of the common cool-down that leaves from its end.
+# Jobs of the forks and of the cool-downs that start from their ends.
 SUMMARIES = {"summarise_fork": 12, "gather_forks": 2}
 PROBED_FORKS = {"probe_fork": 12} | SUMMARIES
 FORKS = {"train_fork": 12} | PROBED_FORKS
 
 
 def some_forks(count: int) -> dict[str, int]:
-    """Jobs of so many forks and of their cool-downs."""
+    """Jobs of ``count`` forks and of their cool-downs."""
     return dict.fromkeys(("train_fork", "probe_fork", "summarise_fork"), 2 * count)
 
 
 AFTER_FORKS = {"tabulate_forks": 1, "plot_forks": 1, "render_notebook": 3}
 KURTOSIS = {"measure_kurtosis": 2, "gather_kurtosis": 1}
 TRAINING = {"pretrain_suite": 2, "describe_checkpoints": 2, "gather_suite": 1}
+# A change, and all jobs that must follow from it.
 CHANGES = {
     "code of the quantizers": (
         code("flatminima/quantizers"), AUDIT | PROBED_FORKS | TABLES | FIGURES | LAST,
@@ -173,14 +180,14 @@ CHANGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", CHANGES)
-def test_a_change_reruns_what_follows_from_it_and_nothing_else(built, edit, what):
-    (name, how), expected = CHANGES[what]
-    edit(name, how)
-    assert plan(built) == expected
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_reruns_the_jobs_that_depend_on_it_and_no_others(built, edit, change):
+    (name, change_text), expected_jobs = CHANGES[change]
+    edit(name, change_text)
+    assert plan(built) == expected_jobs
 
 
-def test_a_code_cell_reruns_its_notebook_and_a_lost_figure_is_drawn_again(built, edit):
+def test_a_changed_code_cell_reruns_its_notebook_and_a_deleted_figure_is_drawn_again(built, edit):
     def change(text: str) -> str:
         notebook = json.loads(text)
         cell = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
@@ -190,24 +197,29 @@ def test_a_code_cell_reruns_its_notebook_and_a_lost_figure_is_drawn_again(built,
     edit("notebooks/kurtosis.ipynb", change)
     jobs = planned("--configfile", TINY, folder=built)
     assert jobs == {"render_notebook_kurtosis": 1, "all": 1}
-    lost = built / "results/tiny/figures/fig1_audit.png"
-    kept = lost.rename(built / "kept.png")
+    figure = built / "results/tiny/figures/fig1_audit.png"
+    backup = figure.rename(built / "backup.png")
     try:
-        assert plan(built) == {"plot_audit": 1, "render_notebook": 3}  # two that show it
+        # The changed notebook, and two notebooks that show the figure.
+        assert plan(built) == {"plot_audit": 1, "render_notebook": 3}
     finally:
-        kept.rename(lost)
+        backup.rename(figure)
 
 
-def test_forks_that_did_not_change_are_left_alone(built, edit):
-    """The rerun for real: the file of another schedule is the very same."""
-    sgdr, oli = (built / f"results/tiny/forks/{name}-seed0.csv" for name in ("sgdr", "oli"))
-    changed, kept = sgdr.read_bytes(), (oli.stat().st_mtime_ns, oli.read_bytes())
+def test_forks_of_other_schedules_are_not_trained_again(built, edit):
+    """Runs the changed fork: the file of another schedule is untouched."""
+    sgdr = built / "results/tiny/forks/sgdr-seed0.csv"
+    oli = built / "results/tiny/forks/oli-seed0.csv"
+    sgdr_before = sgdr.read_bytes()
+    oli_before = (oli.stat().st_mtime_ns, oli.read_bytes())
     edit(*setting("period: 16", "period: 20"))
-    target = (*(str(path.relative_to(built)) for path in (sgdr, oli)), "--configfile", TINY)
-    run = snakemake(*target, "--cores", "2", folder=built)
+    targets = [str(path.relative_to(built)) for path in (sgdr, oli)]
+    arguments = (*targets, "--configfile", TINY)
+    run = snakemake(*arguments, "--cores", "2", folder=built)
     assert run.returncode == 0, run.stdout[-3000:]
-    assert (oli.stat().st_mtime_ns, oli.read_bytes()) == kept and sgdr.read_bytes() != changed
+    assert (oli.stat().st_mtime_ns, oli.read_bytes()) == oli_before
+    assert sgdr.read_bytes() != sgdr_before
     rates = pd.read_csv(sgdr)
     restarts = rates.loc[rates["lr_fraction_last_update"] > 0.9, "step"].unique() - 60
-    assert list(restarts) == [4, 24], "a restart every twenty steps, seen by the next probe"
-    assert planned(*target, folder=built) == {}
+    assert list(restarts) == [4, 24], "a restart every 20 steps, visible at the next probe"
+    assert planned(*arguments, folder=built) == {}

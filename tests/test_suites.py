@@ -106,13 +106,17 @@ def test_a_suite_inherits_everything_but_its_label_and_the_place_of_its_checkpoi
         "pythia-70m": {"threads": 3},  # changes a suite of the library
     }
     complete = resolve_suites(suites | CONFIG["suites"], LIBRARY)
-    own = complete["own"]
-    assert own["training"] == mini["training"] | {"lr_max": 0.02}
-    assert own["threads"] == 2 and own["label"] == "mine" and own["is_paper_model"] is False
-    assert own["grid"] == {"steps": [0, 40]}, "replaced"
-    assert "fork" not in own and "extends" not in own
+    own_suite = complete["own"]
+    assert own_suite["training"] == mini["training"] | {"lr_max": 0.02}
+    assert (
+        own_suite["threads"] == 2
+        and own_suite["label"] == "mine"
+        and own_suite["is_paper_model"] is False
+    )
+    assert own_suite["grid"] == {"steps": [0, 40]}, "replaced"
+    assert "fork" not in own_suite and "extends" not in own_suite
     assert complete["again"]["fork"] == {"start": 3}, "a removed section can be added again"
-    assert own["probe"] == mini["probe"] and own["probe"] is not mini["probe"]
+    assert own_suite["probe"] == mini["probe"] and own_suite["probe"] is not mini["probe"]
     assert list(complete)[:2] == ["mini", "own"], "a suite comes after the one that it extends"
     assert "label" not in complete["seed"] and complete["seed"]["is_paper_model"] is False
     assert "repo" not in complete["here"] and complete["here"]["grid"] == "discover"

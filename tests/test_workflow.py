@@ -1,4 +1,4 @@
-"""The rules: names, parts, closedness, plans, style."""
+"""The rules: their declarations, the jobs they plan, errors for mistakes, and style."""
 
 import re
 import subprocess
@@ -15,13 +15,15 @@ pytestmark = pytest.mark.workflow
 
 
 def test_every_rule_declares_everything_under_its_name():
-    """Its own name or that of its script: what is made by ``use rule`` keeps the latter.
+    """Logs and benchmarks have the name of the rule, or of its script after ``use rule``.
 
-    Only forks share a log: they are one job, of suites that keep their weights or do not.
+    Only two rules share a log: forks whose weights are kept, and forks whose weights are not.
     """
-    rules = {name: r for name, r in declared_rules().items() if name not in ("all", "extended")}
+    rules = dict(declared_rules())
+    del rules["all"], rules["extended"]
     assert len(rules) > 30
-    users, cells = defaultdict(set), []
+    users = defaultdict(set)
+    notebook_hashes = []
     for name, rule in rules.items():
         script = Path(rule["script"] or name).stem
         assert rule["docstring"] and rule["message"], name
@@ -32,16 +34,17 @@ def test_every_rule_declares_everything_under_its_name():
         notebooks = [path for path in rule["inputs"] if path.endswith(".ipynb")]
         if rule["script"]:
             assert rule["code"] == code_hash(f"workflow_scripts/{script}.py", *notebooks), name
-        cells += [rule["code"]] if name.startswith("render_notebook_") else []
+        if name.startswith("render_notebook_"):
+            notebook_hashes.append(rule["code"])
     shared = [names for names in users.values() if len(names) > 1]
     assert [name for names in shared for name in names if "_fork" not in name] == []
-    assert len(set(cells)) == len(cells) == 6
+    assert len(set(notebook_hashes)) == len(notebook_hashes) == 6
     scripts = {path.stem for path in (ROOT / "workflow_scripts").glob("*.py")} - {"__init__"}
     used = {Path(rule["script"]).stem for rule in rules.values() if rule["script"]}
     assert scripts == used
 
 
-def test_scripts_have_one_guard():
+def test_every_script_ends_with_the_call_of_run():
     for path in (ROOT / "workflow_scripts").glob("[a-z]*.py"):
         guard = r'if __name__ == "__main__":\n    (style\.)?run(_job)?\(\w+, snakemake\)\n\Z'
         assert re.search(guard, path.read_text()), path
@@ -68,22 +71,24 @@ def clean(tmp_path_factory) -> Path:
     return copy_checkout(tmp_path_factory.mktemp("clean"))
 
 
-def test_a_suite_is_planned_whole(clean):
-    drawn = {"gather_audit", "judge_claims", "plot_audit", "plot_kurtosis", "plot_forks",
-             "tabulate_audit", "tabulate_forks", "compute_statistics", "render_notebook_tour",
-             "render_notebook_audit", "render_notebook_kurtosis", "render_notebook_forks",
-             "collect_text", "fix_batches", "gather_suite", "gather_kurtosis", "detect_phases",
-             "judge_claims_paper", "all"}  # fmt: skip
+def test_a_complete_suite_is_planned(clean):
+    single_jobs = {
+        *("gather_audit", "judge_claims", "plot_audit", "plot_kurtosis", "plot_forks"),
+        *("tabulate_audit", "tabulate_forks", "compute_statistics", "render_notebook_tour"),
+        *("render_notebook_audit", "render_notebook_kurtosis", "render_notebook_forks"),
+        *("collect_text", "fix_batches", "gather_suite", "gather_kurtosis", "detect_phases"),
+        *("judge_claims_paper", "all"),
+    }
     mini = planned(folder=clean)
     paper = planned("--config", "suite=pythia-160m", folder=clean)
     for jobs in (mini, paper):
-        assert {rule: jobs.get(rule) for rule in drawn} == dict.fromkeys(drawn, 1)
+        assert {rule: jobs.get(rule) for rule in single_jobs} == dict.fromkeys(single_jobs, 1)
         trained = jobs.get("train_fork", 0) + jobs.get("train_fork_temporary", 0)
         assert trained == jobs["probe_fork"] == 18, "every fork and its cool-down"
     for rule in ("probe_checkpoints", "measure_kurtosis", "describe_checkpoints"):
         assert mini[rule] == 2 and rule not in paper
     assert mini["pretrain_suite_mini_step2800"] == mini["pretrain_suite_mini_step5720"] == 1
-    assert not any(r.startswith("fetch") or "pythia" in r or "tiny" in r for r in mini)
+    assert not any(rule.startswith("fetch") or "pythia" in rule or "tiny" in rule for rule in mini)
     assert paper["probe_revision"] == 154 and paper["fetch_tokenizer"] == 1
     assert paper["fetch_checkpoint"] == 1, "the start of the forks"
     assert "train_fork_temporary" not in mini and "train_fork" not in paper
@@ -92,27 +97,26 @@ def test_a_suite_is_planned_whole(clean):
 
 DATA = {"collect_text": 1, "train_tokenizer": 1, "fix_batches": 1}
 HALF = DATA | {"pretrain_suite_mini_step2800": 1}
-WHOLE = HALF | {"pretrain_suite_mini_step5720": 1}
-SUITE = WHOLE | {"describe_checkpoints": 2, "gather_suite": 1}
-# Nothing is gathered of revisions whose integrity was not looked at.
+TRAINING = HALF | {"pretrain_suite_mini_step5720": 1}
+SUITE = TRAINING | {"describe_checkpoints": 2, "gather_suite": 1}
+# Revisions are gathered only after the check of their integrity.
 AUDIT = SUITE | {"probe_checkpoints": 2, "summarise_probes": 2, "gather_audit": 1}
 PHASES = AUDIT | {"detect_phases": 1}
 
 
 def forked(count: int) -> dict[str, int]:
-    """Jobs of so many trained conditions, their probes and tables, gathered."""
-    return dict.fromkeys(("train_fork", "probe_fork", "summarise_fork"), count) | {
-        "gather_forks": 1
-    }
+    """Jobs that train, probe and gather ``count`` conditions."""
+    jobs = dict.fromkeys(("train_fork", "probe_fork", "summarise_fork"), count)
+    return jobs | {"gather_forks": 1}
 
 
-# What each target needs, to the job: no more is planned and no less.
+# All jobs that a target needs.
 TARGETS = {
     "data/validation.safetensors": DATA,
-    "checkpoints/step2840/config.json": WHOLE,
-    "deployed.csv": WHOLE | {"probe_deployed": 1},
-    "probes/step5720.parquet": WHOLE | {"probe_checkpoints": 1},
-    "probes/step2760-step2840.csv": WHOLE | {"probe_checkpoints": 1, "summarise_probes": 1},
+    "checkpoints/step2840/config.json": TRAINING,
+    "deployed.csv": TRAINING | {"probe_deployed": 1},
+    "probes/step5720.parquet": TRAINING | {"probe_checkpoints": 1},
+    "probes/step2760-step2840.csv": TRAINING | {"probe_checkpoints": 1, "summarise_probes": 1},
     "kurtosis/step0-step2800.csv": HALF | {"measure_kurtosis": 1},
     "revisions/step512.csv": HALF | {"describe_checkpoints": 1},
     "forks/oli-seed0.csv": HALF | {"train_fork": 1, "probe_fork": 1, "summarise_fork": 1},
@@ -123,18 +127,18 @@ TARGETS = {
     "figures/fig3_forks.pdf": AUDIT | forked(18) | {"gather_forks": 2, "plot_forks": 1},
     "cycles.csv": HALF | forked(6),
     "variants/wsd-seed7.csv": HALF | {"train_fork": 1, "probe_fork": 1, "summarise_fork": 1},
-    "averages/lawa_5.csv": WHOLE | {"average_checkpoints": 1},
+    "averages/lawa_5.csv": TRAINING | {"average_checkpoints": 1},
     "calibration.json": HALF | {"calibrate_amplitude": 1},
     "pilot.csv": HALF | forked(14),
     "amplitudes.csv": HALF | forked(12),
-    "figures/fig8_rivals.png": WHOLE
+    "figures/fig8_rivals.png": TRAINING
     | forked(9 + 18)
     | {"average_checkpoints": 5, "gather_rivals": 1, "plot_rivals": 1},
 }
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_target_needs_only_what_it_needs(target, clean):
+def test_a_target_plans_exactly_the_jobs_that_it_needs(target, clean):
     assert planned(f"results/mini/{target}", folder=clean) == TARGETS[target]
 
 
@@ -152,8 +156,7 @@ def test_one_claim_one_revision_and_the_printed_tables(clean):
 
 MISTAKEN_TARGETS = {
     "results/foo/audit.csv": "suite 'foo' is not known; valid: mini, pythia-160m",
-    "results/mini/probes/step1001.csv":
-        "suite mini: step 1001 is not a revision of this suite; nearest: 1000 and 1040",
+    "results/mini/probes/step1001.csv": "nearest: 1000 and 1040",
     "results/mini/forks/olli-seed0.csv": "suite mini: forks 'olli' is not known; did you mean oli?",
     "results/mini/cycles/sgdr-bumpfirst-seed0.csv": "'sgdr-bumpfirst' is not known; did you mean",
     "results/mini/variants/wds-seed0.csv": "variants 'wds' is not known; did you mean wsd?",
@@ -161,40 +164,45 @@ MISTAKEN_TARGETS = {
     "results/mini/claims/C999.json": "claims.yaml: claim 'C999' is not known; valid: C01",
     "results/pythia-70m/forks.csv": "suite pythia-70m: config key fork.seeds is needed for this",
     "results/mini-published/probes/step0.csv": "stored measurements only",
-    "results/pythia-160m/checkpoints/step1001/model.safetensors":
-        "suite pythia-160m: step 1001 is not a revision of this suite; nearest: 1000 and 2000",
-}  # fmt: skip
+    "results/pythia-160m/checkpoints/step1001/model.safetensors": "nearest: 1000 and 2000",
+}
 
 
 def error_line(text: str) -> str:
-    """The one line that says what is wrong."""
+    """The only error line of an output. It must be the last line."""
     assert "Traceback" not in text and 'File "' not in text, text[-2000:]
     lines = [line for line in text.splitlines() if line.startswith("Error")]
     assert len(lines) == 1 and text.rstrip().endswith(lines[0]), text[-2000:]
     return lines[0]
 
 
-def test_a_mistaken_target_is_one_line(clean):
-    for target, line in MISTAKEN_TARGETS.items():
+def test_a_mistaken_target_gives_one_line(clean):
+    for target, part in MISTAKEN_TARGETS.items():
         run = dry_run(target, folder=clean)
-        assert run.returncode == 1 and line in error_line(run.stdout), target
+        assert run.returncode == 1
+        assert part in error_line(run.stdout), target
 
 
-def test_a_mistaken_configuration_is_one_line(clean, tmp_path):
-    own = "suites={mine: {extends: mini, label: mine, threads: %s}}"
-    run = dry_run("--config", own % 2, "suite=mine", folder=clean)
+def test_a_mistaken_configuration_gives_one_line(clean, tmp_path):
+    new_suite = "suites={mine: {extends: mini, label: mine, threads: %s}}"
+    run = dry_run("--config", new_suite % 2, "suite=mine", folder=clean)
     assert run.returncode == 0, run.stdout[-3000:]
     mistaken = ("--configfile", str(tmp_path / "mistaken.yaml"))
-    for arguments, text, line in (
+    for arguments, text, part in (
         (mistaken, "suites: {mini: {training: {lr_mx: 1.0}}}", "lr_mx is not known; did you mean"),
         (mistaken, "suite: mini\nsuite: mini", "line 1: duplicate key suite"),
         (mistaken, "suites: {mini: {grid: {last: 400}}}", "mini.grid lacks powers_of_two"),
         (mistaken, "suites: {mini: {measurements: a}}", "measurements is not known"),
-        (("--config", own % "two"), "", "suites.mine.threads: 'two' is not valid: input should be"),
+        (
+            ("--config", new_suite % "two"),
+            "",
+            "suites.mine.threads: 'two' is not valid: input should be",
+        ),
     ):
         (tmp_path / "mistaken.yaml").write_text(text)
         run = dry_run(*arguments, folder=clean)
-        assert run.returncode == 1 and line in error_line(run.stdout)
+        assert run.returncode == 1
+        assert part in error_line(run.stdout)
 
 
 def test_a_file_over_the_configuration_replaces_a_section_as_extends_does(clean, tmp_path):
@@ -222,11 +230,10 @@ def test_a_file_over_the_configuration_replaces_a_section_as_extends_does(clean,
     assert jobs["train_fork"] == 3
 
 
-def test_a_fork_set_to_nothing_plans_without_forks(clean, tmp_path):
-    """And asks for nothing that is made of forks, whichever suite it is."""
+def test_a_suite_whose_fork_is_removed_plans_nothing_that_needs_forks(clean, tmp_path):
     (tmp_path / "mine.yaml").write_text("suites: {mini: {fork: }, pythia-160m: {fork: }}\n")
     run = dry_run("--configfile", str(tmp_path / "mine.yaml"), folder=clean)
     assert run.returncode == 0, run.stdout[-3000:]
     assert "probe_checkpoints" in run.stdout and "results/mini/notebooks/audit.html" in run.stdout
-    for made in ("train_fork", "results/mini/claims", "table2", "tour.html", "fig3_forks"):
-        assert made not in run.stdout
+    for name in ("train_fork", "results/mini/claims", "table2", "tour.html", "fig3_forks"):
+        assert name not in run.stdout

@@ -1,4 +1,4 @@
-"""A stand-in for the hub that the paper's suite needs: 154 tiny revisions, tokenizer, text."""
+"""Repositories for the suite of the paper: 154 tiny revisions, a tokenizer, and text."""
 
 import json
 from collections.abc import Sequence
@@ -12,7 +12,8 @@ from flatminima.text.tokens import train_tokenizer
 from tests.conftest import TINY
 from tests.hub.repos import as_safetensors, config_bytes
 
-REPO, PILE = "EleutherAI/pythia-160m", "monology/pile-uncopyrighted"
+REPO = "EleutherAI/pythia-160m"
+PILE = "monology/pile-uncopyrighted"
 VOCABULARY = 320
 
 
@@ -24,16 +25,18 @@ def documents(count: int, seed: int) -> list[str]:
 
 
 def models(steps: Sequence[int], lost: Sequence[int] = ()) -> dict[str, dict]:
-    """The repository of the model, without the branches that are ``lost``.
+    """The repository of the model, without the branches of the steps ``lost``.
 
-    Its weights in float16 walk away from a fresh model; steps 0 and 1 are the same.
+    Its float16 weights are a random walk from a fresh model. Steps 0 and 1 are equal.
     """
     weights = build_model(TINY, VOCABULARY, seed=0).state_dict()
-    generator, config, branches = torch.Generator().manual_seed(0), config_bytes(VOCABULARY), {}
+    generator = torch.Generator().manual_seed(0)
+    config = config_bytes(VOCABULARY)
+    branches = {}
     for step in steps:
-        pace = 0.0 if step <= 1 else 0.004 * min(1.0, step / 1430)
+        step_size = 0.0 if step <= 1 else 0.004 * min(1.0, step / 1430)
         for tensor in weights.values():
-            tensor += pace * torch.randn(tensor.shape, generator=generator)
+            tensor += step_size * torch.randn(tensor.shape, generator=generator)
         content = as_safetensors({name: tensor.half() for name, tensor in weights.items()})
         branches[f"step{step}"] = {"config.json": config, "model.safetensors": content}
     # A tokenizer of 300 entries, fewer than the model has rows.

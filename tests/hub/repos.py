@@ -1,4 +1,4 @@
-"""Tiny GPT-NeoX repositories in every form that the real ones have."""
+"""Tiny GPT-NeoX repositories, with weights in every format of real repositories."""
 
 import io
 import json
@@ -13,18 +13,20 @@ from flatminima.model import build_model
 from tests.conftest import TINY, TINY_VOCABULARY
 
 STEPS = (0, 1, 2, 4, 8, 16, 32, 64, 100, 200, 300, 400)
-# What the branch of a step holds, in turn.
+# Formats of the weights, which the branches have in turn.
 FORMS = ("safetensors", "bin", "both", "shards", "bin_shards", "safetensors")
 
 
 @cache
 def model_tensors(step: int) -> dict[str, Tensor]:
-    """Weights of a step in float16; steps 0 and 1 have the same, as in Pythia.
+    """Weights of a step in float16. Steps 0 and 1 are equal, as in Pythia.
 
-    The masks and tables are there that old checkpoints carry, and the older name of the head.
+    As in old checkpoints, there are masks and tables, and the output head has its older name.
     """
     state = build_model(TINY, TINY_VOCABULARY, seed=max(step, 1)).state_dict()
-    tensors = {n.replace("lm_head", "embed_out"): t.half() for n, t in state.items()}
+    tensors = {
+        name.replace("lm_head", "embed_out"): tensor.half() for name, tensor in state.items()
+    }
     length = TINY["max_length"]
     for layer in range(TINY["num_layers"]):
         prefix = f"gpt_neox.layers.{layer}.attention"
@@ -36,7 +38,8 @@ def model_tensors(step: int) -> dict[str, Tensor]:
 
 def as_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
     """The bytes of a safetensors file."""
-    return save({n: t.contiguous() for n, t in tensors.items()}, metadata={"format": "pt"})
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    return save(contiguous, metadata={"format": "pt"})
 
 
 def as_pickle(content: object) -> bytes:
@@ -47,27 +50,29 @@ def as_pickle(content: object) -> bytes:
 
 
 def config_bytes(vocabulary: int = TINY_VOCABULARY) -> bytes:
-    """``config.json`` as the hub has it: it names the dtype of the file."""
+    """``config.json`` as on the hub, with the dtype of the file."""
     config = build_model(TINY, vocabulary, seed=0).config.to_dict()
-    # The key of older transformers, which wrote Pythia's files.
-    config = {k: v for k, v in config.items() if k != "dtype"} | {"torch_dtype": "float16"}
+    # Older versions of transformers, which wrote Pythia's files, have another key for the dtype.
+    config.pop("dtype", None)
+    config["torch_dtype"] = "float16"
     config["architectures"] = ["GPTNeoXForCausalLM"]
     return json.dumps(config, indent=2, sort_keys=True, default=str).encode()
 
 
 def _shards(tensors: Mapping[str, Tensor], stem: str, suffix: str, make) -> dict[str, bytes]:
-    """Two shards and the index that says which tensor is where."""
+    """Two shards, and the index that maps tensors to shards."""
     names = [f"{stem}-{number:05d}-of-00002.{suffix}" for number in (1, 2)]
     weight_map = {tensor: names[n % 2] for n, tensor in enumerate(sorted(tensors))}
-    files = {
-        name: make({n: tensors[n] for n, of in weight_map.items() if of == name}) for name in names
-    }
+    files = {}
+    for name in names:
+        shard = {tensor: tensors[tensor] for tensor, file in weight_map.items() if file == name}
+        files[name] = make(shard)
     index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
     return files | {f"{stem}.{suffix}.index.json": json.dumps(index).encode()}
 
 
 def model_files(step: int, form: str = "safetensors") -> dict[str, bytes]:
-    """Files of a branch, with others beside that nothing needs."""
+    """Files of a branch, including some that are never needed."""
     tensors = model_tensors(step)
     files = {
         ".gitattributes": b"*.bin filter=lfs diff=lfs merge=lfs -text\n",
@@ -87,6 +92,9 @@ def model_files(step: int, form: str = "safetensors") -> dict[str, bytes]:
 
 
 def model_branches(steps=STEPS, forms=FORMS) -> dict[str, dict[str, bytes]]:
-    """A repository of a branch per step, in turn in each of ``forms``; main is the last step."""
-    made = {f"step{s}": model_files(s, forms[i % len(forms)]) for i, s in enumerate(steps)}
-    return made | {"main": made[f"step{steps[-1]}"]}
+    """A repository with one branch per step. The branch main has the last step."""
+    branches = {}
+    for index, step in enumerate(steps):
+        branches[f"step{step}"] = model_files(step, forms[index % len(forms)])
+    branches["main"] = branches[f"step{steps[-1]}"]
+    return branches

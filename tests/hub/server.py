@@ -1,9 +1,8 @@
-"""A hub of a few tiny repositories: a real HTTP server on the loopback interface.
+"""A hub with a few tiny repositories: a real HTTP server on the loopback interface.
 
-It speaks as much of the Hugging Face hub's protocol as the unmodified ``huggingface_hub`` and
-``datasets`` use to read: branches, information, trees, files with ``X-Repo-Commit`` and
-``ETag``, large files behind a redirect to another origin, ranges, and the error codes. It can
-be told to have faults.
+It implements the part of the Hugging Face hub's protocol that ``huggingface_hub`` and ``datasets``
+use to read: branches, information, trees, files with ``X-Repo-Commit`` and ``ETag``, redirects of
+large files to another origin, ranges, and error codes. Tests can switch faults on.
 """
 
 import hashlib
@@ -27,7 +26,7 @@ import pytest
 
 Branches = Mapping[str, Mapping[str, bytes]]
 Answer = tuple[int, dict, bytes]  # status, headers and body
-LARGE = (".safetensors", ".bin", ".zst", ".parquet")  # what is stored with LFS
+LARGE = (".safetensors", ".bin", ".zst", ".parquet")  # files stored with LFS
 CODES = {"RepoNotFound": 401, "GatedRepo": 401, "RevisionNotFound": 404, "EntryNotFound": 404}
 ADDRESS = re.compile(
     r"/(?:api/)?(?:(model|dataset)s/)?([^/]+/[^/]+)/(refs|revision|tree|resolve)/?([^/]*)/?(.*)"
@@ -35,7 +34,7 @@ ADDRESS = re.compile(
 
 
 class Request(NamedTuple):
-    """One line of the hub's log; the bytes of large files have paths that begin with /lfs/."""
+    """One line of the hub's log. Paths of the bytes of large files begin with /lfs/."""
 
     path: str  # with the query
     authorization: str | None
@@ -43,14 +42,17 @@ class Request(NamedTuple):
 
 @dataclass
 class Fault:
-    """What happens to requests whose path the regular expression ``path`` finds.
+    """A fault of requests whose path contains the regular expression ``path``.
 
-    ``/a/b/resolve/<commit>/f`` is the hub's own answer for a file, ``/lfs/a/b/step1/f/`` the
-    bytes of a large one. Kinds: ``status`` (answer with ``status`` and ``headers``), ``reset``
-    (connection reset once ``after`` bytes of the body are out), ``truncate`` (closed cleanly
-    there), ``short`` (only ``after`` bytes, and the length says so), ``wrong`` (right size,
-    wrong bytes), ``stall`` (nothing for ``seconds`` once ``after`` bytes are out). ``times`` is
-    how many requests meet it, ``None`` for all.
+    ``/a/b/resolve/<commit>/f`` is the hub's own answer for a file, and ``/lfs/a/b/step1/f/`` the
+    bytes of a large file. ``times`` requests meet the fault, or all if it is ``None``. Kinds:
+
+    - ``status``: an answer with ``status`` and ``headers``,
+    - ``reset``: the connection is reset after ``after`` bytes of the body,
+    - ``truncate``: the connection is closed cleanly there,
+    - ``short``: only ``after`` bytes, with a matching length,
+    - ``wrong``: the right number of wrong bytes,
+    - ``stall``: a pause of ``seconds`` after ``after`` bytes.
     """
 
     path: str
@@ -63,17 +65,18 @@ class Fault:
     met: int = 0
 
     def meets(self, command: str, path: str) -> bool:
-        """A fault of the body spares a request that asks for none."""
-        spared = self.met == self.times or (command == "HEAD" and self.kind != "status")
-        return not spared and bool(re.search(self.path, path))
+        """Whether a request meets the fault. HEAD requests have no body that could be wrong."""
+        is_over = self.met == self.times
+        has_no_body = command == "HEAD" and self.kind != "status"
+        return not is_over and not has_no_body and bool(re.search(self.path, path))
 
 
 class TinyHub:
-    """The server, as a context manager; ``models`` and ``datasets`` map repositories to branches.
+    """The server, as a context manager.
 
-    ``.endpoint`` is what ``HF_ENDPOINT`` is set to, ``.requests`` the log, ``.faults`` what goes
-    wrong; branches in ``.ignored`` serve what main holds, commit, hashes and bytes. ``gated``
-    repositories need ``token``.
+    ``models`` and ``datasets`` map repositories to branches. ``gated`` repositories need
+    ``token``. ``.endpoint`` is for ``HF_ENDPOINT``, ``.requests`` is the log, and ``.faults`` has
+    the faults. For branches in ``.ignored`` the server answers with the branch main.
     """
 
     def __init__(
@@ -85,17 +88,20 @@ class TinyHub:
         token: str = "hf_test",
     ) -> None:
         self.repositories = {"model": models or {}, "dataset": datasets or {}}
-        self.gated, self.token = gated, token
+        self.gated = gated
+        self.token = token
         self.faults: list[Fault] = []
         self.ignored: set[tuple[str, str]] = set()
         self.requests: list[Request] = []
         self.stored: dict[str, bytes] = {}  # by sha256
 
     def __enter__(self) -> "TinyHub":
-        self._stack, ports = ExitStack(), []
+        self._stack = ExitStack()
+        ports = []
         for _ in ("hub", "storage"):  # two origins
             server = self._stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), _Handler))
-            server.hub, server.daemon_threads = self, True
+            server.hub = self
+            server.daemon_threads = True
             Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
             self._stack.callback(server.shutdown)
             ports.append(server.server_port)
@@ -111,55 +117,74 @@ class TinyHub:
         return self.faults[-1]
 
     def clear(self) -> None:
-        """Faultless again, with an empty log."""
-        for found in (self.faults, self.ignored, self.requests):
-            found.clear()
+        """Remove all faults and empty the log."""
+        self.faults.clear()
+        self.ignored.clear()
+        self.requests.clear()
 
     def commit(self, repo: str, branch: str, kind: str = "model") -> str:
-        """The 40 digits that ``branch`` points to."""
+        """The commit of ``branch``, 40 hexadecimal digits."""
         return hashlib.sha1(f"{kind}/{repo}/{branch}".encode()).hexdigest()
 
     def asked(self, pattern: str) -> list[Request]:
-        """Requests of the log whose path the regular expression finds."""
+        """Requests in the log whose path contains the regular expression."""
         return [request for request in list(self.requests) if re.search(pattern, request.path)]
 
     def environment(self, home: str | Path, **more: str) -> dict[str, str]:
-        """Environment of a subprocess whose libraries are to use this hub and ``home``."""
-        dropped = ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "TRANSFORMERS_OFFLINE")
-        kept = {k: v for k, v in os.environ.items() if k not in dropped and k[:6] != "PYTEST"}
-        proxy = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
-        return {**kept, **proxy, "HF_ENDPOINT": self.endpoint, "HF_HOME": str(home), **more}
+        """Environment of a subprocess whose libraries use this hub and the cache ``home``."""
+        removed = ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "TRANSFORMERS_OFFLINE")
+        environment = {
+            name: setting
+            for name, setting in os.environ.items()
+            if name not in removed and not name.startswith("PYTEST")
+        }
+        environment |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+        environment |= {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(home)}
+        return environment | more
 
     def answer(self, path: str, authorization: str | None) -> Answer:
-        """What a request is answered without a fault."""
+        """The answer to a request without a fault."""
         if path.startswith("/lfs/"):
             return 200, {}, self.stored[path.rsplit("/", 1)[1]]
-        if not (match := ADDRESS.fullmatch(path)):
+        match = ADDRESS.fullmatch(path)
+        if match is None:
             return _error("EntryNotFound")
-        kind, name, what, revision, file = match.groups(default="model")
+        kind, name, resource, revision, file = match.groups(default="model")
         if name not in self.repositories[kind]:
             return _error("RepoNotFound")
         if name in self.gated and authorization != f"Bearer {self.token}":
             return _error("GatedRepo")
         branches = self.repositories[kind][name]
         commits = {branch: self.commit(name, branch, kind) for branch in sorted(branches)}
-        if what == "refs":
-            known = [{"name": branch, "ref": f"refs/heads/{branch}", "targetCommit": commit}
-                     for branch, commit in commits.items()]  # fmt: skip
-            return _json({"branches": known, "converts": [], "tags": []})
+        if resource == "refs":
+            refs = [
+                {"name": branch, "ref": f"refs/heads/{branch}", "targetCommit": commit}
+                for branch, commit in commits.items()
+            ]
+            return _json({"branches": refs, "converts": [], "tags": []})
         revision = "main" if (name, revision) in self.ignored else revision
-        branch = next((b for b, commit in commits.items() if revision in (b, commit)), None)
-        if branch is None:
+        matching = [name for name, commit in commits.items() if revision in (name, commit)]
+        if not matching:
             return _error("RevisionNotFound")
-        files, commit = branches[branch], commits[branch]
-        if what == "revision":
+        branch = matching[0]
+        files = branches[branch]
+        commit = commits[branch]
+        if resource == "revision":
             siblings = [_described(name, content) for name, content in sorted(files.items())]
             return _json({"id": name, "sha": commit, "siblings": siblings})
-        if what == "tree":  # files right in a folder
-            return _json([
-                {"type": "file", "path": path, "size": len(content), "oid": _digests(content)[0]}
-                for path, content in files.items() if path.rpartition("/")[0] == file
-            ])  # fmt: skip
+        if resource == "tree":  # of one folder, without those below it
+            return _json(
+                [
+                    {
+                        "type": "file",
+                        "path": path,
+                        "size": len(content),
+                        "oid": _digests(content)[0],
+                    }
+                    for path, content in files.items()
+                    if path.rpartition("/")[0] == file
+                ]
+            )
         return self._file(f"{name}/{branch}/{file}", commit, files.get(file))
 
     def _file(self, path: str, commit: str, content: bytes | None) -> Answer:
@@ -169,10 +194,13 @@ class TinyHub:
         if not path.endswith(LARGE):
             return 200, {"X-Repo-Commit": commit, "ETag": f'"{oid}"'}, content
         self.stored[sha256] = content
-        return 302, {
-            "Location": f"{self.storage}/lfs/{quote(path)}/{sha256}", "X-Repo-Commit": commit,
-            "X-Linked-Etag": f'"{sha256}"', "X-Linked-Size": str(len(content)),
-        }, b""  # fmt: skip
+        headers = {
+            "Location": f"{self.storage}/lfs/{quote(path)}/{sha256}",
+            "X-Repo-Commit": commit,
+            "X-Linked-Etag": f'"{sha256}"',
+            "X-Linked-Size": str(len(content)),
+        }
+        return 302, headers, b""
 
 
 @lru_cache(maxsize=4096)
@@ -183,9 +211,12 @@ def _digests(content: bytes) -> tuple[str, str]:
 
 
 def _described(name: str, content: bytes) -> dict:
-    (oid, sha256), size = _digests(content), len(content)
-    lfs = {"lfs": {"size": size, "sha256": sha256, "pointerSize": 130}}
-    return {"rfilename": name, "size": size, "blobId": oid} | (lfs if name.endswith(LARGE) else {})
+    oid, sha256 = _digests(content)
+    size = len(content)
+    description = {"rfilename": name, "size": size, "blobId": oid}
+    if name.endswith(LARGE):
+        description["lfs"] = {"size": size, "sha256": sha256, "pointerSize": 130}
+    return description
 
 
 def _json(content: object) -> Answer:
@@ -203,10 +234,12 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        hub, authorization = self.server.hub, self.headers["Authorization"]
+        hub = self.server.hub
+        authorization = self.headers["Authorization"]
         hub.requests.append(Request(self.path, authorization))
-        meets = (fault for fault in hub.faults if fault.meets(self.command, self.path))
-        fault = next(meets, Fault("", "none"))
+        no_fault = Fault("", "none")
+        faults = [fault for fault in hub.faults if fault.meets(self.command, self.path)]
+        fault = faults[0] if faults else no_fault
         fault.met += 1
         if fault.kind == "status":
             status, headers, body = fault.status, fault.headers, b"this is a fault"
@@ -227,16 +260,17 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _part(self, status: int, headers: dict, body: bytes) -> Answer:
-        """The bytes of a file that are asked for, all or a range."""
+        """The requested bytes of a file: all, or a range."""
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"] or "")
         if status != 200 or not match:
             return status, headers, body
         size = len(body)
-        first, last = int(match[1]), min(int(match[2] or size), size - 1)
+        first = int(match[1])
+        last = min(int(match[2] or size), size - 1)
         if first > last:
             return 416, headers | {"Content-Range": f"bytes */{size}"}, b""
-        told = {"Content-Range": f"bytes {first}-{last}/{size}"}
-        return 206, headers | told, body[first : last + 1]
+        content_range = {"Content-Range": f"bytes {first}-{last}/{size}"}
+        return 206, headers | content_range, body[first : last + 1]
 
     def _send(self, body: bytes, fault: Fault) -> None:
         breaks = fault.kind in ("reset", "truncate")
@@ -249,7 +283,7 @@ class _Handler(BaseHTTPRequestHandler):
             breaks = True
         self.close_connection |= breaks
         if fault.kind == "reset":
-            time.sleep(0.05)  # what was sent arrives before the reset does
+            time.sleep(0.05)  # so that the sent bytes arrive before the reset
             self.connection.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
             os.close(self.connection.detach())
 
@@ -263,11 +297,15 @@ def point_at(monkeypatch: pytest.MonkeyPatch, hub: TinyHub, home: str | Path) ->
     from huggingface_hub import constants, hf_api
 
     template = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-    for name, value in {
-        "ENDPOINT": hub.endpoint, "HUGGINGFACE_CO_URL_TEMPLATE": template,
-        "HF_HUB_CACHE": f"{home}/hub", "HF_TOKEN_PATH": f"{home}/token", "HF_HUB_OFFLINE": False,
-    }.items():  # fmt: skip
-        monkeypatch.setattr(constants, name, value)
+    hub_constants = {
+        "ENDPOINT": hub.endpoint,
+        "HUGGINGFACE_CO_URL_TEMPLATE": template,
+        "HF_HUB_CACHE": f"{home}/hub",
+        "HF_TOKEN_PATH": f"{home}/token",
+        "HF_HUB_OFFLINE": False,
+    }
+    for name, setting in hub_constants.items():
+        monkeypatch.setattr(constants, name, setting)
     monkeypatch.setattr(hf_api.api, "endpoint", hub.endpoint)
     monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub.endpoint)
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):

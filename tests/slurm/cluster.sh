@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Runs a command on a SLURM cluster of its own: two nodes of this machine, each with two
-# pretended GPUs. Needs root and Debian's slurmctld, slurmd, slurm-client and munge.
+# Runs a command on a temporary SLURM cluster: two nodes on this machine, each with two simulated
+# GPUs. Needs root and Debian's slurmctld, slurmd, slurm-client and munge.
 #
 #   tests/slurm/cluster.sh snakemake --profile profiles/slurm …
 #
-# Everything lives in a temporary folder and in a mount namespace of its own: no file of
-# the machine changes, and nothing is left running.
+# All files are in a temporary folder and in a private mount namespace. No file of the machine
+# changes, and no process keeps running.
 set -euo pipefail
 
 if [ "${1:-}" != --inside ]; then
@@ -21,7 +21,7 @@ MUNGE_SOCKET=$FOLDER/munge/socket
 write_configuration() {
   mkdir -p "$FOLDER"/{etc,munge,state,gpus}
   chmod 755 "$FOLDER"
-  # A GPU must be a device file, or SLURM sets no CUDA_VISIBLE_DEVICES.
+  # SLURM sets CUDA_VISIBLE_DEVICES only if a GPU is a device file.
   ln -s /dev/null "$FOLDER/gpus/0"
   ln -s /dev/zero "$FOLDER/gpus/1"
   for node in n1 n2; do mkdir "$FOLDER/$node"; done
@@ -56,7 +56,7 @@ DefMemPerCPU=200
 SlurmdParameters=config_overrides
 SlurmdTimeout=20
 KillWait=5
-# Snakemake asks squeue, which forgets finished jobs after this many seconds.
+# Snakemake queries squeue, which forgets finished jobs after this many seconds.
 MinJobAge=3600
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
@@ -68,12 +68,12 @@ END
 }
 
 start() {
-  # The host's name must mean this machine first, and nothing listens beyond loopback.
+  # The host name must resolve to the loopback interface, the only one in use.
   { echo "127.0.0.1 localhost $HOST"; grep -v "[[:space:]]$HOST\b" /etc/hosts || true; } > "$FOLDER/hosts"
   mount --bind "$FOLDER/hosts" /etc/hosts
-  # Under its usual place: jobs start without the variable that could name another.
+  # At the usual path: jobs start without the variable that could name another path.
   mount --bind "$CONF" /etc/slurm
-  # Without accounting sacct fails on every call, and Snakemake would wait for ever.
+  # Without accounting sacct always fails, and Snakemake would wait forever.
   mount --bind /dev/null "$(command -v sacct)"
   head -c 128 /dev/urandom > "$FOLDER/munge/key"
   chmod 600 "$FOLDER/munge/key"

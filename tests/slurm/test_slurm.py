@@ -1,7 +1,7 @@
-"""The workflow on a real SLURM: two nodes, pretended GPUs, the tiny suite.
+"""The workflow on a real SLURM cluster: two nodes, simulated GPUs, the tiny suite.
 
-Each test starts a cluster of its own (tests/slurm/cluster.sh). What it makes must equal,
-byte for byte, what a run without a cluster makes.
+Each test starts its own cluster (tests/slurm/cluster.sh). All tables must have the same bytes as
+those of a run without a cluster.
 """
 
 import os
@@ -21,20 +21,29 @@ from tests.hub.server import TinyHub
 from tests.workflow import ROOT, TINY, copy_checkout, declared_rules, tiny_checkout
 
 PROGRAMS = ("slurmctld", "slurmd", "squeue", "munged", "unshare")
-LACKING = [name for name in PROGRAMS
-           if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]  # fmt: skip
-# The cluster's files lie in mounts of its own, which many containers do not allow.
-MOUNT = ["unshare", "--mount", "--propagation", "private", "true"]
-NOT_HERE = (
-    (LACKING and f"not installed: {', '.join(LACKING)}")
-    or (os.geteuid() != 0 and "a cluster of its own needs root")
-    or (subprocess.run(MOUNT, capture_output=True, check=False).returncode
-        and "mounts of one's own are not allowed here")
-)  # fmt: skip
+
+
+def reason_to_skip() -> str:
+    """Why no cluster can be started on this machine; empty if it can."""
+    path = f"{os.environ['PATH']}:/usr/sbin"
+    missing = [name for name in PROGRAMS if shutil.which(name, path=path) is None]
+    if missing:
+        return f"not installed: {', '.join(missing)}"
+    if os.geteuid() != 0:
+        return "the cluster needs root"
+    # The cluster has its own mounts, which many containers do not allow.
+    mount = ["unshare", "--mount", "--propagation", "private", "true"]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        return "private mounts are not allowed here"
+    return ""
+
+
+SKIP_REASON = reason_to_skip()
 pytestmark = [
-    pytest.mark.slow, pytest.mark.workflow,
-    pytest.mark.skipif(bool(NOT_HERE), reason=str(NOT_HERE)),
-]  # fmt: skip
+    pytest.mark.slow,
+    pytest.mark.workflow,
+    pytest.mark.skipif(bool(SKIP_REASON), reason=SKIP_REASON),
+]
 CLUSTER = ROOT / "tests/slurm/cluster.sh"
 TARGETS = " ".join(
     f"results/tiny/{name}.csv"
@@ -43,10 +52,13 @@ TARGETS = " ".join(
 
 
 def site_profile(folder: Path, **changes) -> str:
-    """The profile that is shipped, with what a site adds: account, partition, small sizes."""
+    """The profile of the repository, with an account, a partition and small requests."""
     profile = yaml.safe_load((ROOT / "profiles/slurm/config.yaml").read_text())
-    profile["default-resources"] |= {"slurm_account": "test", "slurm_partition": "main",
-                                     "mem_mb": "attempt * 400"}  # fmt: skip
+    profile["default-resources"] |= {
+        "slurm_account": "test",
+        "slurm_partition": "main",
+        "mem_mb": "attempt * 400",
+    }
     for name in declared_rules():
         megabytes = 400 if name.startswith("pretrain_suite") else 600
         profile["set-resources"][name] = {"mem_mb": f"attempt * {megabytes}"}
@@ -62,21 +74,29 @@ def site_profile(folder: Path, **changes) -> str:
 
 
 def on_cluster(script: str, folder: Path, minutes: int, environment: dict | None = None) -> str:
-    """Run a shell script beside the cluster; what it prints, also on failure."""
-    environment = {k: v for k, v in (environment or os.environ).items() if k[:6] != "PYTEST"}
+    """Run a shell script on a new cluster and return its output."""
+    environment = {
+        name: setting
+        for name, setting in (environment or os.environ).items()
+        if not name.startswith("PYTEST")
+    }
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}:/usr/sbin"
     run = subprocess.run(
         [CLUSTER, "timeout", f"{minutes}m", "bash", "-euc", textwrap.dedent(script)],
-        cwd=folder, env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60 * minutes + 120,
-    )  # fmt: skip
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=60 * minutes + 120,
+    )
     assert run.returncode == 0, run.stdout[-5000:]
     return run.stdout
 
 
 def same_tables(first: Path, second: Path) -> int:
-    """Compare every table byte for byte; how many there are."""
-    files = (path for kind in ("csv", "parquet") for path in first.glob(f"results/**/*.{kind}"))
+    """Assert that all tables of two folders have the same bytes; returns their number."""
+    files = [*first.glob("results/**/*.csv"), *first.glob("results/**/*.parquet")]
     tables = sorted(path.relative_to(first) for path in files)
     for table in tables:
         assert (first / table).read_bytes() == (second / table).read_bytes(), table
@@ -95,7 +115,7 @@ def test_a_cluster_gives_each_job_a_gpu_of_its_own(tmp_path):
 
 
 def test_the_suite_with_a_drained_node_and_a_cancelled_job(tmp_path, tmp_path_factory):
-    """The audit and two forks: every stage but what is drawn, which asks a cluster for nothing."""
+    """The audit and two forks. Figures are left out: they request nothing of a cluster."""
     built = tiny_checkout(tmp_path_factory)
     folder = copy_checkout(tmp_path / "cluster")
     profile = site_profile(folder)
@@ -116,8 +136,9 @@ def test_the_suite_with_a_drained_node_and_a_cancelled_job(tmp_path, tmp_path_fa
     """
     printed = on_cluster(script, folder, minutes=45)
     assert "drain" in printed
-    tries = [line.split()[:2] for line in printed.splitlines() if "pretrain" in line]
-    assert ["CANCELLED", "400M"] in tries and ["COMPLETED", "800M"] in tries, tries
+    attempts = [line.split()[:2] for line in printed.splitlines() if "pretrain" in line]
+    assert ["CANCELLED", "400M"] in attempts
+    assert ["COMPLETED", "800M"] in attempts
     log = (folder / "snakemake.log").read_text()
     assert "Trying to restart job" in log
     assert same_tables(folder, built) > 12
@@ -139,7 +160,7 @@ def test_a_failed_job_names_its_log(tmp_path):
 
 
 def test_revisions_of_a_hub_are_jobs_of_the_cluster(tmp_path):
-    """Each fetches, probes, describes and deletes its own, with the bytes of a run without one."""
+    """Each job fetches, describes, probes and deletes one revision, with the same results."""
     steps = EvenGrid(powers_of_two=10, spacing=1000, last=143_000).revisions
     targets = [f"results/pythia-160m/kurtosis/step{step}.csv" for step in (4, 8)]
     clones = {name: copy_checkout(tmp_path / name) for name in ("cluster", "alone")}
@@ -154,8 +175,12 @@ def test_revisions_of_a_hub_are_jobs_of_the_cluster(tmp_path):
         on_cluster(script, clones["cluster"], 15, environment)
         alone = subprocess.run(
             [sys.executable, "-m", "snakemake", "--cores", "1", *end],
-            cwd=clones["alone"], env=environment, capture_output=True, text=True, timeout=900,
-        )  # fmt: skip
+            cwd=clones["alone"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
     assert alone.returncode == 0, alone.stdout[-3000:] + alone.stderr[-3000:]
     log = (clones["cluster"] / "snakemake.log").read_text()
     assert re.search(r"^probe_revision +2$", log, re.MULTILINE)
