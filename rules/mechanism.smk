@@ -1,11 +1,11 @@
-"""Beyond the paper: measurements that ask why, findings, the ledger with them. No part of `all`."""
+"""Measurements beyond the paper, their findings, and the ledger with them. Not part of `all`."""
 
 
-# Each measurement has a script of its own, so that editing one reruns no other.
+# Each measurement has its own script, so that editing one does not rerun the others.
 rule measure_factorial:
     """Every combination of bits, symmetry and granularity at the checkpoints of a range.
 
-    The scores of each sequence are kept, for the analysis resamples them.
+    The scores of each sequence are kept, because the analysis resamples them.
     """
     input:
         checkpoints=planned(plan_mechanism.measure_files, "steps", measure="factorial"),
@@ -65,7 +65,7 @@ rule measure_layers:
 
 
 rule measure_sensitivity:
-    """Rounding noise, and what the loss makes of it."""
+    """Rounding noise, and the sensitivity of the loss to it."""
     input:
         checkpoints=planned(plan_mechanism.measure_files, "steps", measure="sensitivity"),
         validation="results/{suite}/data/validation.safetensors",
@@ -230,7 +230,7 @@ rule measure_drift:
 
 
 rule trace_phase_flips:
-    """Codes that flip in single bumps and cool phases of OLI, beside the baseline."""
+    """Codes that flip in single bumps and cool phases of OLI, and in the baseline."""
     input:
         unpack(planned(plan_mechanism.phase_flip_inputs)),
         train="results/{suite}/data/train.safetensors",
@@ -259,7 +259,7 @@ rule trace_phase_flips:
         "../workflow_scripts/trace_phase_flips.py"
 
 
-# A small run is a series of checkpoints like any other; they go once they have been probed.
+# A small run is a series of checkpoints like any other. They are deleted after the probe.
 rule train_replica:
     """One run of another width, seed or weight decay: checkpoints to be probed, and losses."""
     input:
@@ -333,7 +333,7 @@ use rule summarise_probes as summarise_replica with:
 
 
 rule compare_replicas:
-    """Each run's onset beside its own FP32 minimum."""
+    """Each run's onset, compared with its own FP32 minimum."""
     input:
         tables=collect(
             "results/{suite}/mechanism/replication/{run}.csv",
@@ -366,7 +366,7 @@ rule compare_replicas:
 
 
 rule summarise_mechanism:
-    """The answers of all measurements beyond the paper, with intervals."""
+    """Findings of all measurements beyond the paper, with intervals."""
     input:
         unpack(planned(plan_mechanism.findings_inputs)),
         audit="results/{suite}/audit.csv",
@@ -389,7 +389,7 @@ rule summarise_mechanism:
         "../workflow_scripts/summarise_mechanism.py"
 
 
-# The ledger once more, with what `all` does not measure.
+# The ledger again, with the measurements that `all` does not include.
 use rule judge_claims as judge_claims_extended with:
     input:
         unpack(planned(plan_forks.fork_measurements)),

@@ -1,4 +1,4 @@
-"""Phases, statistical tests and the verdicts on the paper's claims."""
+"""Phases, statistical tests, and verdicts on the paper's claims."""
 
 
 rule detect_phases:
@@ -28,7 +28,7 @@ rule detect_phases:
 
 
 rule fit_scaling_law:
-    """The low-bit loss as a power of the tokens seen up to convergence, and the excess over it."""
+    """The low-bit loss as a power of the tokens seen up to convergence, and the final excess."""
     input:
         audit="results/{suite}/audit.csv",
         phases="results/{suite}/phases.json",
@@ -80,13 +80,13 @@ rule compute_statistics:
         seed=0,
         code=code_hash("workflow_scripts/compute_statistics.py"),
     message:
-        "Testing the hypotheses on {wildcards.suite}"
+        "Computing the statistics of {wildcards.suite}"
     script:
         "../workflow_scripts/compute_statistics.py"
 
 
 rule warn_early:
-    """Rules that are to warn of the onset, held against what happened."""
+    """Rules that should warn of the onset, compared with the observed onset."""
     input:
         audit="results/{suite}/audit.csv",
         sequences="results/{suite}/audit_sequences.parquet",
@@ -109,7 +109,7 @@ rule warn_early:
         "../workflow_scripts/warn_early.py"
 
 
-# What the ledger of claims reads of the paper.
+# The paper's files that the ledger of claims reads.
 OF_THE_PAPER = {
     "claims": "resources/paper/claims.yaml",
     "excerpts": "resources/paper/excerpts.yaml",
@@ -119,7 +119,7 @@ OF_THE_PAPER = {
     "page_html": "resources/templates/claims.html.j2",
     "page_md": "resources/templates/claims.md.j2",
 }
-# And of a suite.
+# A suite's files that it reads.
 OF_THE_SUITE = {"suite_table": "results/{suite}/suite.csv"} | {
     Path(name).stem: f"results/{{suite}}/{name}"
     for name in (
@@ -130,7 +130,7 @@ OF_THE_SUITE = {"suite_table": "results/{suite}/suite.csv"} | {
 
 
 rule judge_claims:
-    """Every claim of the paper, held against its text, public sources and the suite."""
+    """Every claim of the paper, compared with its text, public sources and the suite."""
     input:
         **OF_THE_PAPER,
         **OF_THE_SUITE,

@@ -1,4 +1,4 @@
-"""Separate bits, symmetry and granularity, and hold one sensitivity times step² against all."""
+"""Separate the effects of bits, symmetry and granularity; test one sensitivity times step²."""
 
 import pandas as pd
 
@@ -12,12 +12,14 @@ def main(
 ) -> None:
     """Write the table of effects; ``sequences`` are the scores of all jobs.
 
-    ``probed`` says where the suite's own two quantizers lie in the design.
+    ``probed`` gives the cells of the suite's two quantizers in the design.
     """
-    low, high = probed["low_bit"], probed["high_bit"]
     # A job whose checkpoints have all diverged has a table without rows.
     scores = pd.concat([table for table in sequences if len(table)], ignore_index=True)
-    write_table(effects, analyse(cells, scores, low=low, high=high, resamples=resamples))
+    table = analyse(
+        cells, scores, low=probed["low_bit"], high=probed["high_bit"], resamples=resamples
+    )
+    write_table(effects, table)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Hold the onset of every small run against its own FP32 minimum."""
+"""Compare the onset of every small run with its own FP32 minimum."""
 
 import pandas as pd
 
@@ -8,21 +8,29 @@ from flatminima.mechanism.replication import run_phases
 
 
 def main(
-    tables: list[pd.DataFrame], sequences: list[pd.DataFrame], names: list, spacing: int,
-    resamples: int, runs: str, comparison: str,
-) -> None:  # fmt: skip
+    tables: list[pd.DataFrame],
+    sequences: list[pd.DataFrame],
+    names: list,
+    spacing: int,
+    resamples: int,
+    runs: str,
+    comparison: str,
+) -> None:
     """Write all probes of all runs, and a row per run with its minimum and its onset.
 
     ``names`` has suite, width, seed, weight_decay, weights and tokens_per_step of each run.
     """
-    whole, rows = [], []
+    labelled_tables = []
+    comparison_rows = []
     for name, table, scores in zip(names, tables, sequences, strict=True):
-        seen = table["step"] * name["tokens_per_step"] / name["weights"]
-        about = pd.DataFrame(name, index=table.index).drop(columns="tokens_per_step")
-        whole.append(pd.concat([about.assign(tokens_per_weight=seen), table], axis=1))
-        rows.append(run_phases(whole[-1], scores, spacing=spacing, resamples=resamples))
-    write_table(runs, pd.concat(whole, ignore_index=True))
-    write_table(comparison, pd.DataFrame(rows))
+        tokens_per_weight = table["step"] * name["tokens_per_step"] / name["weights"]
+        labels = pd.DataFrame(name, index=table.index).drop(columns="tokens_per_step")
+        labels = labels.assign(tokens_per_weight=tokens_per_weight)
+        labelled = pd.concat([labels, table], axis=1)
+        labelled_tables.append(labelled)
+        comparison_rows.append(run_phases(labelled, scores, spacing=spacing, resamples=resamples))
+    write_table(runs, pd.concat(labelled_tables, ignore_index=True))
+    write_table(comparison, pd.DataFrame(comparison_rows))
 
 
 if __name__ == "__main__":

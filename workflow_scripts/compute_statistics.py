@@ -8,20 +8,37 @@ from flatminima.statistics_table import all_statistics, read_fork_sequences
 
 
 def main(
-    forks: pd.DataFrame, audit: pd.DataFrame, kurtosis: pd.DataFrame, phases: dict,
-    sequences: list[str], cooled: list[pd.DataFrame], statistics: str, spacing: int, baseline: str,
-    primary: dict, resamples: int, seed: int,
-) -> None:  # fmt: skip
+    forks: pd.DataFrame,
+    audit: pd.DataFrame,
+    kurtosis: pd.DataFrame,
+    phases: dict,
+    sequences: list[str],
+    cooled: list[pd.DataFrame],
+    statistics: str,
+    spacing: int,
+    baseline: str,
+    primary: dict,
+    resamples: int,
+    seed: int,
+) -> None:
     """Write ``statistics.csv``; ``baseline`` is the schedule that others are compared with.
 
-    ``primary`` names the one test that was chosen beforehand; ``cooled`` holds cooled.csv where
-    the forks have a common cool-down.
+    ``primary`` names the one test that was chosen beforehand; ``cooled`` is cooled.csv if
+    the forks have a common cool-down, otherwise empty.
     """
     table = all_statistics(
-        forks, audit, kurtosis, phases, spacing=spacing, baseline=baseline, primary=primary,
-        cooled=next(iter(cooled), None), sequences=read_fork_sequences(sequences),
-        resamples=resamples, seed=seed,
-    )  # fmt: skip
+        forks,
+        audit,
+        kurtosis,
+        phases,
+        spacing=spacing,
+        baseline=baseline,
+        primary=primary,
+        cooled=cooled[0] if cooled else None,
+        sequences=read_fork_sequences(sequences),
+        resamples=resamples,
+        seed=seed,
+    )
     table.insert(0, "suite", phases["suite"])
     write_table(statistics, table)
 

@@ -13,11 +13,16 @@ logger = logging.getLogger(__name__)
 
 
 def main(
-    suite_table: pd.DataFrame, sequences: pd.DataFrame, audit: pd.DataFrame, phases: str,
-    spacing: int, resamples: int, seed: int,
-) -> None:  # fmt: skip
+    suite_table: pd.DataFrame,
+    sequences: pd.DataFrame,
+    audit: pd.DataFrame,
+    phases: str,
+    spacing: int,
+    resamples: int,
+    seed: int,
+) -> None:
     """Write ``phases.json`` from the audit and the scores of single validation sequences."""
-    found = describe_phases(
+    description = describe_phases(
         audit,
         sequences,
         spacing=spacing,
@@ -26,9 +31,10 @@ def main(
         missing=missing_steps(suite_table),
         diverged=diverged_steps(suite_table, audit),
     )
-    write_json(phases, found)
-    convergence_step = found["convergence"]["step"]
-    logger.info(f"FP32 convergence at step {convergence_step:,}; {onset_words(found['onset'])}")
+    write_json(phases, description)
+    convergence_step = description["convergence"]["step"]
+    onset = onset_words(description["onset"])
+    logger.info(f"FP32 convergence at step {convergence_step:,}; {onset}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Fit the power law of the low-bit loss up to the onset, and hold the end against it."""
+"""Fit the power law of the low-bit loss up to the onset, and compare the end with it."""
 
 import logging
 
@@ -15,12 +15,12 @@ logger = logging.getLogger(__name__)
 def main(audit: pd.DataFrame, phases: dict, law: str, spacing: int) -> None:
     """Write ``law``: exponent, prediction and excess, or the reason why there are none."""
     try:
-        found = suite_excess(audit, phases, spacing=spacing)
-        logger.info(excess_sentence(found))
+        excess = suite_excess(audit, phases, spacing=spacing)
+        logger.info(excess_sentence(excess))
     except UserError as error:
-        found = {"reason": str(error)}
-        logger.info(found["reason"])
-    write_json(law, found)
+        excess = {"reason": str(error)}
+        logger.info(excess["reason"])
+    write_json(law, excess)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,21 @@ from flatminima.jobs import run
 from flatminima.schedules import read_schedule
 
 
-def main(tables: list, scores: list, provenance: list, suite: str, schedule: dict | None,
-         total_steps: int, tokens_per_step: int | None, audit: str, sequences: str
-         ) -> None:  # fmt: skip
-    """Write ``audit.csv`` and the per-sequence scores of the whole suite.
+def main(
+    tables: list,
+    scores: list,
+    provenance: list,
+    suite: str,
+    schedule: dict | None,
+    total_steps: int,
+    tokens_per_step: int | None,
+    audit: str,
+    sequences: str,
+) -> None:
+    """Write ``audit.csv`` and the per-sequence scores of all checkpoints of the suite.
 
-    ``provenance`` are the records beside ``scores``, which name what was left out. Raises
-    ``UserError`` with the first reason where checkpoints are there and none is measured.
+    ``provenance`` are the records beside ``scores``. They list the checkpoints that were left out.
+    Raises ``UserError`` with the first reason if all checkpoints were left out.
     """
     lr = read_schedule(schedule, total_steps) if schedule else None
     try:

@@ -6,28 +6,45 @@ from flatminima.files import write_table
 from flatminima.jobs import run
 
 COLUMNS = [
-    "suite", "group", "schedule", "seed", "step", "update_phase", "quantizer", "role",
-    "nll_nats_per_token", "ppl", "delta_nll_nats_per_token", "gap_pct", "gap_low_pct",
-    "gap_high_pct", "kl_nats_per_token", "top1_changed_pct",
-]  # fmt: skip
+    "suite",
+    "group",
+    "schedule",
+    "seed",
+    "step",
+    "update_phase",
+    "quantizer",
+    "role",
+    "nll_nats_per_token",
+    "ppl",
+    "delta_nll_nats_per_token",
+    "gap_pct",
+    "gap_low_pct",
+    "gap_high_pct",
+    "kl_nats_per_token",
+    "top1_changed_pct",
+]
 
 
 def settled_rows(trajectories: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the last probe of each condition and seed, for OLI of the last one of each phase.
+    """Rows of the last probe of each condition and seed. OLI has the last probe of each phase.
 
-    A fork that ends on a bump is not at rest, so that its last cool probe stands beside its last.
+    A fork that ends on a bump is not at rest, so its last cool probe is given too.
     """
     table = trajectories.astype({"update_phase": object}).fillna({"update_phase": ""})
     last = table.groupby(["schedule", "seed", "update_phase"])["step"].transform("max")
     return table[table["step"] == last]
 
 
-def main(forks: pd.DataFrame, trained: list[pd.DataFrame], averages: list[pd.DataFrame],
-         table: str) -> None:  # fmt: skip
+def main(
+    forks: pd.DataFrame,
+    trained: list[pd.DataFrame],
+    averages: list[pd.DataFrame],
+    table: str,
+) -> None:
     """Write ``rivals.csv``: a row per condition, seed, phase and quantizer, in the order given.
 
-    ``trained`` are the trajectories of rivals; ``averages`` are of the suite's own run, so they
-    have no seed.
+    ``trained`` are the trajectories of rivals. ``averages`` belong to the suite's run and have no
+    seed.
     """
     parts = [settled_rows(forks).assign(group="paper")]
     for trajectory in trained:

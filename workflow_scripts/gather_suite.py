@@ -13,7 +13,7 @@ from flatminima.jobs import run
 
 logger = logging.getLogger(__name__)
 
-MOST_NAMED = 6  # files in a suggested command
+MOST_NAMED = 6  # files in a command
 
 
 def main(
@@ -26,27 +26,28 @@ def main(
     refused: str,
     measured_by: str | None,
 ) -> None:
-    """Write ``suite.csv``. If a finding stops the run, write the same table to ``refused``.
+    """Write ``suite.csv``. If a finding stops the run, write the same table as ``refused``.
 
-    ``severity`` is the reaction to each kind of finding. ``measured_by`` is the rule that fetched
-    the revisions, or ``None`` for local checkpoints.
+    ``measured_by`` is the rule that fetched the revisions, ``None`` if they are local files.
     """
     revisions = read_rows(tables)
-    fingerprint_rows = read_rows(fingerprints)
-    findings = examine(revisions, fingerprint_rows)
-    rows = suite_table(revisions, fingerprint_rows, findings, suite)
-    Path(refused).unlink(missing_ok=True)
-    key = f"suites.{suite}.integrity"
+    all_fingerprints = read_rows(fingerprints)
+    findings = examine(revisions, all_fingerprints)
+    rows = suite_table(revisions, all_fingerprints, findings, suite)
+    Path(refused).unlink(missing_ok=True)  # of an earlier run
     try:
-        for warning in decide(findings, severity, grid=list(rows["step"]), key=key):
-            logger.warning(f"warning: {warning}")
+        warnings = decide(
+            findings, severity, grid=list(rows["step"]), key=f"suites.{suite}.integrity"
+        )
     except IntegrityError as error:
         write_table(refused, rows)
         steps = {step for finding in findings for step in finding.steps}
         advice = _how_to_fetch_again(tables, steps, measured_by)
         raise IntegrityError(
-            f"suite {suite}: {error}; {refused} lists all revisions{advice}"
+            f"suite {suite}: {error}; {refused} has all revisions{advice}"
         ) from error
+    for line in warnings:
+        logger.warning(f"warning: {line}")
     write_table(table, rows)
     logger.info(f"{len(rows)} revisions, {rows['weights_sha256'].nunique()} of them distinct")
     missing = missing_steps(rows)
@@ -56,12 +57,14 @@ def main(
 
 
 def _how_to_fetch_again(tables: list[str], steps: Iterable[int], measured_by: str | None) -> str:
-    """The option of Snakemake that fetches these steps again: names of tables, or the rule."""
+    """The command that fetches these steps again: it names the tables of their ranges."""
     if measured_by is None:
         return ""
     files = [path for path in tables if pd.read_csv(path)["step"].isin(set(steps)).any()]
-    targets = " ".join(files) if len(files) <= MOST_NAMED else measured_by
-    return f"; to fetch them again later, repeat the command with `--forcerun {targets}`"
+    forced = " ".join(files) if len(files) <= MOST_NAMED else measured_by
+    return (
+        f"; once the hub is mended, the same command with `--forcerun {forced}` fetches them again"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Put tables of one kind below each other: kurtosis, forks, what is measured beyond the paper."""
+"""Join tables of one kind: kurtosis, forks, or measurements beyond the paper."""
 
 import pandas as pd
 
@@ -7,7 +7,7 @@ from flatminima.jobs import run
 
 
 def main(tables: list, table: str, in_step_order: bool, labels: dict) -> None:
-    """Write all rows in the order given or by step; ``labels`` become columns before the others."""
+    """Write all rows in the order of ``tables`` or by step; ``labels`` become the first columns."""
     rows = read_rows(tables)
     if in_step_order:
         rows = rows.sort_values("step", kind="stable")

@@ -1,4 +1,4 @@
-"""Ask the ledger's four questions of every claim of the paper."""
+"""Judge every claim of the paper by the ledger's four questions."""
 
 import logging
 
@@ -19,13 +19,19 @@ def main(inputs: dict, outputs: list[str], suite: dict | None) -> None:
     """Write the ledger to each of ``outputs``: .csv, .md, .html, or .json for one claim.
 
     ``inputs`` has the paper's files (``PAPER``) and the suite's, by the names that claims.yaml
-    uses; ``suite`` what ``evidence.Measured`` asks for, ``None`` for the printed tables alone.
+    uses. ``suite`` are the settings of ``evidence.Measured``; ``None`` means the printed tables.
     """
     ledger = read_ledger(inputs["claims"], inputs["excerpts"])
-    tables = [pd.read_csv(inputs[f"table{n}"], dtype=str, keep_default_na=False) for n in (1, 2)]
-    paper = Printed(ledger.pythia, *tables, pd.read_csv(inputs["lambada"]))
-    files = {name: read_content(path) for name, path in inputs.items() if name not in PAPER}
-    judged = judge(ledger, paper, Measured(ledger.pythia, paper, suite, files) if suite else None)
+    # Text, because the digits show how a number was rounded.
+    table1, table2 = (
+        pd.read_csv(inputs[name], dtype=str, keep_default_na=False) for name in ("table1", "table2")
+    )
+    paper = Printed(ledger.pythia, table1, table2, pd.read_csv(inputs["lambada"]))
+    measured = None
+    if suite:
+        files = {name: read_content(path) for name, path in inputs.items() if name not in PAPER}
+        measured = Measured(ledger.pythia, paper, suite, files)
+    judged = judge(ledger, paper, measured)
     for output in outputs:
         write(ledger, judged, suite, inputs, output)
     logger.info(about(ledger, suite, judged))

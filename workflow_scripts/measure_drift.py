@@ -6,8 +6,15 @@ from flatminima.mechanism.drift import drift_tables
 from flatminima.quantizer_specs import read_spec
 
 
-def main(*, weights: dict, quantizer: dict, layers: str, spacing: int, drift: str,
-         displacement: str) -> None:  # fmt: skip
+def main(
+    *,
+    weights: dict,
+    quantizer: dict,
+    layers: str,
+    spacing: int,
+    drift: str,
+    displacement: str,
+) -> None:
     """Write positions and codes of every step, and distances between evenly spaced ones.
 
     ``weights`` maps steps to files; ``layers`` are those whose weights are followed.

@@ -13,7 +13,7 @@ def main(
 ) -> None:
     """Write a row per step and cell, and the scores of each sequence.
 
-    A checkpoint that has diverged is named and left out.
+    A diverged checkpoint is named and left out.
     """
     design = {key: settings[key] for key in ("bits", "group_sizes", "formats", "low")}
     probe = partial(probe_cells, design=design)

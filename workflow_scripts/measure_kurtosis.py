@@ -8,7 +8,7 @@ from flatminima.kurtosis import kurtosis_of_checkpoint
 def main(weights: list, steps: list, layers: str, table: str) -> None:
     """Write the three kurtosis statistics of each step; ``weights`` are its files, in order.
 
-    A checkpoint that has diverged is named and left out.
+    A diverged checkpoint is named and left out.
     """
     series = list(zip(steps, weights, strict=True))
     tables = []

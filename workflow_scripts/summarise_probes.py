@@ -8,9 +8,11 @@ from flatminima.jobs import run
 
 
 def main(sequences: pd.DataFrame, table: str, resamples: int) -> None:
-    """Write the table; of no revision at all it is a heading."""
-    scored = [sequences] if len(sequences) else []
-    write_rows([summarise(one, ["step"], resamples=resamples, seed=0) for one in scored], table)
+    """Write the table. If no revision was scored, it only has a heading."""
+    summaries = []
+    if len(sequences):
+        summaries.append(summarise(sequences, ["step"], resamples=resamples, seed=0))
+    write_rows(summaries, table)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,19 @@ from flatminima.quantizer_specs import read_spec
 from flatminima.text.tokens import read_tokens
 
 
-def main(*, folder: str, train: str, settings: dict, quantizer: dict, threads: int,
-         table: str, state: str | None = None) -> None:  # fmt: skip
+def main(
+    *,
+    folder: str,
+    train: str,
+    settings: dict,
+    quantizer: dict,
+    threads: int,
+    table: str,
+    state: str | None = None,
+) -> None:
     """Write a row per schedule, seed and phase.
 
-    ``folder`` is the checkpoint of the fork point, ``state`` the run's training state there, where
+    ``folder`` is the checkpoint of the fork point, ``state`` the run's training state there, if
     it is restored.
     """
     device = take_device(settings["device"], threads)

@@ -1,4 +1,4 @@
-"""Hold rules that are to warn of the onset against what happened."""
+"""Compare rules that should warn of the onset with the observed onset."""
 
 import pandas as pd
 
