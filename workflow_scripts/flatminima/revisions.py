@@ -248,9 +248,9 @@ def fingerprint_checkpoint(step: int, path: str | Path) -> pd.DataFrame:
 
     digests = tensor_digests(path)
     rows = []
+    tensor_sizes = []
+    sums_of_squares = []
     model_sketch = np.zeros(BUCKETS)
-    n_model_weights = 0
-    model_sum_of_squares = 0.0
     for name, tensor in read_weights(path):
         weights = tensor.float().numpy()
         tensor_sketch = sketch(name, weights)
@@ -259,11 +259,11 @@ def fingerprint_checkpoint(step: int, path: str | Path) -> pd.DataFrame:
         # The sketch of a single tensor is folded into fewer sums, to save space.
         folded = np.bincount(_TENSOR_BUCKET, weights=tensor_sketch).tolist()
         rows.append((step, name, shape, weights.size, digests[name], sum_of_squares, folded))
+        tensor_sizes.append(weights.size)
+        sums_of_squares.append(sum_of_squares)
         model_sketch += tensor_sketch
-        n_model_weights += weights.size
-        model_sum_of_squares += sum_of_squares
-    model_sums = (model_sum_of_squares, model_sketch.tolist())
-    rows.append((step, WHOLE_MODEL, "", n_model_weights, "", *model_sums))
+    model_sums = (sum(sums_of_squares), model_sketch.tolist())
+    rows.append((step, WHOLE_MODEL, "", sum(tensor_sizes), "", *model_sums))
     columns = ["step", "tensor", "shape", "n_weights", "sha256", "sum_of_squares", "sketch"]
     return pd.DataFrame(rows, columns=columns)
 

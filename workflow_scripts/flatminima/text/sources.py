@@ -206,10 +206,10 @@ def up_to(texts: Iterable[str], wanted: Mapping[str, int]) -> Iterator[str]:
     longest = wanted.get("longest")
     for text in texts:
         yield text
-        counts = longest is None or len(text) <= longest
-        if counts and shortest is None:
+        is_counted = longest is None or len(text) <= longest
+        if is_counted and shortest is None:
             amount += len(text)
-        elif counts and len(text) >= shortest:
+        elif is_counted and len(text) >= shortest:
             amount += 1
         if amount >= wanted["amount"]:
             return
