@@ -47,9 +47,24 @@ from flatminima.training.gradients import next_token_loss  # noqa: E402
 from flatminima.training.loop import Recipe, batch_rows, build_optimizer, train  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
-COLUMNS = ("row", "what", "against", "ours", "theirs", "unit", "ratio", "means", "target",
-           "verdict", "note", "machine", "conditions", "measured")  # fmt: skip
-BEGIN, END = "<!-- what follows is written by make bench -->", "<!-- end of what it writes -->"
+COLUMNS = (
+    "row",
+    "what",
+    "against",
+    "ours",
+    "theirs",
+    "unit",
+    "ratio",
+    "means",
+    "target",
+    "verdict",
+    "note",
+    "machine",
+    "conditions",
+    "measured",
+)
+BEGIN = "<!-- what follows is written by make bench -->"
+END = "<!-- end of what it writes -->"
 RELATIONS = {"≥": operator.ge, "≤": operator.le}
 VOCABULARY = 50304
 # Hidden size, layers, heads.
@@ -70,12 +85,30 @@ def judge(target: str, ratio: float) -> str:
     return "met" if RELATIONS[relation](ratio, float(bound)) else "missed"
 
 
-def line(what: str, against: str, ours: float, theirs: float, unit: str, ratio: float, means: str,
-         target: str = "", note: str = "") -> dict:  # fmt: skip
+def line(
+    what: str,
+    against: str,
+    ours: float,
+    theirs: float,
+    unit: str,
+    ratio: float,
+    means: str,
+    target: str = "",
+    note: str = "",
+) -> dict:
     """One line of the table: ``ratio`` is what ``means`` puts into words."""
-    return {"what": what, "against": against, "ours": ours, "theirs": theirs, "unit": unit,
-            "ratio": ratio, "means": means, "target": target, "verdict": judge(target, ratio),
-            "note": note}  # fmt: skip
+    return {
+        "what": what,
+        "against": against,
+        "ours": ours,
+        "theirs": theirs,
+        "unit": unit,
+        "ratio": ratio,
+        "means": means,
+        "target": target,
+        "verdict": judge(target, ratio),
+        "note": note,
+    }
 
 
 def in_a_process_of_its_own(function: Callable, *arguments: object) -> object:
@@ -93,7 +126,8 @@ def side_by_side(actions: Mapping[str, Callable], rounds: int, inner: int = 1) -
     """Seconds of each action in each round; each ran once before, which does not count."""
     for action in actions.values():
         action()
-    names, seconds = list(actions), {name: [] for name in actions}
+    names = list(actions)
+    seconds = {name: [] for name in actions}
     for number in range(rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
             gc.collect()
@@ -107,16 +141,27 @@ def side_by_side(actions: Mapping[str, Callable], rounds: int, inner: int = 1) -
 def faster(seconds: Seconds, other: str, what: str, target: str = "", note: str = "") -> dict:
     """Ours against another way, in milliseconds."""
     return line(
-        what, other, 1e3 * median(seconds["ours"]), 1e3 * median(seconds[other]), "ms",
-        ratio(seconds[other], seconds["ours"]), "times faster:", target, note,
-    )  # fmt: skip
+        what,
+        other,
+        1e3 * median(seconds["ours"]),
+        1e3 * median(seconds[other]),
+        "ms",
+        ratio(seconds[other], seconds["ours"]),
+        "times faster:",
+        target,
+        note,
+    )
 
 
 def fresh_model(shape: str, vocabulary: int = VOCABULARY, length: int = 2048) -> nn.Module:
     """A model of Pythia's architecture with fresh weights."""
     hidden, layers, heads = SHAPES[shape]
-    architecture = {"hidden_size": hidden, "num_layers": layers, "num_heads": heads,
-                    "max_length": length}  # fmt: skip
+    architecture = {
+        "hidden_size": hidden,
+        "num_layers": layers,
+        "num_heads": heads,
+        "max_length": length,
+    }
     return build_model(architecture, vocabulary, seed=0).eval()
 
 
@@ -132,8 +177,10 @@ def random_tokens(sequences: int, length: int, vocabulary: int = VOCABULARY) -> 
 def quantize(quick: bool) -> list[dict]:
     """One matrix of Pythia-160m, INT4 in groups of 128, beside other tools and a plain copy."""
     matrices = cycle([torch.randn(3072, 768) * 0.02 for _ in range(12)])  # none is in the cache
-    actions = {"ours": lambda: fake_quantize(next(matrices), SPECS["int4"]),
-               "plain copy": lambda: next(matrices).clone()}  # fmt: skip
+    actions = {
+        "ours": lambda: fake_quantize(next(matrices), SPECS["int4"]),
+        "plain copy": lambda: next(matrices).clone(),
+    }
     note = ""
     for name, load in (("torchao affine primitives", _torchao), ("bitsandbytes nf4", _bnb)):
         try:
@@ -143,19 +190,34 @@ def quantize(quick: bool) -> list[dict]:
         except Exception as error:  # not installed, or not made for this machine
             note += f"{name} skipped: {' '.join(str(error).split())[:100]}; "
     seconds = side_by_side(actions, 2 if quick else 15, inner=12)
-    found = [faster(seconds, name, "INT4 g128, one pass") for name in actions
-             if name not in ("ours", "plain copy")]  # fmt: skip
+    found = [
+        faster(seconds, name, "INT4 g128, one pass")
+        for name in actions
+        if name not in ("ours", "plain copy")
+    ]
     copies = ratio(seconds["ours"], seconds["plain copy"])
-    return [*found, line("INT4 g128, one pass", "plain copy", 1e3 * median(seconds["ours"]),
-                         1e3 * median(seconds["plain copy"]), "ms", copies, "times as long:",
-                         "≤ 2", note.strip("; "))]  # fmt: skip
+    return [
+        *found,
+        line(
+            "INT4 g128, one pass",
+            "plain copy",
+            1e3 * median(seconds["ours"]),
+            1e3 * median(seconds["plain copy"]),
+            "ms",
+            copies,
+            "times as long:",
+            "≤ 2",
+            note.strip("; "),
+        ),
+    ]
 
 
 def _torchao() -> Callable[[Tensor], Tensor]:
     from torchao.quantization import quant_primitives as names
 
     def action(weight: Tensor) -> Tensor:
-        kind, block = names.MappingType.ASYMMETRIC, (1, 128)
+        kind = names.MappingType.ASYMMETRIC
+        block = (1, 128)
         scale, zero = names.choose_qparams_affine(weight, kind, block, torch.uint8, 0, 15)
         codes = names.quantize_affine(weight, block, scale, zero, torch.uint8, 0, 15)
         return names.dequantize_affine(
@@ -178,7 +240,8 @@ def _bnb() -> Callable[[Tensor], Tensor]:
 def perplexity(quick: bool) -> list[dict]:
     """FP32 perplexity of a Pythia-160m-shaped model on 2,048 tokens."""
     shape, sequences, length = ("14m", 2, 64) if quick else ("160m", 4, 512)
-    model, tokens = fresh_model(shape), random_tokens(sequences, length)
+    model = fresh_model(shape)
+    tokens = random_tokens(sequences, length)
     ids = torch.from_numpy(tokens.astype(np.int64))
 
     def ours() -> float:
@@ -216,13 +279,27 @@ def probe(quick: bool) -> list[dict]:
     memory = {way: [found["mib"] for found in rounds] for way, rounds in ways.items()}
     script = "a script that copies the model for each precision"
     return [
-        line("FP32, INT4 and INT8, load included", script, median(seconds["ours"]),
-             median(seconds["copies"]), "s", ratio(seconds["copies"], seconds["ours"]),
-             "times faster:", "≥ 1.3",
-             "ours has KL divergences and changed predictions besides"),
-        line("peak memory", script, median(memory["ours"]), median(memory["copies"]), "MiB",
-             ratio(memory["copies"], memory["ours"]), "times less:"),
-    ]  # fmt: skip
+        line(
+            "FP32, INT4 and INT8, load included",
+            script,
+            median(seconds["ours"]),
+            median(seconds["copies"]),
+            "s",
+            ratio(seconds["copies"], seconds["ours"]),
+            "times faster:",
+            "≥ 1.3",
+            "ours has KL divergences and changed predictions besides",
+        ),
+        line(
+            "peak memory",
+            script,
+            median(memory["ours"]),
+            median(memory["copies"]),
+            "MiB",
+            ratio(memory["copies"], memory["ours"]),
+            "times less:",
+        ),
+    ]
 
 
 def probe_once(way: str, folder: str, sequences: int, length: int) -> dict:
@@ -231,7 +308,8 @@ def probe_once(way: str, folder: str, sequences: int, length: int) -> dict:
 
     tokens = random_tokens(sequences, length)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before, started = _status("VmRSS"), time.perf_counter()
+    before = _status("VmRSS")
+    started = time.perf_counter()
     if way == "ours":
         model = load_model(folder)
         forwards = {FP32: ModelForward(model)}
@@ -270,7 +348,8 @@ def training_step(quick: bool) -> list[dict]:
         def model(shape=shape, vocabulary=vocabulary, length=length) -> nn.Module:
             return fresh_model(shape, vocabulary, length)
 
-        ours, eager = _updates(model(), tokens, batch), eager_losses(model(), tokens, batch)
+        ours = _updates(model(), tokens, batch)
+        eager = eager_losses(model(), tokens, batch)
         expected = [next(eager) for _ in range(3)]
         losses = [next(ours) for _ in range(3)]
         difference = float(np.max(np.abs(np.divide(losses, expected) - 1)))
@@ -286,9 +365,17 @@ def training_step(quick: bool) -> list[dict]:
         what = f"{shape}, batch {batch} x {length}"
         results += [
             faster(seconds, other, what, target),
-            line(f"{shape}, losses of 3 steps", "plain eager loop", losses[-1], expected[-1],
-                 "nats", difference, "largest relative difference:", "≤ 0.0001"),
-        ]  # fmt: skip
+            line(
+                f"{shape}, losses of 3 steps",
+                "plain eager loop",
+                losses[-1],
+                expected[-1],
+                "nats",
+                difference,
+                "largest relative difference:",
+                "≤ 0.0001",
+            ),
+        ]
     return results
 
 
@@ -333,10 +420,17 @@ def _trainer(model: nn.Module, tokens: np.ndarray, batch: int) -> Callable[[int]
         ends.times = []
         with tempfile.TemporaryDirectory() as folder:
             arguments = TrainingArguments(
-                output_dir=folder, max_steps=steps + 1, learning_rate=LR, adam_beta2=0.95,
-                per_device_train_batch_size=batch, report_to=[], use_cpu=True,
-                disable_tqdm=True, logging_strategy="no", save_strategy="no",
-            )  # fmt: skip
+                output_dir=folder,
+                max_steps=steps + 1,
+                learning_rate=LR,
+                adam_beta2=0.95,
+                per_device_train_batch_size=batch,
+                report_to=[],
+                use_cpu=True,
+                disable_tqdm=True,
+                logging_strategy="no",
+                save_strategy="no",
+            )
             Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[ends]).train()
         return median(np.diff(ends.times).tolist())
 
@@ -362,14 +456,18 @@ def overhead(quick: bool) -> list[dict]:
         texts = [f"{WORDS} {k}" for k in range(500)]
         train_tokenizer(texts, 512).save(str(folder / "tokenizer.json"))
         suite = {
-            "label": "benchmark", "source": "local", "pattern": "run/checkpoint-{step}",
-            "device": "cpu", "threads": 1, "tokenizer": {"path": "tokenizer.json"},
+            "label": "benchmark",
+            "source": "local",
+            "pattern": "run/checkpoint-{step}",
+            "device": "cpu",
+            "threads": 1,
+            "tokenizer": {"path": "tokenizer.json"},
             "text": {"source": "files", "validation": [{"path": "text.txt"}]},
             "batches": {"validation": dict(mini["batches"]["validation"])},
             "probe": dict(mini["probe"]),
             # All of them are one model.
             "integrity": {"duplicate": "ignore", "final_weights_early": "ignore"},
-        }  # fmt: skip
+        }
         (folder / "many.yaml").write_text(
             yaml.safe_dump({"suite": "many", "suites": {"many": suite}})
         )
@@ -378,9 +476,12 @@ def overhead(quick: bool) -> list[dict]:
         low, high = mini["probe"]["low_bit"], mini["probe"]["high_bit"]
         settings = {
             "quantizers": {name: config["quantizers"][name] for name in (low, high)},
-            "roles": {low: "low_bit", high: "high_bit"}, "batch_size": 16, "device": "cpu",
-        }  # fmt: skip
-        prober, taken = Prober(str(folder / tokens), settings, threads=1), []
+            "roles": {low: "low_bit", high: "high_bit"},
+            "batch_size": 16,
+            "device": "cpu",
+        }
+        prober = Prober(str(folder / tokens), settings, threads=1)
+        taken = []
         for number in range(min(revisions, 21)):
             model = load_model(folder / f"run/checkpoint-{number}")
             started = time.perf_counter()
@@ -390,9 +491,19 @@ def overhead(quick: bool) -> list[dict]:
         wall = snakemake(
             folder, "--cores", "1", "results/many/audit.csv", "--configfile", "many.yaml"
         )
-    return [line(f"audit of {revisions} revisions, one core", "the probes themselves",
-                 wall / revisions, pure, "s a revision", wall / revisions - pure,
-                 "seconds more a revision:", "≤ 0.3", f"{wall:.0f} s in all")]  # fmt: skip
+    return [
+        line(
+            f"audit of {revisions} revisions, one core",
+            "the probes themselves",
+            wall / revisions,
+            pure,
+            "s a revision",
+            wall / revisions - pure,
+            "seconds more a revision:",
+            "≤ 0.3",
+            f"{wall:.0f} s in all",
+        )
+    ]
 
 
 def planning(quick: bool) -> list[dict]:
@@ -403,14 +514,23 @@ def planning(quick: bool) -> list[dict]:
         (folder / "one.yaml").write_text(yaml.safe_dump(change))
         arguments = ("results/pythia-160m/audit.csv", "-n", "--configfile", "one.yaml")
         taken = [snakemake(folder, *arguments) for _ in range(2 if quick else 5)]
-    return [line("154 revisions", "", median(taken), math.nan, "s", median(taken), "seconds:",
-                 "≤ 3")]  # fmt: skip
+    return [
+        line("154 revisions", "", median(taken), math.nan, "s", median(taken), "seconds:", "≤ 3")
+    ]
 
 
 def copy_workflow(folder: Path) -> Path:
     """Copy what a run needs, and no results, into ``folder``."""
-    for part in ("Snakefile", "config.yaml", "rules", "envs", "notebooks", "profiles",
-                 "resources", "workflow_scripts"):  # fmt: skip
+    for part in (
+        "Snakefile",
+        "config.yaml",
+        "rules",
+        "envs",
+        "notebooks",
+        "profiles",
+        "resources",
+        "workflow_scripts",
+    ):
         put = shutil.copytree if (ROOT / part).is_dir() else shutil.copy2
         put(ROOT / part, folder / part)
     return folder
@@ -438,7 +558,8 @@ ROWS = {
 def write(folder: Path, row: str, lines: Sequence[dict], conditions: Mapping[str, str]) -> None:
     """Put a row's lines into the table and the page; other rows stay."""
     folder.mkdir(parents=True, exist_ok=True)
-    table, page = folder / "results.csv", folder / "README.md"
+    table = folder / "results.csv"
+    page = folder / "README.md"
     kept = [found for found in read(table) if found["row"] != row and found["row"] in ROWS]
     kept += [{"row": row, **found, **conditions} for found in lines]
     kept.sort(key=lambda found: list(ROWS).index(found["row"]))
@@ -507,13 +628,17 @@ def main() -> int:
             failed += 1
             continue
         conditions = {
-            "machine": machine(), "measured": datetime.date.today().isoformat(),
+            "machine": machine(),
+            "measured": datetime.date.today().isoformat(),
             "conditions": f"{'quick, ' if options.quick else ''}load before {load:.1f}",
-        }  # fmt: skip
+        }
         write(options.output or HERE, row, lines, conditions)
         for found in lines:
-            print(f"{row}: {found['what']}: {found['means']} {found['ratio']:.3g} "
-                  f"{found['target']} {found['verdict']}", flush=True)  # fmt: skip
+            print(
+                f"{row}: {found['what']}: {found['means']} {found['ratio']:.3g} "
+                f"{found['target']} {found['verdict']}",
+                flush=True,
+            )
     return bool(failed)
 
 

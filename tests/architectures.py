@@ -13,10 +13,14 @@ CONFIGS = {
     "gpt_oss": {**WIDTHS, **HEADS, "head_dim": 16, "num_local_experts": 4},
     "bert": {**WIDTHS, "num_attention_heads": 2, "max_position_embeddings": 32},
     "mamba": {"hidden_size": 32, "state_size": 4, "num_hidden_layers": 2},
-    "gemma3": {"text_config": {**COMMON, **WIDTHS, **HEADS, "vocab_size": 300, "head_dim": 16},
-               "mm_tokens_per_image": 4, "boi_token_index": 290, "eoi_token_index": 291,
-               "image_token_index": 292},
-}  # fmt: skip
+    "gemma3": {
+        "text_config": {**COMMON, **WIDTHS, **HEADS, "vocab_size": 300, "head_dim": 16},
+        "mm_tokens_per_image": 4,
+        "boi_token_index": 290,
+        "eoi_token_index": 291,
+        "image_token_index": 292,
+    },
+}
 
 
 def build(family: str, **changes):

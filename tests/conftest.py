@@ -41,9 +41,12 @@ def affine(bits, granularity, symmetric, group_size=None, layers="blocks"):
     from flatminima.quantizer_specs import AffineQuantizer
 
     return AffineQuantizer(
-        bits=bits, granularity=granularity, symmetric=symmetric, group_size=group_size,
+        bits=bits,
+        granularity=granularity,
+        symmetric=symmetric,
+        group_size=group_size,
         layers=layers,
-    )  # fmt: skip
+    )
 
 
 def weights_of(model):
@@ -116,7 +119,8 @@ def tiny_tokens():
 def browser():
     """Chromium without a window and without a network."""
     selenium = pytest.importorskip("selenium.webdriver")
-    driver, chromium = shutil.which("chromedriver"), shutil.which("chromium")
+    driver = shutil.which("chromedriver")
+    chromium = shutil.which("chromium")
     if not (driver and chromium):
         pytest.skip("chromium and chromedriver are not installed")
     options = selenium.ChromeOptions()

@@ -35,7 +35,8 @@ def quantize_group(weights, bits: int, symmetric: bool):
     if scale < SMALLEST_NORMAL:
         return weights, None, None, scale
     zero = 0.0 if symmetric else single(round(single(-low / scale)))
-    codes, values = [], []
+    codes = []
+    values = []
     for weight in weights:
         code = single(round(single(weight / scale)) + zero)
         code = min(max(code, first), last)
@@ -51,7 +52,8 @@ def quantize_matrix(weight: np.ndarray, bits: int, granularity: str, symmetric: 
         values, _, _, scale = quantize_group(weight.reshape(-1), bits, symmetric)
         return np.array(values, np.float32).reshape(weight.shape), [(None, 0, columns, scale)]
     size = columns if granularity == "channel" else group_size
-    result, groups = np.empty_like(weight), []
+    result = np.empty_like(weight)
+    groups = []
     for row in range(rows):
         for start in range(0, columns, size):
             stop = min(start + size, columns)
@@ -63,7 +65,8 @@ def quantize_matrix(weight: np.ndarray, bits: int, granularity: str, symmetric: 
 
 def nf4_book() -> list[float]:
     """Eight positive and seven negative quantiles and zero, scaled to a largest value of 1."""
-    offset, quantile = 0.9677083, NormalDist().inv_cdf
+    offset = 0.9677083
+    quantile = NormalDist().inv_cdf
     positive = [quantile(offset + (0.5 - offset) * i / 8) for i in range(8)]
     negative = [-quantile(offset + (0.5 - offset) * i / 7) for i in range(7)]
     return sorted(x / positive[0] for x in [*positive, 0.0, *negative])
@@ -79,7 +82,8 @@ def quantize_code_book(weight: np.ndarray, kind: str) -> np.ndarray:
     book = np.array(
         nf4_book() if kind == "nf4" else sorted({s * x for x in spelled for s in (-1, 1)})
     )
-    size, whole = {"nf4": 64, "mxfp4": 32, "nvfp4": 16}[kind], abs(weight).max() / (6 * 448)
+    size = {"nf4": 64, "mxfp4": 32, "nvfp4": 16}[kind]
+    whole = abs(weight).max() / (6 * 448)
     result = np.zeros_like(weight)
     for row in range(len(weight)):
         for start in range(0, weight.shape[1], size):
@@ -140,9 +144,12 @@ class BigramAdamW:
         self.weights = {"table": np.array(table, float), "bias": np.array(bias, float)}
         self.first = {name: np.zeros_like(w) for name, w in self.weights.items()}
         self.second = {name: np.zeros_like(w) for name, w in self.weights.items()}
-        self.beta1, self.beta2, self.eps = beta1, beta2, eps
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.eps = eps
         self.decay = {"table": weight_decay, "bias": 0.0}
-        self.clip_norm, self.updates = clip_norm, 0
+        self.clip_norm = clip_norm
+        self.updates = 0
 
     def loss_and_gradients(self, ids):
         """Mean NLL of a batch ``[sequences, length]`` and its gradient by weight."""

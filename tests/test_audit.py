@@ -31,7 +31,9 @@ from workflow_scripts import gather_audit
 
 TEXT = "the weights of a model are rounded to few values and the loss is what it is\n\n" * 120
 SMALL = {"sequences": 4, "length": 16, "resamples": 20}
-PASSED, BAD_INPUT, LEFT_PLATEAU = 0, 2, 3
+PASSED = 0
+BAD_INPUT = 2
+LEFT_PLATEAU = 3
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +72,11 @@ def audited(tmp_path, text, capsys):
 
     def run(target, **options):
         given = {"data": text, "out": tmp_path / "out", **SMALL, **options}
-        words = [["--" + name.replace("_", "-"), *(v if isinstance(v, tuple) else [v])]
-                 for name, v in given.items() if v not in (None, True)]  # fmt: skip
+        words = [
+            ["--" + name.replace("_", "-"), *(v if isinstance(v, tuple) else [v])]
+            for name, v in given.items()
+            if v not in (None, True)
+        ]
         flags = [f"--{name}" for name, value in given.items() if value is True]
         capsys.readouterr()
         code = main(["audit", str(target), *map(str, sum(words, [])), *flags])
@@ -137,8 +142,14 @@ def test_one_model_without_text_of_its_own_as_it_would_ship(run, audited, tmp_pa
     assert read_tokens(tmp_path / "out/validation.safetensors").shape == (4, 16)
     # No figure of the earlier audit stays beside the new numbers.
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"audit.csv", "audit_sequences.parquet", "audit.json", "audit.html",
-                     "validation.safetensors", "deployed.csv"}  # fmt: skip
+    assert names == {
+        "audit.csv",
+        "audit_sequences.parquet",
+        "audit.json",
+        "audit.html",
+        "validation.safetensors",
+        "deployed.csv",
+    }
     table = pd.read_csv(tmp_path / "out/deployed.csv").set_index("format")
     # The tiny model's rows of 16 are no whole blocks of a GGUF file.
     assert "16 inputs" in table.reason["gguf_q4_1"]
@@ -195,7 +206,7 @@ MISTAKES = {
     "gated, no token": ("tiny/gated", {}, "tiny/gated at its list of branches: the repository is"),
     "no such branch": ("tiny/run", {"revisions": ("v2",)}, "tiny/run at v2: the hub has no such"),
     "twice": ("tiny/run", {"revisions": ("step8", "v8")}, "'step8' and 'v8' are both step 8"),
-}  # fmt: skip
+}
 
 
 def test_bad_input_is_one_line(run, hub, audited, tmp_path, monkeypatch):
@@ -235,7 +246,8 @@ def make(tmp_path, tokenizer_bytes):
 
 def spoil(model, step):
     """Weights, losses or logits that are not finite, or whose perplexity is not."""
-    weight, head = model.model.layers[0].mlp.up_proj.weight, model.lm_head.weight
+    weight = model.model.layers[0].mlp.up_proj.weight
+    head = model.lm_head.weight
     if step in (5, 60):
         weight[3] = float("nan")
     if step == 40:
@@ -273,8 +285,9 @@ def replace(folder, change):
 
 
 def as_float8(folder):
-    replace(folder, lambda w: {n: t.to(torch.float8_e4m3fn) if t.ndim > 1 else t
-                               for n, t in w.items()})  # fmt: skip
+    replace(
+        folder, lambda w: {n: t.to(torch.float8_e4m3fn) if t.ndim > 1 else t for n, t in w.items()}
+    )
 
 
 def as_pickle(folder):
@@ -328,7 +341,8 @@ def test_what_cannot_be_measured_is_a_named_row_and_the_others_go_on(make, audit
 
 
 def test_wider_and_narrower_floats_in_shards_are_float32(make, audited, tmp_path):
-    folder, models = make(steps=(10, 20, 30)), {}
+    folder = make(steps=(10, 20, 30))
+    models = {}
     for step, dtype in ((10, torch.bfloat16), (20, torch.float16), (30, torch.float64)):
         place = folder / f"checkpoint-{step}"
         models[step] = load_model(place).to(dtype)
@@ -359,8 +373,14 @@ def test_models_of_many_kinds_are_measured_and_described(make, audited):
     _, _, record = audited(folder)
     assert "a head of its own" in record["peculiarities"][0]
     # Text and vision in one configuration.
-    vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
-              "num_attention_heads": 2, "image_size": 16, "patch_size": 8}  # fmt: skip
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 8,
+    }
     code, printed, record = audited(make("gemma3", steps=(10,), vision_config=vision))
     assert code == PASSED, printed
     covered = record["coverage"]["int8_channel"]
@@ -400,10 +420,13 @@ def test_documents_end_and_sequences_begin_as_the_tokenizer_says(make, audited, 
 def test_a_damaged_trainer_state_costs_only_the_rates(make, audited, tmp_path):
     folder = make(steps=(20,))
     for state in (
-        "", "[1, 2]", '{"log_history": [{"loss": 5.1, "lear', '{"log_history": null}',
+        "",
+        "[1, 2]",
+        '{"log_history": [{"loss": 5.1, "lear',
+        '{"log_history": null}',
         '{"log_history": [{"learning_rate": 0.001}]}',
         '{"log_history": [{"learning_rate": null, "step": 20}]}',
-    ):  # fmt: skip
+    ):
         (folder / "checkpoint-20/trainer_state.json").write_text(state)
         code, _, record = audited(folder)
         assert code == PASSED and "left empty" in record["notes"][0], state
@@ -434,10 +457,16 @@ def invented(gap, steps=range(100, 3100, 100), half=0.1):
     value = pd.Series([gaps[role](step) for step, role in keys])
     fp32 = 2.5 + 0.8 * np.exp(-table.step / 200) + 1e-8 * (table.step - 1500) ** 2
     table = table.assign(
-        suite="x", quantizer=table.role, tokens_seen=np.nan, ppl=np.exp(fp32),
-        nll_nats_per_token=fp32 + np.log1p(value / 100), gap_pct=value, gap_low_pct=value - half,
-        delta_nll_nats_per_token=np.log1p(value / 100), gap_high_pct=value + half,
-    )  # fmt: skip
+        suite="x",
+        quantizer=table.role,
+        tokens_seen=np.nan,
+        ppl=np.exp(fp32),
+        nll_nats_per_token=fp32 + np.log1p(value / 100),
+        gap_pct=value,
+        gap_low_pct=value - half,
+        delta_nll_nats_per_token=np.log1p(value / 100),
+        gap_high_pct=value + half,
+    )
     each = table.merge(pd.DataFrame({"sequence": range(4)}), how="cross").assign(scored=63)
     return table, each.assign(nll_nats=each.nll_nats_per_token * 63)
 

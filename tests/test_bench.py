@@ -16,8 +16,9 @@ def test_rows_that_are_measured_again_replace_themselves_only(tmp_path):
     write(tmp_path, "probe", [slow], at)
     write(tmp_path, "quantize", [slow], at | {"machine": "another"})
     assert [(f["row"], f["machine"], f["verdict"]) for f in read(tmp_path / "results.csv")] == [
-        ("quantize", "another", "missed"), ("probe", "m", "missed"),
-    ]  # fmt: skip
+        ("quantize", "another", "missed"),
+        ("probe", "m", "missed"),
+    ]
     page = (tmp_path / "README.md").read_text()
     assert "**missed**" in page and "slow today" in page and "times faster: 3" not in page
 

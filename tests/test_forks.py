@@ -52,9 +52,11 @@ def variant(name: str, suite: Suite = MINI) -> Condition:
 def test_the_pilot_of_the_paper_and_the_arms_that_take_it_apart():
     assert names(PYTHIA, "pilot") == [
         "pilot_512x4_fresh",  # the paper's: fewer tokens as well
-        "pilot_512x16_fresh", "pilot_512x16_rewarmed",
-        "pilot_2048x4_fresh", "pilot_2048x4_rewarmed",
-    ]  # fmt: skip
+        "pilot_512x16_fresh",
+        "pilot_512x16_rewarmed",
+        "pilot_2048x4_fresh",
+        "pilot_2048x4_rewarmed",
+    ]
     assert names(MINI, "pilot")[3] == "pilot_16x64_restored", "where the run's moments exist"
     for suite, steps in ((MINI, 80), (PYTHIA, 2000)):
         for name in names(suite, "pilot"):
@@ -144,9 +146,11 @@ def test_averages_are_of_the_runs_own_checkpoints_up_to_the_end_of_the_fork():
     averages = {name: plan_forks.average_steps(MINI, name) for name in plan_forks.averages(MINI)}
     assert averages.pop("lawa_10")[-2:] == [3960, 4000]
     assert averages == {
-        "early_stop": [2800], "run": [4000], "lawa_5": [3840, 3880, 3920, 3960, 4000],
+        "early_stop": [2800],
+        "run": [4000],
+        "lawa_5": [3840, 3880, 3920, 3960, 4000],
         "ema": list(range(2800, 4001, 40)),
-    }  # fmt: skip
+    }
     assert plan_forks.average_steps(PYTHIA, "lawa_10") == list(range(91000, 100001, 1000))
 
 
@@ -180,13 +184,20 @@ EVERYTHING = set(all_settings(MINI))
         ("keep_checkpoints", False, set()),
         ("amplitudes", [2.0, 5.0, 10.0, 20.0], {"oli_x20_p15", "oli_x20_p400"}),
         ("pilot.steps", 160, PILOT),
-        ("schedules.oli.cool_steps", 27,
-         LAMBDAS | {f"oli_x{v}_p30" for v in (2, 5, 10)}),
-        ("batch_size", 32, EVERYTHING | {f"pilot_{s}_{o}" for s in ("16x128", "64x32", "16x32")
-                                         for o in ("fresh", "rewarmed", "restored")}
-         - {"pilot_16x32_rewarmed", "pilot_16x32_restored"}),
+        ("schedules.oli.cool_steps", 27, LAMBDAS | {f"oli_x{v}_p30" for v in (2, 5, 10)}),
+        (
+            "batch_size",
+            32,
+            EVERYTHING
+            | {
+                f"pilot_{s}_{o}"
+                for s in ("16x128", "64x32", "16x32")
+                for o in ("fresh", "rewarmed", "restored")
+            }
+            - {"pilot_16x32_rewarmed", "pilot_16x32_restored"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_key_moves_the_conditions_that_read_it_and_no_other(path, value, expected):
     before, after = all_settings(MINI), all_settings(changed("mini", f"fork.{path}", value))
     assert {n for n in before | after if before.get(n) != after.get(n)} == expected
@@ -197,7 +208,8 @@ def test_a_key_moves_the_conditions_that_read_it_and_no_other(path, value, expec
 
 def test_rivals_are_gathered_with_the_two_perplexities_side_by_side(tmp_path):
     """A fork counts at its end, OLI at the last end of each phase as well."""
-    forks, audit = synthetic.forks(), synthetic.audit()
+    forks = synthetic.forks()
+    audit = synthetic.audit()
     average = audit[audit["step"] == 4000].assign(schedule="run", seed=pd.NA)
     average = average.drop(columns=["tokens_seen", "lr", "lr_fraction"])
     trained = []
@@ -210,8 +222,10 @@ def test_rivals_are_gathered_with_the_two_perplexities_side_by_side(tmp_path):
     table = pd.read_csv(output)
     assert list(table.columns) == gather_rivals.COLUMNS
     assert table.groupby("group", sort=False)["schedule"].unique().map(list).to_dict() == {
-        "paper": ["cosine", "sgdr", "oli"], "rival": ["oli_small", "wsd"], "average": ["run"],
-    }  # fmt: skip
+        "paper": ["cosine", "sgdr", "oli"],
+        "rival": ["oli_small", "wsd"],
+        "average": ["run"],
+    }
     plain = table[~table["schedule"].str.startswith("oli")]
     assert set(plain["step"]) == {4000} and plain["update_phase"].isna().all()
     found, own = (
@@ -224,8 +238,13 @@ def test_rivals_are_gathered_with_the_two_perplexities_side_by_side(tmp_path):
         found["low_bit_ppl"], found["fp32_ppl"] * (1 + found["gap_pct"] / 100), rtol=1e-9
     )
     assert found.groupby("schedule", sort=False).size().to_dict() == {
-        "cosine": 3, "sgdr": 3, "oli": 6, "oli_small": 2, "wsd": 2, "run": 1,
-    }  # fmt: skip
+        "cosine": 3,
+        "sgdr": 3,
+        "oli": 6,
+        "oli_small": 2,
+        "wsd": 2,
+        "run": 1,
+    }
 
 
 def flat(model) -> torch.Tensor:
@@ -233,7 +252,8 @@ def flat(model) -> torch.Tensor:
 
 
 def test_the_average_is_the_weighted_mean_of_the_weights_and_is_probed(tmp_path):
-    folders, shares = [str(tmp_path / f"step{seed}") for seed in range(3)], [0.2, 0.3, 0.5]
+    folders = [str(tmp_path / f"step{seed}") for seed in range(3)]
+    shares = [0.2, 0.3, 0.5]
     models = [build_model(TINY, TINY_VOCABULARY, seed) for seed in range(3)]
     for model, folder in zip(models, folders, strict=True):
         save_model(model, Path(folder))
@@ -248,11 +268,20 @@ def test_the_average_is_the_weighted_mean_of_the_weights_and_is_probed(tmp_path)
     tokens = np.random.default_rng(0).integers(0, TINY_VOCABULARY, (6, 16)).astype(np.int32)
     write_tokens(tmp_path / "validation.safetensors", tokens)
     average_checkpoints.main(
-        suite="tiny", average="lawa", definition={"kind": "average", "window": 3}, folders=folders,
-        steps=[0, 10, 20], validation=str(tmp_path / "validation.safetensors"), probe=PROBE,
-        resamples=20, threads=1, code="abc", table=str(tmp_path / "lawa.csv"),
-        sequences=str(tmp_path / "lawa.parquet"), provenance=str(tmp_path / "lawa.json"),
-    )  # fmt: skip
+        suite="tiny",
+        average="lawa",
+        definition={"kind": "average", "window": 3},
+        folders=folders,
+        steps=[0, 10, 20],
+        validation=str(tmp_path / "validation.safetensors"),
+        probe=PROBE,
+        resamples=20,
+        threads=1,
+        code="abc",
+        table=str(tmp_path / "lawa.csv"),
+        sequences=str(tmp_path / "lawa.parquet"),
+        provenance=str(tmp_path / "lawa.json"),
+    )
     table = pd.read_csv(tmp_path / "lawa.csv")
     assert list(table["role"]) == ["fp32", "low_bit", "high_bit"]
     assert set(table["step"]) == {20} and set(table["schedule"]) == {"lawa"}
@@ -280,10 +309,16 @@ def test_gradient_statistics_agree_with_autograd(tiny_model, tiny_tokens):
     ids = torch.from_numpy(tiny_tokens.astype(np.int64))
     tiny_model(input_ids=ids, labels=ids).loss.backward()
     sizes = torch.cat([w.grad.abs().flatten() for w in weights.values()])
-    assert found == pytest.approx({
-        "global_norm": torch.cat([p.grad.flatten() for p in tiny_model.parameters()]).norm().item(),
-        "mean_abs": sizes.mean().item(), "adam_fresh": (sizes / (sizes + 1e-3)).mean().item(),
-    }, rel=1e-5)  # fmt: skip
+    assert found == pytest.approx(
+        {
+            "global_norm": torch.cat([p.grad.flatten() for p in tiny_model.parameters()])
+            .norm()
+            .item(),
+            "mean_abs": sizes.mean().item(),
+            "adam_fresh": (sizes / (sizes + 1e-3)).mean().item(),
+        },
+        rel=1e-5,
+    )
 
 
 def test_amplitudes_follow_from_updates_and_the_grid(tmp_path, tiny_model):
@@ -299,17 +334,28 @@ def test_amplitudes_follow_from_updates_and_the_grid(tmp_path, tiny_model):
     write_tokens(train_file, tokens)
     settings = {
         "quantizer": {"bits": 4, "granularity": "group", "group_size": 8, "symmetric": False},
-        "start": 12, "batch_size": 8, "batches": 2, "rate": 5e-3, "bump": 3,
+        "start": 12,
+        "batch_size": 8,
+        "batches": 2,
+        "rate": 5e-3,
+        "bump": 3,
         "training": {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8},
-    }  # fmt: skip
+    }
     for restored in (False, True):
         calibrate_amplitude.main(
-            folder=str(tmp_path / "step12"), train=str(train_file),
-            state=str(state) if restored else None, suite="tiny", settings=settings,
-            calibration=str(tmp_path / "calibration.json"), device="cpu", threads=1, code="abc",
-        )  # fmt: skip
+            folder=str(tmp_path / "step12"),
+            train=str(train_file),
+            state=str(state) if restored else None,
+            suite="tiny",
+            settings=settings,
+            calibration=str(tmp_path / "calibration.json"),
+            device="cpu",
+            threads=1,
+            code="abc",
+        )
         found = read_json(tmp_path / "calibration.json")
-        amplitudes, half = found["amplitudes"], found["mean_grid_step"] / 2
+        amplitudes = found["amplitudes"]
+        half = found["mean_grid_step"] / 2
         assert found["assumed"] in amplitudes and ("adam_restored" in amplitudes) == restored
         for name, update in found["updates_per_unit_rate"].items():
             assert amplitudes[name] == pytest.approx(half / (5e-3 * update))

@@ -59,16 +59,20 @@ def test_jobs_at_the_same_time_have_gpus_of_their_own_until_they_end_or_die(star
 
 def test_only_gpus_that_the_user_left_visible_are_taken_and_none_without_a_choice(tmp_path):
     for visible, expected in (
-        ("2,3", "2"), ("GPU-8f0a, GPU-91bc", "GPU-8f0a"), ("MIG-1/7/0,MIG-1/8/0", "MIG-1/7/0"),
-    ):  # fmt: skip
+        ("2,3", "2"),
+        ("GPU-8f0a, GPU-91bc", "GPU-8f0a"),
+        ("MIG-1/7/0,MIG-1/8/0", "MIG-1/7/0"),
+    ):
         environment = {"CUDA_VISIBLE_DEVICES": visible}
         assert own_gpu("auto", 8, environment, tmp_path)
         assert environment["CUDA_VISIBLE_DEVICES"] == expected
     for device, count, environment in (
-        ("cpu", 4, {}), ("cuda", 1, {}), ("auto", 0, {}),
+        ("cpu", 4, {}),
+        ("cuda", 1, {}),
+        ("auto", 0, {}),
         ("cuda", 1, {"CUDA_VISIBLE_DEVICES": "3"}),
         ("cuda", 2, {"SLURM_JOB_ID": "7", "CUDA_VISIBLE_DEVICES": "0,1"}),
-    ):  # fmt: skip
+    ):
         before = dict(environment)
         assert own_gpu(device, count, environment, tmp_path / "slots") is None
         assert environment == before and not (tmp_path / "slots").exists()
@@ -79,8 +83,11 @@ def test_a_probe_takes_its_gpu_before_it_looks_for_devices(tmp_path, monkeypatch
     order = []
     write_tokens(tmp_path / "v.safetensors", np.zeros((2, 4), dtype=np.int32))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: GPUS)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: order.append(os.environ.get(
-        "CUDA_VISIBLE_DEVICES")) or False)  # fmt: skip
+    monkeypatch.setattr(
+        torch.cuda,
+        "is_available",
+        lambda: order.append(os.environ.get("CUDA_VISIBLE_DEVICES")) or False,
+    )
     monkeypatch.setattr(device_module, "slots_folder", lambda: tmp_path / "slots")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # as it was, after the test
     settings = {"quantizers": {}, "roles": {}, "batch_size": 1, "device": "auto"}

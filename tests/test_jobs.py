@@ -59,8 +59,9 @@ def test_the_package_does_not_print_by_itself():
     ]
     assert set(printing) <= COMMANDS
     code = "import flatminima.scoring, logging; logging.getLogger('flatminima').info('hello')"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                         cwd=PACKAGE.parent)  # fmt: skip
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent
+    )
     assert run.stdout == run.stderr == ""
 
 

@@ -54,9 +54,11 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path):
 def test_a_checkpoint_is_whole_or_not_there_when_its_replacement_is_killed(
     tmp_path, tiny_model, monkeypatch
 ):
-    other, replace = build_model(TINY_SHAPE, TINY_VOCABULARY, seed=1), os.replace
+    other = build_model(TINY_SHAPE, TINY_VOCABULARY, seed=1)
+    replace = os.replace
     for moment in range(3):  # the digests get their name, the old folder another, the new its own
-        folder, calls = tmp_path / f"step{moment}", count()
+        folder = tmp_path / f"step{moment}"
+        calls = count()
         save_model(tiny_model, folder, digests=True)
 
         def stop(source, target, calls=calls, moment=moment):
@@ -87,7 +89,8 @@ def test_a_job_that_is_asked_to_stop_saves_its_state_and_goes_on(tmp_path, numbe
     write_tokens(train, tokens())
     for name in ("stopped", "whole"):
         (tmp_path / name).mkdir()
-    stopped, unfinished = tmp_path / "stopped", tmp_path / "stopped" / "unfinished"
+    stopped = tmp_path / "stopped"
+    unfinished = tmp_path / "stopped" / "unfinished"
     process = PROCESSES.Process(target=job, args=(str(stopped), train, str(said)))
     process.start()
     wait_for(unfinished / "step8", process)
@@ -156,10 +159,13 @@ def test_twenty_kills_at_random_moments(tmp_path_factory):
     """The same command again, with one core or two, ends with the bytes of a run left alone."""
     expected = results(tiny_checkout(tmp_path_factory))
     folder = copy_checkout(tmp_path_factory.mktemp("killed"))
-    chance, kills, whole = random.Random(11), Counter(), 0
+    chance = random.Random(11)
+    kills = Counter()
+    whole = 0
     planning = 2.0
     while kills.total() < KILLS:
-        started, process = time.monotonic(), start(folder, chance.choice([1, 2]))
+        started = time.monotonic()
+        process = start(folder, chance.choice([1, 2]))
         try:  # one in ten while it plans, the others while jobs run
             if chance.random() < 0.1:
                 process.wait(chance.uniform(0.0, planning))

@@ -28,10 +28,18 @@ WANTED = {  # matrices, weights, and what is left as it is, vectors aside
     "gpt_neox": (8, 2 * 32 * (4 * 32 + 2 * 48), {"embed_in": 2048, "lm_head": 2048}),
     "llama": (14, 2 * (BLOCK + 3 * 32 * 48), {"lm_head": 2048, "embed_tokens": 2048}),
     "gpt2": (8, 2 * 12 * 32 * 32, {"wte": 2048, "wpe": 1024}),
-    "gpt_oss": (2 * (4 + 2 * 4), 2 * (BLOCK + EXPERTS),
-                {"lm_head": 2048, "embed_tokens": 2048, "mlp.router": 256,
-                 "experts.gate_up_proj_bias": 2 * 4 * 96, "experts.down_proj_bias": 2 * 4 * 32}),
-}  # fmt: skip
+    "gpt_oss": (
+        2 * (4 + 2 * 4),
+        2 * (BLOCK + EXPERTS),
+        {
+            "lm_head": 2048,
+            "embed_tokens": 2048,
+            "mlp.router": 256,
+            "experts.gate_up_proj_bias": 2 * 4 * 96,
+            "experts.down_proj_bias": 2 * 4 * 32,
+        },
+    ),
+}
 FAMILIES = sorted(WANTED)
 
 
@@ -126,10 +134,12 @@ def test_a_parameter_that_two_layers_share_is_one_weight():
 
 
 BUFFERS = {
-    "gpt2": {"h.{n}.attn.bias": torch.ones(1, 1, 32, 32).tril(),
-             "h.{n}.attn.masked_bias": torch.tensor(-1e4)},
+    "gpt2": {
+        "h.{n}.attn.bias": torch.ones(1, 1, 32, 32).tril(),
+        "h.{n}.attn.masked_bias": torch.tensor(-1e4),
+    },
     "llama": {"model.layers.{n}.self_attn.rotary_emb.inv_freq": torch.ones(8)},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("family", BUFFERS)

@@ -50,13 +50,18 @@ runs = st.tuples(
 
 
 @given(
-    runs, st.integers(1, 6), st.integers(1, 9), st.floats(0.1, 20.0),
-    st.sampled_from(["bump", "cool"]), st.integers(0, 59),
+    runs,
+    st.integers(1, 6),
+    st.integers(1, 9),
+    st.floats(0.1, 20.0),
+    st.sampled_from(["bump", "cool"]),
+    st.integers(0, 59),
     st.sampled_from(["cosine", "cosine_neox_v1"]),
-)  # fmt: skip
+)
 def test_all_are_the_pure_functions(run, bump, cool, amplitude, first, later, baseline):
     lr_max, lr_min, warmup, total = run
-    start, base = min(warmup + later, total - 1), pure_run(baseline, *run)
+    start = min(warmup + later, total - 1)
+    base = pure_run(baseline, *run)
     whole = {"cosine": get_cosine_schedule, "cosine_neox_v1": get_cosine_neox_schedule}[baseline]
     optimizer = optimizer_of(lr_max)
     scheduler = whole(optimizer, warmup, total, min_lr=lr_min)
@@ -130,7 +135,7 @@ MISTAKES = (
     (lambda o: get_sgdr_schedule(o, 5, 9, 2, start=4), "num_warmup_steps 5, start 4"),
     (lambda o: get_oli_schedule(o, 1, 9, 0, 3), "bump_steps 0: "),
     (lambda o: get_oli_schedule(o, 1, 9, baseline="wsd"), "'wsd' .* valid: cosine, cosine_neox_v1"),
-)  # fmt: skip
+)
 
 
 def test_a_mistake_is_one_line():

@@ -64,7 +64,8 @@ def test_an_old_checkpoint_loads_as_float32_without_its_buffers(tiny_model, chec
     config.pop("dtype", None)
     (checkpoint / "config.json").write_text(json.dumps(config | {"torch_dtype": "float16"}))
     assert weights_dtypes(path) == "F16+F32+U8"
-    loaded, widened = load_model(checkpoint), weights_of(tiny_model.half().float())
+    loaded = load_model(checkpoint)
+    widened = weights_of(tiny_model.half().float())
     assert_equal(weights_of(loaded), widened)
     assert sum(map(is_legacy_buffer, stored)) == 6
     read = dict(read_weights(path))
@@ -75,8 +76,10 @@ def test_an_old_checkpoint_loads_as_float32_without_its_buffers(tiny_model, chec
 
 def test_a_checkpoint_with_fewer_or_more_weights_than_its_model_is_refused(checkpoint):
     """What it lacks would be filled with random numbers, with no more than a warning."""
-    path, config = checkpoint / WEIGHTS_FILE, checkpoint / "config.json"
-    stored, text = load_file(path), config.read_text()
+    path = checkpoint / WEIGHTS_FILE
+    config = checkpoint / "config.json"
+    stored = load_file(path)
+    text = config.read_text()
     config.write_text(json.dumps(json.loads(text) | {"num_hidden_layers": 1}))
     with pytest.raises(ValueError, match="unexpected weights, such as gpt_neox.layers.1"):
         load_model(checkpoint)

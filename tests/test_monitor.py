@@ -52,7 +52,8 @@ def test_a_fall_must_be_larger_than_the_noise():
 
 def test_the_error_of_a_slope_is_the_larger_of_scatter_and_standard_errors():
     rng = np.random.default_rng(0)
-    steps, losses = np.arange(12) * 7.0, rng.normal(2.0, 0.1, 12)
+    steps = np.arange(12) * 7.0
+    losses = rng.normal(2.0, 0.1, 12)
     line = stats.linregress(steps, losses)
     slope, scatter = slope_of(list(zip(steps, losses, [None] * 12, strict=True)))
     assert (slope, scatter) == pytest.approx((line.slope, line.stderr), rel=1e-12)

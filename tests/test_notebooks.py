@@ -26,7 +26,8 @@ ALLOWED = {"IPython", "json", "os", "pandas", "pathlib", "seaborn"}
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """Folder of the results of mini, and of the paper's model without an onset."""
-    root, paper = tmp_path_factory.mktemp("results"), synthetic.ROOT / "resources/paper"
+    root = tmp_path_factory.mktemp("results")
+    paper = synthetic.ROOT / "resources/paper"
     for suite, onset in ((synthetic.MINI, True), (synthetic.PYTHIA, False)):
         folder = synthetic.write(root / suite["name"], suite, onset=onset)
         synthetic.suite_table().to_csv(folder / "suite.csv", index=False)

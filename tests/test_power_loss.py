@@ -24,8 +24,11 @@ from tests.hub.server import TinyHub, point_at
 @pytest.fixture
 def renamed(monkeypatch):
     """Calling it gives what was renamed into a folder, once all that is there was flushed."""
-    flushed, unsafe, moved = set(), set(), []
-    fsync, replace = os.fsync, os.replace
+    flushed = set()
+    unsafe = set()
+    moved = []
+    fsync = os.fsync
+    replace = os.replace
 
     def state_of(path: Path) -> tuple:
         """What changes with every write to a file, whatever its name."""

@@ -18,9 +18,16 @@ from tests.hub.repos import model_branches
 from tests.hub.server import TinyHub, point_at
 from tests.test_scripts import run_script
 
-REPO, STEPS, LOST = "tiny/neox", (0, 1, 2, 4, 8), 4
-FILES = {"sequences": "parquet", "provenance": "json", "kurtosis": "csv",
-         "revisions": "csv", "fingerprints": "parquet"}  # fmt: skip
+REPO = "tiny/neox"
+STEPS = (0, 1, 2, 4, 8)
+LOST = 4
+FILES = {
+    "sequences": "parquet",
+    "provenance": "json",
+    "kurtosis": "csv",
+    "revisions": "csv",
+    "fingerprints": "parquet",
+}
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +54,20 @@ def outputs(folder: Path) -> dict[str, str]:
 
 def probe(validation: str, folder: Path, steps=STEPS) -> str:
     log = run_script(
-        "probe_revision", folder, input={"validation": validation}, output=outputs(folder),
-        params={"repo": REPO, "branches": {step: f"step{step}" for step in steps}, "probe": PROBE,
-                "layers": "blocks", "tokens_per_step": 128, "folder": f"{folder}/checkpoint",
-                "code": "abc"},
-    )  # fmt: skip
+        "probe_revision",
+        folder,
+        input={"validation": validation},
+        output=outputs(folder),
+        params={
+            "repo": REPO,
+            "branches": {step: f"step{step}" for step in steps},
+            "probe": PROBE,
+            "layers": "blocks",
+            "tokens_per_step": 128,
+            "folder": f"{folder}/checkpoint",
+            "code": "abc",
+        },
+    )
     return log.read_text()
 
 
@@ -69,16 +85,23 @@ def test_the_numbers_are_those_of_the_rules_for_checkpoints_on_disk(
 ):
     steps = [step for step in STEPS if step != LOST]
     origins = {s: download_checkpoint(REPO, f"step{s}", tmp_path / f"step{s}") for s in steps}
-    out, folders = outputs(tmp_path), {step: f"{tmp_path}/step{step}" for step in steps}
+    out = outputs(tmp_path)
+    folders = {step: f"{tmp_path}/step{step}" for step in steps}
     weights = [f"{folder}/model.safetensors" for folder in folders.values()]
     settings = {"probe": PROBE, "layers": "blocks", "tokens_per_step": 128, "code": "abc"}
     for script, files, written in (
-        ("probe_checkpoints", {"validation": validation},
-         {name: out[name] for name in ("sequences", "provenance")}),
+        (
+            "probe_checkpoints",
+            {"validation": validation},
+            {name: out[name] for name in ("sequences", "provenance")},
+        ),
         ("measure_kurtosis", {"weights": weights}, {"table": out["kurtosis"]}),
-        ("describe_checkpoints", {"weights": weights},
-         {"table": out["revisions"], "fingerprints": out["fingerprints"]}),
-    ):  # fmt: skip
+        (
+            "describe_checkpoints",
+            {"weights": weights},
+            {"table": out["revisions"], "fingerprints": out["fingerprints"]},
+        ),
+    ):
         params = {"folders": folders, "steps": steps} | settings
         run_script(script, tmp_path, input=files, output=written, params=params)
     for name in ("sequences", "provenance", "kurtosis", "fingerprints"):
@@ -98,18 +121,23 @@ def test_the_numbers_are_those_of_the_rules_for_checkpoints_on_disk(
     # A missing revision has a row that says so, and no number.
     assert list(fetched.index) == list(STEPS)
     assert fetched.loc[LOST].dropna().to_dict() == {
-        "status": "missing", "reason": "the hub has no such revision",
-        "revision": f"step{LOST}", "tokens_seen": 512,
-    }  # fmt: skip
+        "status": "missing",
+        "reason": "the hub has no such revision",
+        "revision": f"step{LOST}",
+        "tokens_seen": 512,
+    }
 
 
 def test_a_job_of_nothing_but_holes_is_written_and_gathered(validation, hub, probed, tmp_path):
     probe(validation, tmp_path, steps=[LOST])
     assert len(pd.read_csv(outputs(tmp_path)["revisions"])) == 1
     run_script(
-        "summarise_probes", tmp_path, input={"sequences": outputs(tmp_path)["sequences"]},
-        output={"table": "table.csv"}, params={"resamples": 5},
-    )  # fmt: skip
+        "summarise_probes",
+        tmp_path,
+        input={"sequences": outputs(tmp_path)["sequences"]},
+        output={"table": "table.csv"},
+        params={"resamples": 5},
+    )
     assert pd.read_csv(tmp_path / "table.csv").empty
     for name in ("sequences", "kurtosis", "fingerprints"):
         both = [outputs(tmp_path)[name], outputs(probed)[name]]
@@ -137,10 +165,17 @@ def gather(folder: Path, tables: dict, severity: dict, measured_by="probe_revisi
     log = folder / "gather_suite.log"
     with suppress(SystemExit):
         run_script(
-            "gather_suite", folder, input=tables, output={"table": str(folder / "suite.csv")},
-            params={"severity": dict(Integrity(**severity)), "measured_by": measured_by,
-                    "refused": str(folder / "refused/suite.csv"), "code": "abc"},
-        )  # fmt: skip
+            "gather_suite",
+            folder,
+            input=tables,
+            output={"table": str(folder / "suite.csv")},
+            params={
+                "severity": dict(Integrity(**severity)),
+                "measured_by": measured_by,
+                "refused": str(folder / "refused/suite.csv"),
+                "code": "abc",
+            },
+        )
     return log.read_text()
 
 
@@ -153,8 +188,10 @@ def test_what_stops_the_suite_names_the_command_that_fetches_it_again(validation
         probe(validation, folder, [step])
     hub.clear()
     found = [outputs(folder) for folder in folders]
-    tables = {"tables": [out["revisions"] for out in found],
-              "fingerprints": [out["fingerprints"] for out in found]}  # fmt: skip
+    tables = {
+        "tables": [out["revisions"] for out in found],
+        "fingerprints": [out["fingerprints"] for out in found],
+    }
     last = gather(tmp_path, tables, {}).splitlines()[-1]
     assert last.startswith("Error: suite tiny: revisions do not match their names: ")
     assert "final_weights_early: step 2 (" in last and "suites.tiny.integrity" in last

@@ -180,7 +180,8 @@ def test_weights_without_a_finite_range_or_in_half_precision_are_refused_by_name
     """A remainder is looked at as well; the range of 3.4e38 and -1e38 overflows."""
     weight = tiny_model.gpt_neox.layers[0].attention.query_key_value.weight
     with torch.no_grad():
-        weight[3, 3], weight[3, 4] = bad, -1e38
+        weight[3, 3] = bad
+        weight[3, 4] = -1e38
     with pytest.raises(ValueError, match="^gpt_neox.layers.0.attention.* not a finite range"):
         quantized_weights(tiny_model, spec)
     with pytest.raises(TypeError, match="layers.0.attention.query_key_value.weight: .*float16"):
@@ -235,9 +236,11 @@ def test_the_model_is_untouched_and_shares_no_memory(tiny_model):
 
 @pytest.mark.parametrize(
     ("layers", "matrices", "weights", "groups", "rows"),
-    [("blocks", 48, 84_934_656, 663_552, 82_944),
-     ("blocks+head", 49, 123_568_128, 965_376, 82_944 + 50_304)],
-)  # fmt: skip
+    [
+        ("blocks", 48, 84_934_656, 663_552, 82_944),
+        ("blocks+head", 49, 123_568_128, 965_376, 82_944 + 50_304),
+    ],
+)
 def test_groups_of_pythia_160m(layers, matrices, weights, groups, rows):
     shape = {"hidden_size": 768, "num_layers": 12, "num_heads": 12, "max_length": 2048}
     with torch.device("meta"):
@@ -263,7 +266,8 @@ def test_counted_groups_are_the_groups(rows, columns, size):
 def test_a_narrow_layer_gets_a_narrow_group_and_is_named(tiny_model):
     """Rows of 16 are one group; rows of 64 are quantized in groups of 32 as they are asked for."""
     spec = affine(4, "group", False, 32)
-    found, quantized = coverage(tiny_model, spec), quantized_weights(tiny_model, spec)
+    found = coverage(tiny_model, spec)
+    quantized = quantized_weights(tiny_model, spec)
     for name, weight in linear_weights(tiny_model).items():
         expected, groups = oracle(weight.detach().numpy(), spec)
         assert_same_bits(quantized[name].numpy(), expected)

@@ -85,9 +85,12 @@ def test_rules_are_such():
 
 @pytest.mark.workflow
 def test_every_target_is_planned(tmp_path):
-    found = {target for text in PAGES.values()
-             for target in re.findall(r"results/[\w.-]+/[\w./-]+\.\w+", text)
-             if not target.startswith(OWN_SUITES)}  # fmt: skip
+    found = {
+        target
+        for text in PAGES.values()
+        for target in re.findall(r"results/[\w.-]+/[\w./-]+\.\w+", text)
+        if not target.startswith(OWN_SUITES)
+    }
     beyond = re.findall(r"`([\w/]+\.(?:pdf|csv|html))`.* \| `\w+`", PAGES["mechanism"])
     assert len(beyond) > 8 and len(found) > 15
     found |= {f"results/mini/{target}" for target in beyond}
@@ -107,18 +110,27 @@ def test_the_monitor_says_when_a_list_of_losses_has_converged(capsys):
 
 def test_the_trainer_is_watched(tmp_path):
     model = build_model(TINY, 64, seed=0)
-    rows = [{"input_ids": row, "labels": row}
-            for row in np.random.default_rng(0).integers(0, 64, (16, 16))]  # fmt: skip
+    rows = [
+        {"input_ids": row, "labels": row}
+        for row in np.random.default_rng(0).integers(0, 64, (16, 16))
+    ]
     given = {
         "model": model,
         "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-9),
         "train": rows,
         "validation": rows,
         "arguments": TrainingArguments(
-            str(tmp_path), max_steps=40, eval_strategy="steps", eval_steps=2, use_cpu=True,
-            report_to="none", disable_tqdm=True, save_strategy="no", logging_steps=1,
+            str(tmp_path),
+            max_steps=40,
+            eval_strategy="steps",
+            eval_steps=2,
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+            save_strategy="no",
+            logging_steps=1,
         ),
-    }  # fmt: skip
+    }
     exec(compile(blocks("python", "training")[CALLBACK], "training.md", "exec"), given)
     # A rate of nearly zero: ten evaluations fill the window, five more are the patience.
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-28"]
@@ -138,8 +150,12 @@ def save_run(folder, **size):
 
 @pytest.mark.parametrize("page", ["README", "own-model"])
 def test_the_audit_command(page, tmp_path):
-    [command] = [line for block in blocks("bash", page) for line in block.splitlines()
-                 if line.startswith("flatminima audit ")]  # fmt: skip
+    [command] = [
+        line
+        for block in blocks("bash", page)
+        for line in block.splitlines()
+        if line.startswith("flatminima audit ")
+    ]
     save_run(tmp_path)
     (tmp_path / "validation.txt").write_text(TEXT)
     words = command.split()[1:]

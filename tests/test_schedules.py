@@ -18,7 +18,10 @@ from flatminima.schedules import (
 )
 from tests.synthetic import fork_schedule
 
-MAX, MIN, WARMUP, TOTAL = 6e-4, 6e-5, 1_430, 143_000
+MAX = 6e-4
+MIN = 6e-5
+WARMUP = 1_430
+TOTAL = 143_000
 
 
 def whole_run(schedule, lr_max, lr_min, warmup, total):
@@ -80,7 +83,8 @@ def test_the_fixed_formula_is_the_papers_column_but_for_one_row_and_not_what_pyt
 
 def test_boundaries_and_the_middle_of_a_training_run():
     for schedule in (FIXED, PYTHIA, MINI):
-        warmup, total = schedule.warmup_steps, schedule.total_steps
+        warmup = schedule.warmup_steps
+        total = schedule.total_steps
         assert schedule(0) == 0.0
         assert schedule(1) == schedule.lr_max / warmup
         assert 0 < schedule(warmup - 1) < schedule(warmup) == schedule.lr_max
@@ -190,8 +194,14 @@ def test_restarts_are_multiples_of_the_baseline_at_the_restart():
     assert rates(rate) == pytest.approx(rates(fork("sgdr", period=300)), rel=1e-12)
 
 
-KEYS = {"period": 100, "amplitude": 5.0, "bump_steps": 3, "cool_steps": 12, "first": "cool",
-        "decay_steps": 7}  # fmt: skip
+KEYS = {
+    "period": 100,
+    "amplitude": 5.0,
+    "bump_steps": 3,
+    "cool_steps": 12,
+    "first": "cool",
+    "decay_steps": 7,
+}
 
 
 @pytest.mark.parametrize("cls", ScheduleKind.__subclasses__())
@@ -240,7 +250,8 @@ def test_the_last_end_of_each_phase_is_probed(steps, bump, cool, first):
 
 
 def test_which_checkpoints_are_averaged_and_which_are_lacking():
-    grid, early = [0, 10, 20, 30, 40, 50], read_kind({"kind": "early_stop"})
+    grid = [0, 10, 20, 30, 40, 50]
+    early = read_kind({"kind": "early_stop"})
     assert early.steps(grid, 20, 40) == [20]
     assert Average(window=2).steps(grid, 20, 40) == [30, 40]
     assert Ema(decay=0.5).steps(grid, 20, 40) == [20, 30, 40]

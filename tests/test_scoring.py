@@ -107,7 +107,8 @@ def test_batch_size_and_company_change_nothing(
 
 def test_divergence_of_the_same_and_nearly_the_same_weights(tiny_model, tiny_tokens):
     """The textbook's sum in float32 gives about -7e-7 for some of these sequences."""
-    same, name = weights_of(tiny_model), "gpt_neox.layers.0.attention.dense.weight"
+    same = weights_of(tiny_model)
+    name = "gpt_neox.layers.0.attention.dense.weight"
     variants = {"same": same, "near": {name: same[name] * (1 + 1e-6)}}
     scores = score_variants(tiny_model, tiny_tokens, variants, batch_size=4)
     assert scores["same"] == scores[FP32]
@@ -224,7 +225,9 @@ def test_a_head_whose_outputs_are_changed_afterwards_is_not_taken_apart(tiny_mod
 def test_weights_made_when_they_are_read_give_the_same_bits_one_at_a_time(
     tiny_model, tiny_tokens, spec, at_once
 ):
-    held, made, alive = Quantized(tiny_model, spec), Quantized(tiny_model, spec, most_kept=0), []
+    held = Quantized(tiny_model, spec)
+    made = Quantized(tiny_model, spec, most_kept=0)
+    alive = []
 
     class Watched(dict):
         def __getitem__(self, name):
@@ -260,8 +263,10 @@ def test_weights_that_are_read_without_a_call_and_shared_ones_are_replaced():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.other = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
-            self.shared, self.unread = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+            self.first = nn.Linear(3, 3, bias=False)
+            self.other = nn.Linear(3, 3, bias=False)
+            self.shared = nn.Linear(3, 3, bias=False)
+            self.unread = nn.Linear(3, 3, bias=False)
             self.shared.weight = self.other.weight
 
         def forward(self, input_ids, use_cache):
@@ -294,8 +299,12 @@ def prober(tiny_tokens, tmp_path):
     path = str(tmp_path / "validation.safetensors")
     write_tokens(path, tiny_tokens)
     definitions = {"low": {"kind": "nf4"}, "high": {"kind": "mxfp4", "layers": "blocks+head"}}
-    probe = {"quantizers": definitions, "roles": {"low": "low_bit", "high": "high_bit"},
-             "batch_size": 4, "device": "cpu"}  # fmt: skip
+    probe = {
+        "quantizers": definitions,
+        "roles": {"low": "low_bit", "high": "high_bit"},
+        "batch_size": 4,
+        "device": "cpu",
+    }
     return Prober(path, probe, threads=1)
 
 
@@ -344,8 +353,13 @@ def test_a_model_that_reads_none_of_the_weights_or_looks_ahead_is_refused(
     )
     with pytest.raises(NotMeasured, match="step 7: low: no weight that the model reads"):
         prober(tiny_model, 7)
-    widths = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
-              "num_attention_heads": 2, "vocab_size": 64}  # fmt: skip
+    widths = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "vocab_size": 64,
+    }
     torch.manual_seed(0)
     with pytest.raises(NotMeasured, match="step 7: BertForMaskedLM looks ahead"):
         prober(BertForMaskedLM(BertConfig(**widths)), 7)

@@ -26,16 +26,20 @@ def run_script(name: str, folder: Path, *, input, output, params=(), wildcards=(
     """Run a script as its rule does, its files in ``folder``; returns its log."""
 
     def files(part):
-        return {k: [str(folder / f) for f in v] if isinstance(v, list) else str(folder / v)
-                for k, v in part.items()}  # fmt: skip
+        return {
+            k: [str(folder / f) for f in v] if isinstance(v, list) else str(folder / v)
+            for k, v in part.items()
+        }
 
     log = folder / f"{name}.log"
     job = SimpleNamespace(
-        input=Namedlist(fromdict=files(input)), output=Namedlist(fromdict=files(output)),
+        input=Namedlist(fromdict=files(input)),
+        output=Namedlist(fromdict=files(output)),
         params=Namedlist(fromdict={"code": "abc", **dict(params)}),
         wildcards=SimpleNamespace(**{"suite": "tiny", **dict(wildcards)}),
-        threads=1, log=[str(log)],
-    )  # fmt: skip
+        threads=1,
+        log=[str(log)],
+    )
     script = ROOT / "workflow_scripts" / f"{name}.py"
     runpy.run_path(str(script), init_globals={"snakemake": job}, run_name="__main__")
     return log
@@ -51,17 +55,36 @@ def data(tmp_path_factory) -> Path:
     write_documents(folder / "train.jsonl", texts[:30])
     write_documents(folder / "validation.jsonl", texts[30:])
     (folder / "text.json").write_text('{"source": "a test"}')
-    run_script("train_tokenizer", folder, input={"train": "train.jsonl"},
-               output={"tokenizer": "tokenizer.json"}, params={"vocab_size": 300})  # fmt: skip
     run_script(
-        "fix_batches", folder,
-        input={"train_text": "train.jsonl", "validation_text": "validation.jsonl",
-               "manifest": "text.json", "tokenizer": "tokenizer.json"},
-        output={"validation": "validation.safetensors", "validation_manifest": "validation.json",
-                "train": "train.safetensors", "train_manifest": "train.json"},
-        params={"batches": {"validation": {"sequences": 6, "length": 16},
-                            "train": {"sequences": 20, "length": 16}}, "vocabulary": {}},
-    )  # fmt: skip
+        "train_tokenizer",
+        folder,
+        input={"train": "train.jsonl"},
+        output={"tokenizer": "tokenizer.json"},
+        params={"vocab_size": 300},
+    )
+    run_script(
+        "fix_batches",
+        folder,
+        input={
+            "train_text": "train.jsonl",
+            "validation_text": "validation.jsonl",
+            "manifest": "text.json",
+            "tokenizer": "tokenizer.json",
+        },
+        output={
+            "validation": "validation.safetensors",
+            "validation_manifest": "validation.json",
+            "train": "train.safetensors",
+            "train_manifest": "train.json",
+        },
+        params={
+            "batches": {
+                "validation": {"sequences": 6, "length": 16},
+                "train": {"sequences": 20, "length": 16},
+            },
+            "vocabulary": {},
+        },
+    )
     return folder
 
 
@@ -83,10 +106,12 @@ def folders(tmp_path) -> dict[int, str]:
 
 def test_a_model_that_has_diverged_is_named_and_the_others_are_probed(data, folders, tmp_path):
     log = run_script(
-        "probe_checkpoints", tmp_path, input={"validation": data / "validation.safetensors"},
+        "probe_checkpoints",
+        tmp_path,
+        input={"validation": data / "validation.safetensors"},
         output={"sequences": "s.parquet", "provenance": "s.json"},
         params={"folders": folders, "probe": PROBE},
-    )  # fmt: skip
+    )
     line = f"{folders[7]}: 2 of 1024 {DIVERGED_TENSOR} are not finite"
     assert f"not measured: {line}" in log.read_text()
     assert json.loads((tmp_path / "s.json").read_text())["left_out"] == {"7": line}
@@ -102,10 +127,12 @@ SETTINGS = {
     "curvature": {"layers": "blocks", "draws": 2},
     "sensitivity": {"low_bit": INT4, "high_bit": INT8, "draws": 1},
     "factorial": {
-        "bits": [4], "group_sizes": [16], "formats": [],
+        "bits": [4],
+        "group_sizes": [16],
+        "formats": [],
         "low": {"bits": 4, "symmetric": False, "granularity": "g16"},
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -140,7 +167,8 @@ def test_no_measurement_ends_at_a_model_that_has_diverged(
 def test_ranges_that_come_in_any_order_are_gathered_in_step_order(tmp_path):
     for first in (0, 40):
         pd.DataFrame({"step": [first, first + 20]}).to_csv(tmp_path / f"{first}.csv", index=False)
-    turned, gathered = [tmp_path / "40.csv", tmp_path / "0.csv"], tmp_path / "gathered.csv"
+    turned = [tmp_path / "40.csv", tmp_path / "0.csv"]
+    gathered = tmp_path / "gathered.csv"
     gather_tables.main(turned, gathered, in_step_order=True, labels={})
     assert pd.read_csv(gathered)["step"].to_list() == [0, 20, 40, 60]
     gather_audit.main(turned, turned, [], "tiny", None, 60, 512, gathered, tmp_path / "scores.csv")
@@ -150,9 +178,12 @@ def test_ranges_that_come_in_any_order_are_gathered_in_step_order(tmp_path):
 def test_a_job_that_fails_leaves_its_traceback_in_its_log_and_no_file(tmp_path):
     with pytest.raises(SystemExit):
         run_script(
-            "gather_tables", tmp_path, input={"tables": ["missing.csv"]},
-            output={"table": "all.csv"}, params={"in_step_order": False, "labels": {}},
-        )  # fmt: skip
+            "gather_tables",
+            tmp_path,
+            input={"tables": ["missing.csv"]},
+            output={"table": "all.csv"},
+            params={"in_step_order": False, "labels": {}},
+        )
     log = (tmp_path / "gather_tables.log").read_text()
     assert "Traceback" in log and "missing.csv" in log
     assert not (tmp_path / "all.csv").exists()

@@ -44,7 +44,8 @@ def run(model, optimizer, tokens, *, start, stop, schedule=WARMED, recipe=RECIPE
 
 def test_a_fresh_model_is_gaussian_with_the_standard_deviations_of_pythia():
     shape = {"hidden_size": 64, "num_layers": 12, "num_heads": 4, "max_length": 32}
-    small, wang = math.sqrt(2 / (5 * 64)), 2 / (12 * math.sqrt(64))
+    small = math.sqrt(2 / (5 * 64))
+    wang = 2 / (12 * math.sqrt(64))
     model = weights_of(build_model(shape, 4_192, seed=11))
     matrices = {name: w.double().flatten() for name, w in model.items() if w.ndim == 2}
     assert len(matrices) == 50
@@ -71,10 +72,14 @@ def test_initial_weights_depend_on_the_seed_alone_and_the_architecture_is_pythia
     with torch.device("meta"):
         model = build_model(shape, 50_304, seed=0)
     expected = {
-        "use_parallel_residual": True, "tie_word_embeddings": False, "hidden_act": "gelu",
-        "layer_norm_eps": 1e-5, "hidden_dropout": 0.0, "attention_dropout": 0.0,
+        "use_parallel_residual": True,
+        "tie_word_embeddings": False,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-5,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
         "intermediate_size": 3_072,
-    }  # fmt: skip
+    }
     assert expected.items() <= model.config.to_dict().items()
     assert 2 * model.gpt_neox.rotary_emb.inv_freq.numel() == 16  # a quarter of 64
     assert model.get_output_embeddings().bias is None
@@ -157,7 +162,8 @@ def test_other_arithmetic_changes_the_gradient_by_its_rounding(tiny_model, ids):
     gradients.set_attention(tiny_model, "eager")
     assert apart(gradient(tiny_model, ids)[1], exact) < 1e-5
     # TF32 is allowed while gradients are computed and no longer.
-    seen, matmul = [], torch.backends.cuda.matmul
+    seen = []
+    matmul = torch.backends.cuda.matmul
     tiny_model.register_forward_hook(lambda *_: seen.append(matmul.allow_tf32))
     for compute in (PLAIN, Compute(tf32=True), PLAIN):
         gradient(tiny_model, ids, compute)
@@ -167,7 +173,8 @@ def test_other_arithmetic_changes_the_gradient_by_its_rounding(tiny_model, ids):
 
 def test_the_gradient_is_taken_at_the_worst_point_nearby(monkeypatch):
     """For c x^2 / 2 the point is x + r g / |g| with g = c x, and the gradient there c times it."""
-    curvature, bowl = torch.tensor([1.0, 4.0]), nn.Module()
+    curvature = torch.tensor([1.0, 4.0])
+    bowl = nn.Module()
     bowl.x = nn.Parameter(torch.tensor([3.0, 1.0]))
     monkeypatch.setattr(
         gradients, "next_token_loss", lambda m, ids: (curvature * m.x**2).sum() / 2 + 0 * ids.sum()
@@ -185,7 +192,8 @@ def test_sharpness_aware_steps_of_a_model(tiny_model, tiny_tokens, ids):
     _, far = gradient(tiny_model, ids, radius=0.5)
     assert same_loss == loss and apart(near, plain) < 1e-2 < apart(far, plain)
     assert_equal(weights_of(tiny_model), before)  # they return to the bit
-    sharp, flat = fresh(), fresh()
+    sharp = fresh()
+    flat = fresh()
     run(*flat, tiny_tokens, start=0, stop=4)
     run(*sharp, tiny_tokens, start=0, stop=4, recipe=replace(RECIPE, sam_radius=0.05))
     assert not torch.equal(sharp[0].gpt_neox.embed_in.weight, flat[0].gpt_neox.embed_in.weight)
@@ -225,9 +233,11 @@ class Bigram(nn.Module):
 def test_training_agrees_with_a_textbook_adamw(clip_norm):
     """Weight decay spares the bias, as the oracle's does."""
     generator = np.random.default_rng(2)
-    table, bias = generator.normal(0, 0.3, (6, 6)), generator.normal(0, 0.3, 6)
+    table = generator.normal(0, 0.3, (6, 6))
+    bias = generator.normal(0, 0.3, 6)
     tokens = generator.integers(0, 6, (10, 8)).astype(np.int32)
-    recipe, model = replace(RECIPE, clip_norm=clip_norm), Bigram(table, bias)
+    recipe = replace(RECIPE, clip_norm=clip_norm)
+    model = Bigram(table, bias)
     oracle = BigramAdamW(
         table, bias, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip_norm=clip_norm
     )
@@ -262,10 +272,18 @@ def test_a_loss_or_a_gradient_that_is_not_finite_moves_nothing(tiny_tokens):
         run(model, optimizer, tiny_tokens, start=7, stop=20)
     torch.testing.assert_close(weights_of(model), before, rtol=0, atol=0, equal_nan=True)
     model = Steep(np.ones((4, 4)), np.zeros(4))
-    tokens, recipe = np.array([[0, 1, 2, 2]], np.int32), replace(RECIPE, batch_size=1)
+    tokens = np.array([[0, 1, 2, 2]], np.int32)
+    recipe = replace(RECIPE, batch_size=1)
     with pytest.raises(Diverged, match="at step 4 .* norm of the gradient (nan|inf)"):
-        run(model, build_optimizer(model, recipe), tokens, start=4, stop=6, schedule=UNWARMED,
-            recipe=recipe)  # fmt: skip
+        run(
+            model,
+            build_optimizer(model, recipe),
+            tokens,
+            start=4,
+            stop=6,
+            schedule=UNWARMED,
+            recipe=recipe,
+        )
     assert (model.table == 1).all()
 
 
@@ -274,10 +292,19 @@ def test_a_rate_that_is_too_high_ends_in_one_line_with_its_key(tiny_tokens, tmp_
     schedule = Cosine(lr_max=1e308, lr_min=0.0, warmup_steps=0, total_steps=20)
     with pytest.raises(Diverged) as caught:
         train_job(
-            build_model(TINY, TINY_VOCABULARY, 0), tiny_tokens, schedule, RECIPE, start=0,
-            stop=stop, checkpoints={stop: str(tmp_path / "last")}, losses=str(tmp_path / "l.csv"),
-            workspace=str(tmp_path / "w"), save_every=100, made_by={}, key="fork.schedules.oli",
-        )  # fmt: skip
+            build_model(TINY, TINY_VOCABULARY, 0),
+            tiny_tokens,
+            schedule,
+            RECIPE,
+            start=0,
+            stop=stop,
+            checkpoints={stop: str(tmp_path / "last")},
+            losses=str(tmp_path / "l.csv"),
+            workspace=str(tmp_path / "w"),
+            save_every=100,
+            made_by={},
+            key="fork.schedules.oli",
+        )
     line = str(caught.value)
     assert "step 1" in line and "loss" in line and "1e+308" in line and "\n" not in line
     assert line.endswith("fork.schedules.oli")
@@ -300,10 +327,16 @@ def test_dropout_changes_no_update_and_a_resumed_job_is_the_same_to_the_bit(tmp_
 
     def job(name: str, rate: float, stop: int, *, stopped: bool = False) -> dict:
         """Weights of the end; ``stopped`` breaks off after step 6 and goes on."""
-        options = {"start": 0, "stop": stop, "checkpoints": {stop: f"{tmp_path}/{name}"},
-                   "losses": f"{tmp_path}/{name}.csv", "workspace": f"{tmp_path}/work-{name}",
-                   "save_every": 3, "made_by": {"code": "x"},
-                   "provenance": f"{tmp_path}/{name}.json"}  # fmt: skip
+        options = {
+            "start": 0,
+            "stop": stop,
+            "checkpoints": {stop: f"{tmp_path}/{name}"},
+            "losses": f"{tmp_path}/{name}.csv",
+            "workspace": f"{tmp_path}/work-{name}",
+            "save_every": 3,
+            "made_by": {"code": "x"},
+            "provenance": f"{tmp_path}/{name}.json",
+        }
         if stopped:
             with pytest.raises(RuntimeError, match="power"):
                 train_job(gpt2(rate), tokens, fails_at(7), RECIPE, **options)
@@ -320,7 +353,8 @@ def test_dropout_changes_no_update_and_a_resumed_job_is_the_same_to_the_bit(tmp_
 
         return schedule
 
-    plain, dropping = job("plain", 0.0, 12), job("dropping", 0.1, 12)
+    plain = job("plain", 0.0, 12)
+    dropping = job("dropping", 0.1, 12)
     assert_equal(dropping, plain)
     assert_equal(job("resumed", 0.1, 12, stopped=True), plain)
     named = {"attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1}

@@ -20,12 +20,20 @@ SETTINGS = {
     "architecture": {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "max_length": 16},
     "vocab_size": 64,
     "training": {
-        "seed": 0, "schedule": "cosine_neox_v1", "lr_max": 0.01, "lr_min": 0.001,
-        "warmup_steps": 2, "batch_size": 4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
-        "weight_decay": 0.1, "clip_norm": 1.0,
+        "seed": 0,
+        "schedule": "cosine_neox_v1",
+        "lr_max": 0.01,
+        "lr_min": 0.001,
+        "warmup_steps": 2,
+        "batch_size": 4,
+        "beta1": 0.9,
+        "beta2": 0.95,
+        "eps": 1e-8,
+        "weight_decay": 0.1,
+        "clip_norm": 1.0,
     },
     "total_steps": 40,
-}  # fmt: skip
+}
 DUE = (0, 1, 2, 8, 16, 24, 32, 40)
 
 
@@ -33,8 +41,16 @@ def tokens() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 64, (32, 16)).astype(np.int32)
 
 
-def train_until(folder: Path, stop: int, *, train: str, state: str | None = None,
-                begin: int = 0, due=DUE, code: str = "abc") -> None:  # fmt: skip
+def train_until(
+    folder: Path,
+    stop: int,
+    *,
+    train: str,
+    state: str | None = None,
+    begin: int = 0,
+    due=DUE,
+    code: str = "abc",
+) -> None:
     """The script of ``pretrain_suite`` from ``begin`` to ``stop``."""
     pretrain_suite.main(
         train=train,
@@ -51,25 +67,42 @@ def train_until(folder: Path, stop: int, *, train: str, state: str | None = None
 
 
 FORK = {
-    "definition": {"kind": "oli", "bump_steps": 1, "cool_steps": 3, "amplitude": 5.0,
-                   "first": "cool"},
-    "fork": {"start": 8, "steps": 12, "probe_every": 3, "batch_size": 4,
-             "optimizer_state": "restored"},
+    "definition": {
+        "kind": "oli",
+        "bump_steps": 1,
+        "cool_steps": 3,
+        "amplitude": 5.0,
+        "first": "cool",
+    },
+    "fork": {
+        "start": 8,
+        "steps": 12,
+        "probe_every": 3,
+        "batch_size": 4,
+        "optimizer_state": "restored",
+    },
     "training": {k: v for k, v in SETTINGS["training"].items() if k not in ("seed", "batch_size")},
     "total_steps": 40,
     "compute": {},
-}  # fmt: skip
+}
 
 
 def run_fork(folder: Path, inputs: dict, **changes) -> None:
     """The script of ``train_fork``."""
     arguments = {
-        "settings": FORK, "threads": 1, "save_every": 5, "code": "abc", "seed": 3, "device": "cpu",
+        "settings": FORK,
+        "threads": 1,
+        "save_every": 5,
+        "code": "abc",
+        "seed": 3,
+        "device": "cpu",
         "source": str(Path(inputs["weights"]).parent),
-        "key": "fork.schedules.oli", "workspace": str(folder / "unfinished"),
-        "checkpoints": str(folder / "checkpoints"), "losses": str(folder / "f.csv"),
+        "key": "fork.schedules.oli",
+        "workspace": str(folder / "unfinished"),
+        "checkpoints": str(folder / "checkpoints"),
+        "losses": str(folder / "f.csv"),
         "provenance": str(folder / "f.json"),
-    }  # fmt: skip
+    }
     inputs = {name: path for name, path in inputs.items() if name != "validation"}
     train_fork.main(inputs=inputs, **(arguments | changes))
 
@@ -164,7 +197,8 @@ def test_a_second_job_that_was_stopped_makes_what_one_makes(tmp_path, start, who
 @pytest.mark.parametrize("due", [(0, 1, 2, 3, 4, 8), (0, 1, 8)], ids=["finer", "coarser"])
 def test_a_job_whose_grid_was_changed_after_a_kill_starts_over(tmp_path, start, monkeypatch, due):
     """What the killed job had written lacks the checkpoints that the new grid asks for."""
-    job, clean = tmp_path / "job", tmp_path / "clean"
+    job = tmp_path / "job"
+    clean = tmp_path / "clean"
     interrupted(monkeypatch, 7, job=lambda: train_until(job, 8, train=start["train"]))
     for folder in (job, clean):
         train_until(folder, 8, train=start["train"], due=due)
@@ -195,15 +229,20 @@ def forked(start, tmp_path_factory) -> Path:
 
 
 def test_a_fork_is_a_series_of_checkpoints_that_the_audits_script_probes(forked, start, tmp_path):
-    made, steps = read_json(forked / "f.json"), [11, 14, 17, 20]
+    made = read_json(forked / "f.json")
+    steps = [11, 14, 17, 20]
     assert list(made["weights_sha256"]) == list(map(str, steps)) and made["seed"] == 3
     assert len(pd.read_csv(forked / "f.csv")) == 12
     probe_checkpoints.main(
         folders={step: str(forked / f"checkpoints/step{step}") for step in steps},
-        validation=start["validation"], probe=PROBE, threads=1, code="abc",
-        sequences=str(tmp_path / "f.parquet"), provenance=str(tmp_path / "probe.json"),
+        validation=start["validation"],
+        probe=PROBE,
+        threads=1,
+        code="abc",
+        sequences=str(tmp_path / "f.parquet"),
+        provenance=str(tmp_path / "probe.json"),
         training=str(forked / "f.json"),
-    )  # fmt: skip
+    )
     scores = pd.read_parquet(tmp_path / "f.parquet")
     assert len(scores) == 4 * 3 * 6 and list(scores["step"].unique()) == steps
     assert read_json(tmp_path / "probe.json")["training"] == made
@@ -211,8 +250,11 @@ def test_a_fork_is_a_series_of_checkpoints_that_the_audits_script_probes(forked,
 
 def test_a_fork_of_the_runs_own_schedule_goes_on_as_the_run(start, whole, tmp_path):
     """Restored moments, the same batches and rate: the checkpoints are the run's, to the bit."""
-    settings = {**FORK, "definition": {"kind": "cosine"},
-                "fork": {**FORK["fork"], "steps": 24, "probe_every": 8}}  # fmt: skip
+    settings = {
+        **FORK,
+        "definition": {"kind": "cosine"},
+        "fork": {**FORK["fork"], "steps": 24, "probe_every": 8},
+    }
     run_fork(tmp_path, start, settings=settings, seed=SETTINGS["training"]["seed"])
     for step in (16, 24, 32):
         name = f"step{step}/model.safetensors"
@@ -267,7 +309,8 @@ def wait_for(path: Path, process) -> None:
 def test_sigkill_wherever_a_job_stands(tmp_path, train, whole):
     """A real process, killed again and again a random moment after each of its checkpoints."""
     random = np.random.default_rng(7)
-    unfinished, killed = tmp_path / "unfinished", 0
+    unfinished = tmp_path / "unfinished"
+    killed = 0
     for step in (0, 2, 8, 16, 24, 32, 40):
         job = PROCESSES.Process(target=train_until, args=(tmp_path, 40), kwargs={"train": train})
         job.start()

@@ -15,8 +15,16 @@ from tests.workflow import ROOT, copy_checkout, planned, snakemake
 from workflow_scripts import audit_example, render_notebook, train_example
 
 NOTEBOOK = ROOT / "notebooks/your_run.ipynb"
-SHORT = {"steps": 24, "every": 4, "hidden_size": 32, "vocab_size": 300, "length": 32,
-         "train_sequences": 32, "validation_sequences": 16, "batch_size": 8}  # fmt: skip
+SHORT = {
+    "steps": 24,
+    "every": 4,
+    "hidden_size": 32,
+    "vocab_size": 300,
+    "length": 32,
+    "train_sequences": 32,
+    "validation_sequences": 16,
+    "batch_size": 8,
+}
 MINE = """
 suite: mine
 
@@ -40,9 +48,11 @@ OWN = ("--configfile", "mine.yaml")
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory) -> Path:
     """A checkout in which the scripts of the example have trained and audited 24 updates."""
-    folder, example = copy_checkout(tmp_path_factory.mktemp("own")), Path("results/example")
+    folder = copy_checkout(tmp_path_factory.mktemp("own"))
+    example = Path("results/example")
     (folder / example).mkdir(parents=True)
-    run, validation = str(example / "run"), str(example / "validation.jsonl")
+    run = str(example / "run")
+    validation = str(example / "validation.jsonl")
     options = {"length": 32, "batch_size": 4, "sequences": 16, "resamples": 20}
     with contextlib.chdir(folder):
         train_example.main(run, validation, str(example / "monitor.json"), **SHORT)
@@ -124,15 +134,25 @@ def mine(checkout, tmp_path_factory) -> Path:
 
 @pytest.mark.workflow
 def test_a_trainers_folders_become_figure_1_and_what_is_not_known_is_empty(mine):
-    for name in ("suite.csv", "audit.csv", "kurtosis.csv", "phases.json", "tables/table1.csv",
-                 "figures/fig1_audit.svg", "figures/fig2_kurtosis.svg", "index.html",
-                 "figures/fig5_bit_widths.pdf", "notebooks/audit.html"):  # fmt: skip
+    for name in (
+        "suite.csv",
+        "audit.csv",
+        "kurtosis.csv",
+        "phases.json",
+        "tables/table1.csv",
+        "figures/fig1_audit.svg",
+        "figures/fig2_kurtosis.svg",
+        "index.html",
+        "figures/fig5_bit_widths.pdf",
+        "notebooks/audit.html",
+    ):
         assert (mine / name).stat().st_size > 0, name
     for name in ("forks.csv", "statistics.csv", "claims.csv", "figures/fig3_forks.pdf"):
         assert not (mine / name).exists(), "nothing was forked"
     figure = (mine / "figures/fig1_audit.svg").read_text()
     assert "my own run" in figure and "not known" in figure, "the learning rate is nobody's guess"
-    audit, suite = pd.read_csv(mine / "audit.csv"), pd.read_csv(mine / "suite.csv")
+    audit = pd.read_csv(mine / "audit.csv")
+    suite = pd.read_csv(mine / "suite.csv")
     assert list(audit["step"].unique()) == [4, 8, 12, 16, 20, 24]
     assert audit[["tokens_seen", "lr", "lr_fraction"]].isna().all().all()
     assert audit[["ppl", "gap_pct"]].notna().all().all()

@@ -5,12 +5,26 @@ import pytest
 from tests.zoo import FAMILIES, page, run_family
 
 SAMPLE = (
-    "gpt_neox", "llama", "gpt2", "opt", "bloom", "mixtral", "qwen2_moe", "mamba",
-    "recurrent_gemma", "falcon", "gemma2", "xglm", "jetmoe", "deepseek_v3", "dbrx", "llama4_text",
+    "gpt_neox",
+    "llama",
+    "gpt2",
+    "opt",
+    "bloom",
+    "mixtral",
+    "qwen2_moe",
+    "mamba",
+    "recurrent_gemma",
+    "falcon",
+    "gemma2",
+    "xglm",
+    "jetmoe",
+    "deepseek_v3",
+    "dbrx",
+    "llama4_text",
     "gpt_oss",  # experts stored as the transpose
     "longcat_flash",  # experts that no token reaches in one layer
     "deepseek_v4",  # a table of integers among its weights
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("family", SAMPLE)

@@ -33,7 +33,11 @@ from transformers.pytorch_utils import Conv1D
 from tests.oracles import log_softmax, quantize_matrix
 
 PAGE = Path(__file__).parent.parent / "docs" / "zoo.md"
-VOCABULARY, HIDDEN, INNER, LENGTH, GROUP = 96, 32, 48, 24, 16
+VOCABULARY = 96
+HIDDEN = 32
+INNER = 48
+LENGTH = 24
+GROUP = 16
 CLOSE = 1e-5  # nats per token
 MOST = 8_000_000  # parameters of a model that is still called tiny
 SECONDS = 240  # that one family may take
@@ -72,14 +76,15 @@ SIZES = {
 # What a family needs besides, or otherwise. A name that is no argument of its class is passed on.
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16}
-ZAMBA = {"layers_block_type": ["mamba", "hybrid"], "attention_hidden_size": 2 * HIDDEN,
-         "attention_head_dim": 32}  # fmt: skip
+ZAMBA = {
+    "layers_block_type": ["mamba", "hybrid"],
+    "attention_hidden_size": 2 * HIDDEN,
+    "attention_head_dim": 32,
+}
 OVERRIDES: dict[str, dict] = {
     "dbrx": {"attn_config": {"kv_n_heads": 1, "clip_qkv": 8.0, "rope_theta": 1e4}},
     "bamba": MAMBA,
-    "cohere_compass_text": {
-        "rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}
-    },
+    "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}},
     "gemma4_assistant": {
         "text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
     },
@@ -93,8 +98,12 @@ OVERRIDES: dict[str, dict] = {
     "jetmoe": {"kv_channels": 8},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 1},
-    "reformer": {"axial_pos_embds_dim": [16, 16], "axial_pos_shape": [8, 8],
-                 "attn_layers": ["local", "local"], "local_attn_chunk_length": 8},
+    "reformer": {
+        "axial_pos_embds_dim": [16, 16],
+        "axial_pos_shape": [8, 8],
+        "attn_layers": ["local", "local"],
+        "local_attn_chunk_length": 8,
+    },
     "mimo_v2_flash": {"num_attention_heads": 8},  # eight keys where attention is local
     "xlm": {"causal": True},
     "xmod": {"default_language": "en_XX"},
@@ -102,11 +111,13 @@ OVERRIDES: dict[str, dict] = {
     "zamba2": {**ZAMBA, "mamba_headdim": 8, "n_mamba_heads": 8},
     "zaya": {"num_experts_per_tok": 1},
     "dory": {"num_hidden_layers": 6},
-    "dots3_note": {"text_config": {"per_layer_config": {}},
-                   "vision_config": {"per_layer_config": {}},
-                   "audio_config": {"adapter_input_size": HIDDEN}},
+    "dots3_note": {
+        "text_config": {"per_layer_config": {}},
+        "vision_config": {"per_layer_config": {}},
+        "audio_config": {"adapter_input_size": HIDDEN},
+    },
     "dots3_note_text": {"per_layer_config": {}},
-}  # fmt: skip
+}
 
 
 # A tiny model
@@ -172,7 +183,9 @@ STACKS = {
 
 def plain_selection(model: nn.Module, family: str) -> dict[str, tuple[int, int]]:
     """Parameter names of matrices, the axis of the inputs in one of them, and how many."""
-    head, found, modules = model.get_output_embeddings(), {}, dict(model.named_modules())
+    head = model.get_output_embeddings()
+    found = {}
+    modules = dict(model.named_modules())
     for name, parameter in model.named_parameters():
         module = modules[name.rpartition(".")[0]]
         known = [(a, n) for end, a, n in STACKS.get(family, ()) if name.endswith(end)]
@@ -308,8 +321,11 @@ def run_all(families: list[str], jobs: int) -> list[dict]:
             try:
                 result = found.get(2 * SECONDS)
             except multiprocessing.TimeoutError:
-                result = {"family": family, "verdict": "traceback",
-                          "reason": f"longer than {SECONDS} s, or its process ended"}  # fmt: skip
+                result = {
+                    "family": family,
+                    "verdict": "traceback",
+                    "reason": f"longer than {SECONDS} s, or its process ended",
+                }
             print(family, result["verdict"], result["reason"], flush=True)
             results.append(result)
     return results
@@ -327,7 +343,8 @@ VERDICTS = {
 def page(results: list[dict]) -> str:
     """docs/zoo.md."""
     counts = {v: sum(r["verdict"] == v for r in results) for v in VERDICTS}
-    total, good = len(results), counts["measured"] + counts["refused"]
+    total = len(results)
+    good = counts["measured"] + counts["refused"]
     rows = "\n".join(map(_row, results))
     meanings = "\n".join(f"| {v} | {counts[v]} | {meaning} |" for v, meaning in VERDICTS.items())
     return f"""# The zoo
