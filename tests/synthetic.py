@@ -34,9 +34,12 @@ MINI = {
     "quantizers": {"int4_g64": "INT4", "int8_channel": "INT8"},
 }
 PYTHIA = MINI | {
-    "name": "pythia-160m", "label": "Pythia-160m", "is_paper_model": True, "spacing": PAPER_SPACING,
+    "name": "pythia-160m",
+    "label": "Pythia-160m",
+    "is_paper_model": True,
+    "spacing": PAPER_SPACING,
     "last": PAPER_LAST_STEP,
-}  # fmt: skip
+}
 # As config.yaml has it: its grid is not the paper's on another scale.
 FRESH = {
     "name": "fresh",
@@ -95,10 +98,20 @@ def fork_schedules(suite: dict) -> dict[str, dict]:
 def facts(suite: dict) -> dict:
     """``suite`` with what its plan says of training and forks; fits ``audit`` and ``forks``."""
     k, lr = suite["spacing"], schedule(suite)
-    training = {"schedule": "cosine_neox_v1", "lr_max": lr.lr_max, "lr_min": lr.lr_min,
-                "warmup_steps": lr.warmup_steps}  # fmt: skip
-    fork = {"start": 70 * k, "steps": 30 * k, "probe_every": k, "batch_size": 16,
-            "seeds": [0, 1, 2], "schedules": fork_schedules(suite)}  # fmt: skip
+    training = {
+        "schedule": "cosine_neox_v1",
+        "lr_max": lr.lr_max,
+        "lr_min": lr.lr_min,
+        "warmup_steps": lr.warmup_steps,
+    }
+    fork = {
+        "start": 70 * k,
+        "steps": 30 * k,
+        "probe_every": k,
+        "batch_size": 16,
+        "seeds": [0, 1, 2],
+        "schedules": fork_schedules(suite),
+    }
     more = {"tokens_per_step": 16 * LENGTH, "powers_of_two": 10}
     trained = {"start": 70 * k, "steps": 30 * k, "probe_every": k, "optimizer_state": "fresh"}
     conditions = {
@@ -125,14 +138,24 @@ def _rows(suite: dict, keys: pd.DataFrame, ppl: np.ndarray, gaps: dict) -> pd.Da
         gap = np.broadcast_to(gaps.get(role, 0.0), len(keys))
         nll = np.log(ppl) + np.log1p(gap / 100.0)
         half = 0.0 if role == "fp32" else 0.02 + 0.08 * abs(gap)
-        parts.append(keys.assign(
-            quantizer=name, role=role, nll_nats_per_token=nll, ppl=np.exp(nll),
-            ppl_low=np.exp(nll - 0.3), ppl_high=np.exp(nll + 0.3),
-            delta_nll_nats_per_token=nll - np.log(ppl), gap_pct=gap, gap_low_pct=gap - half,
-            gap_high_pct=gap + half, kl_nats_per_token=abs(gap) / 150.0,
-            top1_changed_pct=np.minimum(60.0, 2.0 * abs(gap) ** 0.7), n_sequences=SEQUENCES,
-            n_tokens=SEQUENCES * (LENGTH - 1),
-        ))  # fmt: skip
+        parts.append(
+            keys.assign(
+                quantizer=name,
+                role=role,
+                nll_nats_per_token=nll,
+                ppl=np.exp(nll),
+                ppl_low=np.exp(nll - 0.3),
+                ppl_high=np.exp(nll + 0.3),
+                delta_nll_nats_per_token=nll - np.log(ppl),
+                gap_pct=gap,
+                gap_low_pct=gap - half,
+                gap_high_pct=gap + half,
+                kl_nats_per_token=abs(gap) / 150.0,
+                top1_changed_pct=np.minimum(60.0, 2.0 * abs(gap) ** 0.7),
+                n_sequences=SEQUENCES,
+                n_tokens=SEQUENCES * (LENGTH - 1),
+            )
+        )
     return pd.concat(parts).sort_index(kind="stable").reset_index(drop=True)
 
 
@@ -146,8 +169,9 @@ def audit(suite: dict = MINI, *, short: bool = False, negative_int8: bool = Fals
         high = high + rng.normal(0, 0.03, len(steps))
     keys = pd.DataFrame({"suite": suite["name"], "step": steps})
     rates = keys["step"].map(lr)
-    keys = keys.assign(tokens_seen=keys["step"] * 16 * LENGTH, lr=rates,
-                       lr_fraction=rates / lr.lr_max)  # fmt: skip
+    keys = keys.assign(
+        tokens_seen=keys["step"] * 16 * LENGTH, lr=rates, lr_fraction=rates / lr.lr_max
+    )
     return _rows(suite, keys, ppl, {"low_bit": low, "high_bit": high})
 
 
@@ -156,19 +180,32 @@ def phases(suite: dict = MINI, *, onset: bool = True) -> dict:
     first, last = suite["spacing"], suite["last"]
     learned, best, diverged = (step_at(suite, step) for step in (7_000, 77_000, 80_000))
     table = audit(suite).pivot(index="step", columns="role", values=["ppl", "gap_pct"])
-    edges = [(1, "rapid learning", first, learned), (2, "plateau", learned, diverged),
-             (3, "divergence", diverged, last)]  # fmt: skip
+    edges = [
+        (1, "rapid learning", first, learned),
+        (2, "plateau", learned, diverged),
+        (3, "divergence", diverged, last),
+    ]
     if not onset:
         edges = [edges[0], (2, "after rapid learning", learned, last)]
     segments = []
     for phase, name, first_step, last_step in edges:
         part = table.loc[first_step:last_step]
         gap, ppl = part["gap_pct", "low_bit"].to_list(), part["ppl", "fp32"].to_list()
-        segments.append({
-            "phase": phase, "name": name, "first_step": first_step, "last_step": last_step,
-            "gap_first_pct": gap[0], "gap_last_pct": gap[-1], "gap_min_pct": min(gap),
-            "gap_max_pct": max(gap), "ppl_first": ppl[0], "ppl_last": ppl[-1], "n": len(gap),
-        })  # fmt: skip
+        segments.append(
+            {
+                "phase": phase,
+                "name": name,
+                "first_step": first_step,
+                "last_step": last_step,
+                "gap_first_pct": gap[0],
+                "gap_last_pct": gap[-1],
+                "gap_min_pct": min(gap),
+                "gap_max_pct": max(gap),
+                "ppl_first": ppl[0],
+                "ppl_last": ppl[-1],
+                "n": len(gap),
+            }
+        )
     best_ppl, final_ppl = table["ppl", "fp32"].loc[[best, last]]
 
     def interval(step: int, paper_low: int, paper_high: int) -> dict:
@@ -177,22 +214,28 @@ def phases(suite: dict = MINI, *, onset: bool = True) -> dict:
 
     found = interval(diverged, 78_000, 84_000)
     return {
-        "suite": suite["name"], "rule": "Invented for tests.",
+        "suite": suite["name"],
+        "rule": "Invented for tests.",
         "convergence": {
-            **interval(best, 70_000, 98_000), "ppl": best_ppl,
-            "final_ppl": final_ppl, "rise_pct": 100 * (final_ppl / best_ppl - 1),
+            **interval(best, 70_000, 98_000),
+            "ppl": best_ppl,
+            "final_ppl": final_ppl,
+            "rise_pct": 100 * (final_ppl / best_ppl - 1),
         },
         "rapid_learning_end": interval(learned, 6_000, 9_000),
-        "onset": (found if onset else dict.fromkeys(found)) | {
-            "detected": onset, "delta_bic": 120.0 if onset else -3.0,
+        "onset": (found if onset else dict.fromkeys(found))
+        | {
+            "detected": onset,
+            "delta_bic": 120.0 if onset else -3.0,
             "slope_before_per_1000_steps": 0.01,
             "slope_after_per_1000_steps": 0.5 if onset else None,
             "reason": "" if onset else "the broken line is no better than the straight one",
         },
         "lag_steps": diverged - best if onset else None,
         "lag_low": -18 * first if onset else None,
-        "lag_high": 10 * first if onset else None, "segments": segments,
-    }  # fmt: skip
+        "lag_high": 10 * first if onset else None,
+        "segments": segments,
+    }
 
 
 def suite_table(suite: dict = MINI, *, missing: tuple = ()) -> pd.DataFrame:
@@ -207,8 +250,12 @@ def kurtosis(suite: dict = MINI, *, short: bool = False) -> pd.DataFrame:
     steps = grid(suite, short=short)
     known = np.array([0, 30, 70, 87, 100, 120, 143]) * suite["last"] / 143
     mean = np.interp(steps, known, [0.0, 8.0, 22.0, 27.9, 15.0, 8.0, 3.3])
-    layers = ("attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h",
-              "mlp.dense_4h_to_h")  # fmt: skip
+    layers = (
+        "attention.query_key_value",
+        "attention.dense",
+        "mlp.dense_h_to_4h",
+        "mlp.dense_4h_to_h",
+    )
     names = [f"gpt_neox.layers.{i}.{layer}.weight" for i in (0, 1) for layer in layers]
     noise = np.exp(np.random.default_rng(2).normal(0, 0.03, (len(steps), len(names))))
     values = mean[:, None] * np.linspace(0.3, 1.7, len(names)) * noise
@@ -243,12 +290,20 @@ def forks(suite: dict = MINI) -> pd.DataFrame:
             name, (48 + 28 * done) * (1 + 0.1 * bump)
         )
         for seed in range(3):
-            keys = pd.DataFrame({
-                "suite": suite["name"], "schedule": name, "seed": seed, "fork_step": start,
-                "step": steps, "tokens_since_fork": (steps - start) * 16 * LENGTH,
-                "lr_last_update": rate, "lr_fraction_last_update": fraction,
-                "update_phase": phase, "train_loss_nats_per_token": np.log(ppl) - 0.3,
-            })  # fmt: skip
+            keys = pd.DataFrame(
+                {
+                    "suite": suite["name"],
+                    "schedule": name,
+                    "seed": seed,
+                    "fork_step": start,
+                    "step": steps,
+                    "tokens_since_fork": (steps - start) * 16 * LENGTH,
+                    "lr_last_update": rate,
+                    "lr_fraction_last_update": fraction,
+                    "update_phase": phase,
+                    "train_loss_nats_per_token": np.log(ppl) - 0.3,
+                }
+            )
             low = gap * np.exp(rng.normal(0, 0.08, 30)) + 0.4 * seed
             gaps = {"low_bit": low, "high_bit": 0.01 * gap}
             tables.append(_rows(suite, keys, ppl * np.exp(rng.normal(0, 0.01, 30)), gaps))
@@ -260,9 +315,14 @@ def statistics(
 ) -> pd.DataFrame:
     """statistics.csv of the tables above, by the project's own tests."""
     return all_statistics(
-        forks(suite), audit(suite), kurtosis(suite), phases(suite, onset=onset),
-        spacing=suite["spacing"], baseline="cosine", primary=primary or {},
-    )  # fmt: skip
+        forks(suite),
+        audit(suite),
+        kurtosis(suite),
+        phases(suite, onset=onset),
+        spacing=suite["spacing"],
+        baseline="cosine",
+        primary=primary or {},
+    )
 
 
 def replication(suite: dict = FRESH) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -279,10 +339,15 @@ def replication(suite: dict = FRESH) -> tuple[pd.DataFrame, pd.DataFrame]:
         added = rows["delta_nll_nats_per_token"] * (1 + 0.05 * number)
         nll = rows["nll_nats_per_token"] + 0.01 * number
         seen = rows["step"] * 32 * LENGTH / (12 * width**2)
-        runs.append(rows.assign(
-            **about, weights=12 * width**2, tokens_per_weight=seen,
-            nll_nats_per_token=nll, delta_nll_nats_per_token=added,
-        ))  # fmt: skip
+        runs.append(
+            rows.assign(
+                **about,
+                weights=12 * width**2,
+                tokens_per_weight=seen,
+                nll_nats_per_token=nll,
+                delta_nll_nats_per_token=added,
+            )
+        )
         slopes = {"slope_before": 0.1, "slope_after": 0.2 + 0.01 * number, "slope_change": 0.1}
         ends = {
             f"{name}_{end}": slope + shift

@@ -26,9 +26,12 @@ from workflow_scripts.judge_claims import main
 
 PAPER = ROOT / "resources" / "paper"
 FILES = {
-    "claims": "claims.yaml", "excerpts": "excerpts.yaml", "table1": "table1.csv",
-    "table2": "table2.csv", "lambada": "pythia_lambada.csv",
-}  # fmt: skip
+    "claims": "claims.yaml",
+    "excerpts": "excerpts.yaml",
+    "table1": "table1.csv",
+    "table2": "table2.csv",
+    "lambada": "pythia_lambada.csv",
+}
 PATHS = {name: str(PAPER / file) for name, file in FILES.items()}
 PATHS["page_html"] = str(ROOT / "resources/templates/claims.html.j2")
 PATHS["page_md"] = str(ROOT / "resources/templates/claims.md.j2")
@@ -81,8 +84,10 @@ def phases(suite: dict) -> dict:
     return {
         "convergence": {"step": 77 * k, "step_low": 75 * k, "step_high": 79 * k},
         "onset": {"step": 78 * k, "step_low": 77 * k, "step_high": 79 * k, "reason": ""},
-        "lag_steps": k, "lag_low": -2 * k, "lag_high": 3 * k,
-    }  # fmt: skip
+        "lag_steps": k,
+        "lag_low": -2 * k,
+        "lag_high": 3 * k,
+    }
 
 
 def kurtosis(suite: dict) -> pd.DataFrame:
@@ -101,43 +106,63 @@ def forks(suite: dict) -> pd.DataFrame:
     fork, n = suite["fork"], np.arange(1, 31)
     bump = n % 3 == 0
     kinds = {
-        "cosine": (2.5 + 9.8 * n / 30, 44.0, None), "sgdr": (7 + 9.7 * n / 30, 44.1, None),
+        "cosine": (2.5 + 9.8 * n / 30, 44.0, None),
+        "sgdr": (7 + 9.7 * n / 30, 44.1, None),
         "oli": (np.where(bump, 9.9, 5.3), 76.0, np.where(bump, "bump", "cool")),
-    }  # fmt: skip
+    }
     found = []
     for (seed, offset), (name, (gap, ppl, phase)) in product(
         enumerate((-0.3, 0.0, 0.3)), kinds.items()
     ):
-        keys = pd.DataFrame({
-            "schedule": name, "seed": seed, "fork_step": fork["start"], "update_phase": phase,
-            "step": fork["start"] + n * fork["probe_every"], "lr_fraction_last_update": 0.3,
-        })  # fmt: skip
+        keys = pd.DataFrame(
+            {
+                "schedule": name,
+                "seed": seed,
+                "fork_step": fork["start"],
+                "update_phase": phase,
+                "step": fork["start"] + n * fork["probe_every"],
+                "lr_fraction_last_update": 0.3,
+            }
+        )
         found.append(rows(keys, ppl, low_bit=gap + offset, high_bit=0.1))
     return pd.concat(found, ignore_index=True)
 
 
 def statistics(**differences: tuple[float, float, float]) -> pd.DataFrame:
     """Rows of statistics.csv by comparison and measure: difference and interval."""
-    default = {"sgdr|final": (4.4, 2.0, 6.8), "oli cool|mean": (-2.4, -3.0, -1.8),
-               "oli all|final": (-1.0, -1.5, -0.5)}  # fmt: skip
+    default = {
+        "sgdr|final": (4.4, 2.0, 6.8),
+        "oli cool|mean": (-2.4, -3.0, -1.8),
+        "oli all|final": (-1.0, -1.5, -0.5),
+    }
     table = pd.DataFrame(default | differences, ["difference", "interval_low", "interval_high"]).T
     names = table.index.str.split("|")
-    return table.assign(test="Welch t", unit="seed", comparison=names.str[0] + " v cosine",
-                        measure=names.str[1] + "_gap_pct")  # fmt: skip
+    return table.assign(
+        test="Welch t",
+        unit="seed",
+        comparison=names.str[0] + " v cosine",
+        measure=names.str[1] + "_gap_pct",
+    )
 
 
 def findings(**changed: tuple[float, float, float]) -> pd.DataFrame:
     """mechanism/findings.csv as the paper would have it."""
     known = {
-        "prediction_added_loss_papers_layers_r2": (0.5, 0.4, 0.6), "trace_growth": (0.9, 0.8, 0.95),
-        "top_eigenvalue_growth": (0.9, 0.8, 1.0), "misalignment_last": (1.5, 1.4, 1.6),
-        "layers_sum_over_all": (0.5, 0.4, 0.6), "walk_exponent": (0.5, 0.48, 0.52),
-        "move_cosine": (0.0, -0.1, 0.1), "oli_bump_flips": (0.1, 0.09, 0.11),
-        "baseline_bump_flips": (0.02, 0.02, 0.02), "flips_between_checkpoints": (0.03, 0.03, 0.03),
-        "flips_over_expected": (1, 1, 1), "low_over_high_second_order": (200, 190, 210),
+        "prediction_added_loss_papers_layers_r2": (0.5, 0.4, 0.6),
+        "trace_growth": (0.9, 0.8, 0.95),
+        "top_eigenvalue_growth": (0.9, 0.8, 1.0),
+        "misalignment_last": (1.5, 1.4, 1.6),
+        "layers_sum_over_all": (0.5, 0.4, 0.6),
+        "walk_exponent": (0.5, 0.48, 0.52),
+        "move_cosine": (0.0, -0.1, 0.1),
+        "oli_bump_flips": (0.1, 0.09, 0.11),
+        "baseline_bump_flips": (0.02, 0.02, 0.02),
+        "flips_between_checkpoints": (0.03, 0.03, 0.03),
+        "flips_over_expected": (1, 1, 1),
+        "low_over_high_second_order": (200, 190, 210),
         "variance_added_loss_bits_share": (0.8, 0.8, 0.8),
         "variance_added_loss_granularity_share": (0.1, 0.1, 0.1),
-    }  # fmt: skip
+    }
     table = pd.DataFrame(known | changed, ["value", "low", "high"]).T
     return table.rename_axis("finding").reset_index()
 
@@ -145,13 +170,24 @@ def findings(**changed: tuple[float, float, float]) -> pd.DataFrame:
 def pilot(shorter: float = 1.5) -> pd.DataFrame:
     """Forks of two windows, equal tokens, two states of Adam; and the paper's small pilot."""
     arms = [*product(((512, 16), (2048, 4)), ("fresh", "rewarmed")), ((512, 4), "fresh")]
-    return pd.DataFrame([
-        {"length": length, "batch_size": batch, "optimizer_state": state, "seed": seed,
-         "schedule": f"{length}-{batch}-{state}", "role": "fp32", "fork_step": 70000,
-         "step": 70040, "ppl": (40.0 + 0.1 * seed) * (shorter if length == 512 else 1)
-         * (2.1 if length * batch == 2048 else 1)}
-        for ((length, batch), state), seed in product(arms, range(3))
-    ])  # fmt: skip
+    return pd.DataFrame(
+        [
+            {
+                "length": length,
+                "batch_size": batch,
+                "optimizer_state": state,
+                "seed": seed,
+                "schedule": f"{length}-{batch}-{state}",
+                "role": "fp32",
+                "fork_step": 70000,
+                "step": 70040,
+                "ppl": (40.0 + 0.1 * seed)
+                * (shorter if length == 512 else 1)
+                * (2.1 if length * batch == 2048 else 1),
+            }
+            for ((length, batch), state), seed in product(arms, range(3))
+        ]
+    )
 
 
 def law(excess: float) -> dict:
@@ -161,13 +197,18 @@ def law(excess: float) -> dict:
 def measure(suite: dict = PYTHIA, **changed: object) -> Measured:
     hashes = ["a", "a", *(f"h{k}" for k in range(152))]
     files = {
-        "audit": audit(suite), "phases": phases(suite), "kurtosis": kurtosis(suite),
-        "forks": forks(suite), "statistics": statistics(), "mechanism": findings(),
-        "pilot": pilot(), "scaling_law": law(13.0),
+        "audit": audit(suite),
+        "phases": phases(suite),
+        "kurtosis": kurtosis(suite),
+        "forks": forks(suite),
+        "statistics": statistics(),
+        "mechanism": findings(),
+        "pilot": pilot(),
+        "scaling_law": law(13.0),
         "suite_table": pd.DataFrame(
             {"step": range(154), "status": "present", "weights_sha256": hashes}
         ),
-    }  # fmt: skip
+    }
     return Measured(LEDGER.pythia, paper(), suite, files | changed)
 
 
@@ -276,10 +317,16 @@ def test_interval_arithmetic_holds_what_can_come_out(a, b, operator):
 
 def test_printed_numbers_and_what_rounding_hides():
     for text, *ends in (
-        ("7.7", 7.65, 7.75), ("0.02", 0.015, 0.025), ("45", 44.5, 45.5), ("500", 450, 550),
-        ("77,000", 77000, 77000), ("70,000 ±5,000", 65000, 75000), ("three = 3", 3, 3),
-        ("0", -0.5, 0.5), ("-0.26", -0.265, -0.255),
-    ):  # fmt: skip
+        ("7.7", 7.65, 7.75),
+        ("0.02", 0.015, 0.025),
+        ("45", 44.5, 45.5),
+        ("500", 450, 550),
+        ("77,000", 77000, 77000),
+        ("70,000 ±5,000", 65000, 75000),
+        ("three = 3", 3, 3),
+        ("0", -0.5, 0.5),
+        ("-0.26", -0.265, -0.255),
+    ):
         assert printed(text).range == pytest.approx(tuple(ends)), text
 
 
@@ -289,11 +336,12 @@ def test_statistics_are_those_of_scipy():
     theirs = stats.ttest_ind(a, b, equal_var=False)
     r = stats.pearsonr(*np.random.default_rng(1).normal(size=(2, 12)))
     for found, expected in (
-        (p, theirs.pvalue), (own.range, tuple(theirs.confidence_interval())),
+        (p, theirs.pvalue),
+        (own.range, tuple(theirs.confidence_interval())),
         (evidence.p_of_r(r.statistic, 12), r.pvalue),
         (evidence.interval_of_r(r.statistic, 12).range, tuple(r.confidence_interval())),
         (evidence.p_of_t(5.46, 4), 2 * stats.t.sf(5.46, 4)),
-    ):  # fmt: skip
+    ):
         assert found == pytest.approx(expected)
     assert evidence.fewest_df(5.46, 0.0001) == 14
 
@@ -435,8 +483,10 @@ BEYOND = ((1, 0.5, 1.5), (-9, -10, -8))  # of a difference of OLI: the wrong way
 MEASURED_CHANGES = {
     "C43": [{"audit": times(f, "low_bit", GAP, step=143000)} for f in (0.02, 90.0)],
     "C25": [{"audit": times(f, "low_bit", GAP, step=143000)} for f in (0.7, 1.4)],
-    "C39": [{"phases": with_phases(lag_steps=k, lag_low=k - 1000, lag_high=k + 1000)}
-            for k in (6000, -6000)],
+    "C39": [
+        {"phases": with_phases(lag_steps=k, lag_low=k - 1000, lag_high=k + 1000)}
+        for k in (6000, -6000)
+    ],
     "C27": [{"audit": times(2.0, "high_bit", GAP)}],
     "C52": [{"kurtosis": kurtosis(PYTHIA).assign(excess_kurtosis=9.0)}],
     "C46": [{"mechanism": findings(prediction_added_loss_papers_layers_r2=(0.96, 0.95, 0.97))}],
@@ -466,7 +516,7 @@ MEASURED_CHANGES = {
     "C69": [{"pilot": pilot(shorter=0.9)}],
     "C82": [{"audit": times(20.0, "low_bit", GAP, step=0)}],
     "X40": [{"statistics": statistics(**{"oli all|final": v})} for v in BEYOND],
-}  # fmt: skip
+}
 
 
 def test_a_run_like_the_papers_is_replicated_and_another_is_not(pythia):

@@ -27,8 +27,12 @@ SCORED = np.array([63, 63, 20, 63, 40, 63, 51, 63])
 
 
 def phases(start=50, best=300, onset=400):
-    return {"suite": "tiny", "rapid_learning_end": {"step": start},
-            "convergence": {"step": best}, "onset": {"step": onset}}  # fmt: skip
+    return {
+        "suite": "tiny",
+        "rapid_learning_end": {"step": start},
+        "convergence": {"step": best},
+        "onset": {"step": onset},
+    }
 
 
 def steps_of(rings):
@@ -37,21 +41,44 @@ def steps_of(rings):
 
 ALARMS = (
     # An alarm is a run of rings; lead counts from the first that is not false.
-    ([40, 50, 100, 110, 200, 350, 360, 370, 450], phases(),
-     {"alarms": 4, "ringing_evaluations": 7, "evaluations": 45, "first_alarm_step": 100,
-      "warning_step": 350, "false_alarms": 2, "alarms_before_best": 2, "lead_steps": 50,
-      "note": ""}),
+    (
+        [40, 50, 100, 110, 200, 350, 360, 370, 450],
+        phases(),
+        {
+            "alarms": 4,
+            "ringing_evaluations": 7,
+            "evaluations": 45,
+            "first_alarm_step": 100,
+            "warning_step": 350,
+            "false_alarms": 2,
+            "alarms_before_best": 2,
+            "lead_steps": 50,
+            "note": "",
+        },
+    ),
     # One from before the watch begins with it.
     ([40, 50, 60, 70], phases(), {"alarms": 1, "first_alarm_step": 60}),
     # After an early onset none is false.
-    ([200, 280], phases(best=300, onset=250),
-     {"false_alarms": 1, "alarms_before_best": 2, "warning_step": 280, "lead_steps": -30}),
+    (
+        [200, 280],
+        phases(best=300, onset=250),
+        {"false_alarms": 1, "alarms_before_best": 2, "warning_step": 280, "lead_steps": -30},
+    ),
     # Without an onset all are, and it is said.
-    ([100, 350], phases(onset=None),
-     {"alarms": 2, "false_alarms": 2, "alarms_before_best": 1, "lead_steps": None,
-      "warning_step": None, "note": "no onset: every alarm counts as false"}),
+    (
+        [100, 350],
+        phases(onset=None),
+        {
+            "alarms": 2,
+            "false_alarms": 2,
+            "alarms_before_best": 1,
+            "lead_steps": None,
+            "warning_step": None,
+            "note": "no onset: every alarm counts as false",
+        },
+    ),
     ([500], phases(start=500), {"evaluations": 0, "alarms": 0, "first_alarm_step": None}),
-)  # fmt: skip
+)
 
 
 def test_alarms_are_held_against_what_happened():
@@ -143,9 +170,13 @@ def test_the_table_has_every_rule_once_on_evenly_spaced_steps(suite):
     table = warning_table(audit, sequences, phases(), spacing=10)
     rows = table.set_index(["rule", "parameter"])
     assert rows.index.is_unique and rows.groupby("rule").size().to_dict() == {
-        PAPER_RULE: 4, "FP32 loss above its best": 3, "no better FP32 loss": 3,
-        "learning rate": 3, "low-bit gap": 2, MONITOR_RULE: 3,
-    }  # fmt: skip
+        PAPER_RULE: 4,
+        "FP32 loss above its best": 3,
+        "no better FP32 loss": 3,
+        "learning rate": 3,
+        "low-bit gap": 2,
+        MONITOR_RULE: 3,
+    }
     assert (table.evaluations == 45).all() and (table.suite == "tiny").all()
     paper = rows.loc[PAPER_RULE, "over 10 evaluations"]
     assert (paper.warning_step, paper.lead_steps) == (350, 50)

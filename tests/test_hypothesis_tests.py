@@ -40,9 +40,10 @@ def test_the_papers_printed_numbers():
 
 def test_wins_are_counted_and_have_scipys_exact_p():
     for a, b, wins in (
-        ([4.0, 5, 6], [1.0, 2, 3], 0), ([1.0, 2, 9], [3.0, 4, 5], 6),
+        ([4.0, 5, 6], [1.0, 2, 3], 0),
+        ([1.0, 2, 9], [3.0, 4, 5], 6),
         ([1.0, 2.5, 4.2, 0.3], [3.1, 5.0, 6.5], 11),
-    ):  # fmt: skip
+    ):
         (row,) = exact_tests(np.array(a), np.array(b), WHERE)
         assert row.value == wins and f"of {row.n_a * 3} pairs" in row.note
         assert row.note.endswith(f"{row.n_a} v 3 units: {smallest_p(row.n_a, 3):.3g}")
@@ -62,13 +63,29 @@ def test_t_tests_agree_with_statsmodels_and_cliffs_delta_with_mann_and_whitney()
     compared = CompareMeans(DescrStatsW(a), DescrStatsW(b))
     for row, usevar in zip(t_tests(a, b, PROBE), ("unequal", "pooled"), strict=True):
         theirs = (
-            *compared.ttest_ind(usevar=usevar), *compared.tconfint_diff(alpha=0.05, usevar=usevar),
-            a.mean(), b.std(ddof=1), a.mean() - b.mean(), 7, 11,
-        )  # fmt: skip
+            *compared.ttest_ind(usevar=usevar),
+            *compared.tconfint_diff(alpha=0.05, usevar=usevar),
+            a.mean(),
+            b.std(ddof=1),
+            a.mean() - b.mean(),
+            7,
+            11,
+        )
         assert close(
-            (row.value, row.p_value, row.dof, row.interval_low, row.interval_high,
-             row.mean_a, row.sd_b, row.difference, row.n_a, row.n_b), theirs
-        )  # fmt: skip
+            (
+                row.value,
+                row.p_value,
+                row.dof,
+                row.interval_low,
+                row.interval_high,
+                row.mean_a,
+                row.sd_b,
+                row.difference,
+                row.n_a,
+                row.n_b,
+            ),
+            theirs,
+        )
     pooled = np.sqrt((6 * a.var(ddof=1) + 10 * b.var(ddof=1)) / 16)
     assert close(row.cohens_d, (a.mean() - b.mean()) / pooled)
     for shift in (0.0, 9.0):

@@ -67,11 +67,11 @@ def tables(path: dict, missing: tuple = (), shapes: dict | None = None):
     return pd.DataFrame(revisions, columns=named), pd.DataFrame(prints, columns=columns)
 
 
-def found(path: dict, **more) -> dict[str, list[tuple]]:
+def steps_by_kind(path: dict, **more) -> dict[str, list[tuple]]:
     """Steps by the kind of what is found."""
     kinds = defaultdict(list)
-    for one in examine(*tables(path, **more)):
-        kinds[one.kind].append(one.steps)
+    for finding in examine(*tables(path, **more)):
+        kinds[finding.kind].append(finding.steps)
     return kinds
 
 
@@ -88,38 +88,41 @@ def test_a_run_as_it_should_be_has_no_finding_but_its_holes(seed, straight, half
     path = walk(grid, seed=seed, straight=straight, half=half)
     # In half precision the first updates change nothing: those steps are the same model.
     path = {s: w for s, w in path.items() if s in (0, 1) or s > 16 or not half}
-    assert found(path) == {}
-    left = {step: weights for step, weights in path.items() if step not in lost}
-    assert set(found(left, missing=tuple(lost))) == ({"missing"} if lost else set())
+    assert steps_by_kind(path) == {}
+    path_without_lost = {step: weights for step, weights in path.items() if step not in lost}
+    assert set(steps_by_kind(path_without_lost, missing=tuple(lost))) == (
+        {"missing"} if lost else set()
+    )
 
 
 def test_steps_0_and_1_may_be_the_same_and_no_others():
     path = walk()
-    assert np.array_equal(path[0], path[1]) and found(path) == {}
-    assert found(path | {5000: path[3000]}) == {"duplicate": [(3000, 5000)]}
-    assert found(path | {2: path[0]}) == {"duplicate": [(0, 1, 2)]}
+    assert np.array_equal(path[0], path[1]) and steps_by_kind(path) == {}
+    assert steps_by_kind(path | {5000: path[3000]}) == {"duplicate": [(3000, 5000)]}
+    assert steps_by_kind(path | {2: path[0]}) == {"duplicate": [(0, 1, 2)]}
 
 
 def test_final_weights_under_early_steps():
     path, random = walk(), np.random.default_rng(1)
     for early in ((64, 5000, 6000, 7000, 39_000), tuple(GRID[:-1])):  # all: an ignored branch
         faults = {step: path[40_000] for step in early}
-        assert found(path | faults) == {"final_weights_early": [early]}
+        assert steps_by_kind(path | faults) == {"final_weights_early": [early]}
     for early in ((1000,), (8000,), (5000, 6000, 7000)):  # of the end, but not the final ones
         near = {s: path[40_000] + random.normal(0, 1e-4, (TENSORS, SIZE)) for s in early}
         faults = {step: weights.astype(np.float32) for step, weights in near.items()}
-        assert found(path | faults) == {"final_weights_early": [early]}
+        assert steps_by_kind(path | faults) == {"final_weights_early": [early]}
 
 
 def test_a_shard_of_another_step():
     path = walk()
     for tensors, step, other, steps in (
-        (slice(1), 5000, 40_000, (5000,)), (slice(7), 5000, 40_000, (5000,)),
+        (slice(1), 5000, 40_000, (5000,)),
+        (slice(7), 5000, 40_000, (5000,)),
         (3, 9000, 5000, (5000, 9000)),
-    ):  # fmt: skip
+    ):
         mixed = path[step].copy()
         mixed[tensors] = path[other][tensors]
-        assert found(path | {step: mixed}) == {"stale_shard": [steps]}
+        assert steps_by_kind(path | {step: mixed}) == {"stale_shard": [steps]}
 
 
 def test_a_tensor_that_stands_still_or_is_rounded_to_and_fro_is_not_stale():
@@ -130,7 +133,7 @@ def test_a_tensor_that_stands_still_or_is_rounded_to_and_fro_is_not_stale():
         path[step][1] = path[30_000][1] if step >= 30_000 else path[step][1]
         path[step][2] = 1.0 if step <= 64 else 1.0 + path[step][2] - start
     path[32][2, 0] += 2.0**-10
-    assert found(path) == {}
+    assert steps_by_kind(path) == {}
 
 
 def test_two_steps_in_each_others_place():
@@ -138,24 +141,28 @@ def test_two_steps_in_each_others_place():
     for straight, (one, other) in product((0.0, 0.3), pairs):
         path = walk(straight=straight)
         swapped = path | {one: path[other], other: path[one]}
-        assert found(swapped) == {"swapped_steps": [(one, other)]}
+        assert steps_by_kind(swapped) == {"swapped_steps": [(one, other)]}
 
 
 def test_weights_of_another_run():
     path, other = walk(), walk(seed=1)
     for steps in (
-        (4,), (5000,), (40_000,), tuple(range(5000, 12_001, 1000)),
-        tuple(range(30_000, 40_001, 1000)), tuple(GRID[:5]),
-    ):  # fmt: skip
-        foreign = found(path | {step: other[step] for step in steps})["foreign_series"]
+        (4,),
+        (5000,),
+        (40_000,),
+        tuple(range(5000, 12_001, 1000)),
+        tuple(range(30_000, 40_001, 1000)),
+        tuple(GRID[:5]),
+    ):
+        foreign = steps_by_kind(path | {step: other[step] for step in steps})["foreign_series"]
         assert foreign == [tuple(step for step in steps if step != 1)]
-    kinds = found(path, shapes={3000: "8x8", 4000: "8x8"})
+    kinds = steps_by_kind(path, shapes={3000: "8x8", 4000: "8x8"})
     assert kinds == {"foreign_series": [(3000, 4000)]}
     # Of few revisions nothing is said, and without any there is nothing to look at.
-    assert found({step: path[step] for step in (0, 1, 1000)}) == {}
-    assert found({1000: path[1000]}) == {}
+    assert steps_by_kind({step: path[step] for step in (0, 1, 1000)}) == {}
+    assert steps_by_kind({1000: path[1000]}) == {}
     with pytest.raises(ValueError, match="no revision of the suite"):
-        found({}, missing=(0, 1))
+        steps_by_kind({}, missing=(0, 1))
 
 
 # Chance
@@ -180,15 +187,22 @@ def named(mini, chosen: np.ndarray) -> list[Finding]:
 def test_how_often_a_healthy_run_is_named(mini):
     """The rates of the module's docstring: below SURE what is named is never sure."""
     for count, most in (
-        (6, 0.075), (8, 0.08), (10, 0.04), (SURE, 0.002), (20, 0.002), (40, 0.002),
-    ):  # fmt: skip
+        (6, 0.075),
+        (8, 0.08),
+        (10, 0.04),
+        (SURE, 0.002),
+        (20, 0.002),
+        (40, 0.002),
+    ):
         random, alarms = np.random.default_rng(0), 0
         for _ in range(1000):
             chosen = np.sort(random.choice(len(mini[0]), count, replace=False))
             # Of steps 0 and 1, which are one model, only the first.
-            found = named(mini, np.delete(chosen, 1) if mini[0][chosen[1]] == 1 else chosen)
-            alarms += bool(found)
-            assert count >= SURE or not any(one.sure for one in found), "none of them is sure"
+            findings = named(mini, np.delete(chosen, 1) if mini[0][chosen[1]] == 1 else chosen)
+            alarms += bool(findings)
+            assert count >= SURE or not any(finding.sure for finding in findings), (
+                "none of them is sure"
+            )
         assert alarms <= most * 1000
     even = np.flatnonzero(mini[0] % 40 == 0)
     for every in range(1, 29):
@@ -206,8 +220,10 @@ def test_another_run_among_them_is_named_all_the_same(mini, count, least):
         distance, norm = apart[np.ix_(chosen, chosen)].copy(), norms[chosen]
         away = np.sqrt(norm**2 + norm[at] ** 2)
         distance[at], distance[:, at], distance[at, at] = away, away, 0.0
-        found = list(out_of_place(steps[chosen].tolist(), distance, norm))
-        hits += any(one.steps == (int(steps[chosen[at]]),) and one.sure for one in found)
+        findings = list(out_of_place(steps[chosen].tolist(), distance, norm))
+        hits += any(
+            finding.steps == (int(steps[chosen[at]]),) and finding.sure for finding in findings
+        )
     assert hits >= least * 200
 
 
@@ -226,11 +242,11 @@ def test_severity_decides_and_the_line_names_finding_revisions_and_key():
     assert "duplicate: steps 20000, 21000 (the same weights)" in line
     assert "suites.tiny.integrity.final_weights_early, suites.tiny.integrity.duplicate" in line
     for kind in Integrity.model_fields:
-        one = [Finding(kind, (8,), "why")]
-        assert decide(one, {kind: "ignore"}, grid=GRID, key="k") == []
-        assert decide(one, {kind: "warn"}, grid=GRID, key="k") == [f"{kind}: step 8 (why)"]
+        findings = [Finding(kind, (8,), "why")]
+        assert decide(findings, {kind: "ignore"}, grid=GRID, key="k") == []
+        assert decide(findings, {kind: "warn"}, grid=GRID, key="k") == [f"{kind}: step 8 (why)"]
         with pytest.raises(IntegrityError, match=f"k.{kind} to warn or ignore"):
-            decide(one, {kind: "stop"}, grid=GRID, key="k")
+            decide(findings, {kind: "stop"}, grid=GRID, key="k")
         unsure = [Finding(kind, (8,), "why", sure=False)]
         assert decide(unsure, {kind: "stop"}, grid=GRID, key="k") == [f"{kind}: step 8 (why)"]
     assert [kind for kind, chosen in Integrity() if chosen != "stop"] == ["missing"]

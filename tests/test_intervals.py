@@ -29,8 +29,11 @@ def table(steps=(40, 80, 120), sequences=24, seed=0):
         base = rng.normal(3.0, 0.5, sequences)
         for role, shift in ROLES.items():
             nll = base + shift * rng.gamma(4.0, 0.25, sequences)
-            rows.append(sequence_scores(step, role, nll * scored, scored, kl_nats=nll,
-                                        top1_changed=range(sequences)))  # fmt: skip
+            rows.append(
+                sequence_scores(
+                    step, role, nll * scored, scored, kl_nats=nll, top1_changed=range(sequences)
+                )
+            )
     return pd.concat(rows, ignore_index=True)
 
 
@@ -50,10 +53,13 @@ def test_means_weigh_every_token_alike_where_sequences_are_ragged():
     flat = {role: np.concatenate(parts) for role, parts in tokens.items()}
     for role, nll in flat.items():
         expected = {
-            "nll_nats_per_token": nll.mean(), "ppl": np.exp(nll.mean()), "n_tokens": 120,
+            "nll_nats_per_token": nll.mean(),
+            "ppl": np.exp(nll.mean()),
+            "n_tokens": 120,
             "gap_pct": 100 * (np.exp(nll.mean()) / np.exp(flat["fp32"].mean()) - 1),
-            "kl_nats_per_token": nll.mean() / 10, "top1_changed_pct": 100 * (nll > 3).mean(),
-        }  # fmt: skip
+            "kl_nats_per_token": nll.mean() / 10,
+            "top1_changed_pct": 100 * (nll > 3).mean(),
+        }
         found = summary.loc[role, list(expected)].to_dict()
         assert found == pytest.approx(expected, rel=1e-12, abs=1e-12)
     zero = ["delta_nll_nats_per_token", "gap_pct", "gap_low_pct", "gap_high_pct"]

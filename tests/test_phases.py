@@ -79,16 +79,22 @@ def test_a_noisy_onset_is_found_nearby(lag_one):
 def test_an_onset_is_where_growth_speeds_up_beside_other_breaks_and_nowhere_else():
     slowing = "no break of ln(delta NLL) has a steeper and positive slope"
     for log_delta, breaks, reason in (
-        (broken(STEPS, (0, -3), (20_000, -2.4), (80_000, -2.2), (143_000, 0.5)),
-         [20_000, 80_000], ""),
-        (broken(STEPS, (0, -3), (80_000, -2.4), (120_000, 0.0), (143_000, 0.3)),
-         [80_000, 120_000], ""),
+        (
+            broken(STEPS, (0, -3), (20_000, -2.4), (80_000, -2.2), (143_000, 0.5)),
+            [20_000, 80_000],
+            "",
+        ),
+        (
+            broken(STEPS, (0, -3), (80_000, -2.4), (120_000, 0.0), (143_000, 0.3)),
+            [80_000, 120_000],
+            "",
+        ),
         (-3 + 1e-5 * STEPS, None, "lowers BIC"),
         (np.full(len(STEPS), -2.0), None, "lowers BIC"),
         (np.log(STEPS + 20_000.0), None, slowing),
         # Falls fast, then slowly: steeper is not enough, the gap never grows.
         (broken(STEPS, (0, 0), (40_000, -2), (143_000, -2.5)), None, slowing),
-    ):  # fmt: skip
+    ):
         onset = find_onset(STEPS, np.exp(log_delta), 1_000)
         assert onset.step == (80_000 if breaks else None) and reason in onset.reason
         assert breaks in (None, onset.breaks)
@@ -108,9 +114,15 @@ GROWTH = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("growth", "lag_one", "name"),
-    list(zip(["steady", "steady", "steady", "linear", "linear"], [0.5, 0.8, 0.9, 0.0, 0.8],
-        FALSE_ALARMS_PCT, strict=True)),
-)  # fmt: skip
+    list(
+        zip(
+            ["steady", "steady", "steady", "linear", "linear"],
+            [0.5, 0.8, 0.9, 0.0, 0.8],
+            FALSE_ALARMS_PCT,
+            strict=True,
+        )
+    ),
+)
 def test_false_alarms_are_as_often_as_every_onset_says(growth, lag_one, name):
     rng, runs = np.random.default_rng(8), 400
     deltas = [GROWTH[growth](ar1(rng, len(STEPS), lag_one)) for _ in range(runs)]
@@ -237,7 +249,9 @@ def test_without_an_onset_there_are_two_segments_and_a_reason():
     assert found["onset"]["step"] is found["lag_steps"] is found["lag_low"] is None
     assert not found["onset"]["detected"] and found["onset"]["reason"]
     assert [(s["phase"], s["name"]) for s in found["segments"]] == [
-        (1, "rapid learning"), (2, "after rapid learning")]  # fmt: skip
+        (1, "rapid learning"),
+        (2, "after rapid learning"),
+    ]
 
 
 def test_an_audit_that_cannot_be_read_is_refused():

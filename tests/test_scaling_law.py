@@ -35,10 +35,14 @@ def test_the_law_is_fitted_up_to_the_onset_where_that_comes_before_convergence()
     """A collapse from 3,120 on that FP32 convergence at 3,920 does not see."""
     steps = np.arange(40, 5721, 40)
     delta = 1e-3 * steps**0.4 * np.where(steps > 3120, np.exp((steps - 3120) / 1000), 1.0)
-    audit = pd.DataFrame({
-        "role": "low_bit", "step": steps, "tokens_seen": 1024 * steps,
-        "delta_nll_nats_per_token": delta,
-    })  # fmt: skip
+    audit = pd.DataFrame(
+        {
+            "role": "low_bit",
+            "step": steps,
+            "tokens_seen": 1024 * steps,
+            "delta_nll_nats_per_token": delta,
+        }
+    )
     phases = {
         "rapid_learning_end": {"step": 280},
         "convergence": {"step": 3920},

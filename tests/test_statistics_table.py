@@ -46,9 +46,10 @@ def gaps_of(forks, schedule, phases=("", "bump", "cool")):
 def test_summaries_pool_all_probes_and_name_the_phase_of_the_last(forks, fork_table):
     summaries = fork_table[fork_table.test == "summary"]
     for name, phases, said in (
-        ("cosine", [""], "last probe at"), ("oli cool", ["cool"], "cool probe"),
+        ("cosine", [""], "last probe at"),
+        ("oli cool", ["cool"], "cool probe"),
         ("oli all", ["bump", "cool"], "bump probe"),
-    ):  # fmt: skip
+    ):
         gaps = gaps_of(forks, name.split()[0], phases).stack()
         row = select(summaries, comparison=name, measure="gap_pct")
         assert close((row.value, row.sd_a, row.n_a), (gaps.mean(), gaps.std(), len(gaps)))
@@ -166,8 +167,12 @@ def gap_of(sequences, schedule, steps, times):
     return 100 * np.expm1(nll[:, 1] - nll[:, 0]).mean(axis=0)
 
 
-CASES = [("sgdr", "final_gap_pct", [30]), ("sgdr", "mean_gap_pct", [10, 20, 30]),
-         ("oli cool", "mean_gap_pct", [10, 30]), ("oli all", "final_gap_pct", [30])]  # fmt: skip
+CASES = [
+    ("sgdr", "final_gap_pct", [30]),
+    ("sgdr", "mean_gap_pct", [10, 20, 30]),
+    ("oli cool", "mean_gap_pct", [10, 30]),
+    ("oli all", "final_gap_pct", [30]),
+]
 
 
 @pytest.mark.parametrize(("name", "measure", "steps"), CASES)
@@ -250,8 +255,12 @@ def test_a_tiny_suite_that_converges_at_its_end_gives_rows_without_values():
 
 
 def test_every_p_belongs_to_a_family_and_one_row_is_primary():
-    primary = {"test": "paired t", "comparison": "sgdr v cosine", "unit": "seed",
-               "measure": "mean_gap_pct"}  # fmt: skip
+    primary = {
+        "test": "paired t",
+        "comparison": "sgdr v cosine",
+        "unit": "seed",
+        "measure": "mean_gap_pct",
+    }
     table = synthetic.statistics(primary=primary)
     assert list(table.columns) == COLUMNS and "text" not in set(table.unit)
     assert (table.family != "").equals(table.p_value.notna())

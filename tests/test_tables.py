@@ -50,12 +50,14 @@ def test_table1_holds_the_audit_at_the_scaled_steps(written):
     assert list(frame["step"]) == [40, 280, 400, 1200, 2800, 3080, 3320, 4000, 4800, 5720]
     at = synthetic.audit().set_index(["role", "step"])
     for heading, role, column in (
-        ("FP32 PPL", "fp32", "ppl"), ("INT4 gap (%)", "low_bit", "gap_pct"),
+        ("FP32 PPL", "fp32", "ppl"),
+        ("INT4 gap (%)", "low_bit", "gap_pct"),
         ("INT4 gap 95 % low (%)", "low_bit", "gap_low_pct"),
         ("INT4 gap 95 % high (%)", "low_bit", "gap_high_pct"),
-        ("INT8 gap (%)", "high_bit", "gap_pct"), ("INT4 PPL", "low_bit", "ppl"),
+        ("INT8 gap (%)", "high_bit", "gap_pct"),
+        ("INT4 PPL", "low_bit", "ppl"),
         ("INT4 delta NLL (nats/token)", "low_bit", "delta_nll_nats_per_token"),
-    ):  # fmt: skip
+    ):
         assert list(frame[heading]) == list(at.loc[role].loc[frame["step"], column]), heading
     rates = 100 * at.loc["fp32"].loc[frame["step"], "lr_fraction"]
     assert list(frame["LR (% of max)"]) == list(rates)
@@ -102,10 +104,15 @@ def test_table2_finds_the_suites_schedules_by_their_kind(written, tmp_path):
 
 def test_the_papers_columns_are_its_printed_numbers(written):
     for name, columns in {
-        "audit": {"step": "step", "FP32 PPL": "fp32_ppl", "INT4 gap (%)": "int4_gap_pct",
-                  "INT8 gap (%)": "int8_gap_pct", "LR (% of max)": "lr_pct"},
+        "audit": {
+            "step": "step",
+            "FP32 PPL": "fp32_ppl",
+            "INT4 gap (%)": "int4_gap_pct",
+            "INT8 gap (%)": "int8_gap_pct",
+            "LR (% of max)": "lr_pct",
+        },
         "forks": {"gap (%)": "mean_gap_pct", "sd": "sd_gap_pct", "FP32 PPL": "fp32_ppl"},
-    }.items():  # fmt: skip
+    }.items():
         frame = numbers(written(name))
         for heading, source in columns.items():
             expected = PAPER[name][source].to_numpy(float)
@@ -130,11 +137,14 @@ def test_table2_is_the_forks_with_the_seed_as_the_unit(written):
         at_last = fp32[(fp32["schedule"] == schedule) & (fp32["step"] == last)]
         final, mean = of_seeds(probes)
         expected = {
-            "seeds": 3, "final INT4 gap (%)": np.mean(final), "sd, final": np.std(final, ddof=1),
-            "mean INT4 gap (%)": np.mean(mean), "sd, mean": np.std(mean, ddof=1),
+            "seeds": 3,
+            "final INT4 gap (%)": np.mean(final),
+            "sd, final": np.std(final, ddof=1),
+            "mean INT4 gap (%)": np.mean(mean),
+            "sd, mean": np.std(mean, ddof=1),
             "FP32 PPL": at_last["ppl"].mean(),
             "INT4 PPL": probes.loc[probes["step"] == last, "ppl"].mean(),
-        }  # fmt: skip
+        }
         assert {key: row[key] for key in expected} == pytest.approx(expected, rel=1e-12)
         against = of_seeds(control[control["step"].isin(probes["step"])])
         for how, own, other in zip(("final", "mean"), (final, mean), against, strict=True):

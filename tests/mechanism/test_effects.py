@@ -61,9 +61,12 @@ def measurements(noise_sd: float) -> tuple[pd.DataFrame, pd.DataFrame]:
     rng, table = np.random.default_rng(0), design()
     step = table["granularity"].map(STEPS) * np.where(table["symmetric"], 1.2, 1.0)
     table = table.assign(
-        step=10, format="int", layers="blocks", quantizer=[f"cell{n}" for n in table.index],
+        step=10,
+        format="int",
+        layers="blocks",
+        quantizer=[f"cell{n}" for n in table.index],
         step_variance=(step / (2 ** table["bits"] - 1)) ** 2,
-    )  # fmt: skip
+    )
     base, scores = rng.uniform(2, 4, 40), []
     losses = {"fp32": 0.0, **dict(zip(table["quantizer"], table["step_variance"], strict=True))}
     for name, variance in losses.items():

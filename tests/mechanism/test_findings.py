@@ -44,11 +44,17 @@ def test_growth_before_and_after_the_own_minimum_and_while_the_tokens_double():
     added = 0.01 + 0.0001 * np.minimum(steps, 400) + 0.0004 * np.maximum(steps - 400, 0)
     doubling = added[steps > 720].mean() / added[(steps > 360) & (steps <= 400)].mean()
     expected = {
-        "fp32_step": 400, "width": 16, "gap_last_pct": 100 * np.expm1(0.05 + 0.16),
-        "slope_before": 0.1, "slope_after": 0.4, "slope_change": 0.3, "last_doubling": doubling,
-        "tokens_per_weight": 3200, "fp32_last_fifth_nats": 0.2,
+        "fp32_step": 400,
+        "width": 16,
+        "gap_last_pct": 100 * np.expm1(0.05 + 0.16),
+        "slope_before": 0.1,
+        "slope_after": 0.4,
+        "slope_change": 0.3,
+        "last_doubling": doubling,
+        "tokens_per_weight": 3200,
+        "fp32_last_fifth_nats": 0.2,
         "fp32_over_best_nats": 0.4625 - 0.03,
-    }  # fmt: skip
+    }
     assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-5)
     assert row["slope_change_low"] > 0
     assert row["last_doubling_low"] < doubling < row["last_doubling_high"]
@@ -73,20 +79,36 @@ PHASES = {"convergence": {"step": 100}, "rapid_learning_end": {"step": 20}}
 
 def test_findings_of_what_was_measured_and_of_nothing_else():
     steps = np.arange(10, 210, 10)
-    audit = pd.DataFrame({"step": steps, "role": "low_bit",
-                          "delta_nll_nats_per_token": steps / 1000})  # fmt: skip
-    curvature = pd.DataFrame({
-        "step": steps, "weight_norm2": 4.0, "trace": steps / 1.0, "trace_low": steps * 0.9,
-        "trace_high": steps * 1.1, "trace_n": 20, "top_eigenvalue": 5.0,
-        "top_eigenvalue_low": 4.0, "top_eigenvalue_high": 6.0, "top_eigenvalue_n": 8,
-    })  # fmt: skip
+    audit = pd.DataFrame(
+        {"step": steps, "role": "low_bit", "delta_nll_nats_per_token": steps / 1000}
+    )
+    curvature = pd.DataFrame(
+        {
+            "step": steps,
+            "weight_norm2": 4.0,
+            "trace": steps / 1.0,
+            "trace_low": steps * 0.9,
+            "trace_high": steps * 1.1,
+            "trace_n": 20,
+            "top_eigenvalue": 5.0,
+            "top_eigenvalue_low": 4.0,
+            "top_eigenvalue_high": 6.0,
+            "top_eigenvalue_n": 8,
+        }
+    )
     found = findings({"audit": audit, "curvature": curvature}, PHASES, spacing=10)
     assert list(found.columns) == COLUMNS
-    assert found.set_index("finding")["value"].to_dict() == pytest.approx({
-        "trace_growth": 2.0, "normalised_trace_growth": 2.0, "top_eigenvalue_growth": 1.0,
-        "normalised_top_eigenvalue_growth": 1.0, "trace_rank_r": 1.0,
-        "top_eigenvalue_rank_r": np.nan,  # of a constant
-    }, nan_ok=True)  # fmt: skip
+    assert found.set_index("finding")["value"].to_dict() == pytest.approx(
+        {
+            "trace_growth": 2.0,
+            "normalised_trace_growth": 2.0,
+            "top_eigenvalue_growth": 1.0,
+            "normalised_top_eigenvalue_growth": 1.0,
+            "trace_rank_r": 1.0,
+            "top_eigenvalue_rank_r": np.nan,  # of a constant
+        },
+        nan_ok=True,
+    )
     assert findings({"audit": audit}, PHASES, spacing=10).empty
 
 
@@ -110,12 +132,19 @@ def test_noise_and_sensitivity_are_told_apart():
     points = (50, 1.0, 0.04), (100, 2.0, 0.1), (150, 2.0, 0.2), (200, 4.0, 0.8)
     tables = {"audit": AUDIT, "sensitivity": sensitivity(points)}
     expected = {
-        "cost_growth": 8, "noise_growth": 2, "sensitivity_growth": 4,
+        "cost_growth": 8,
+        "noise_growth": 2,
+        "sensitivity_growth": 4,
         # From where rapid learning ends: 20 times the cost, 4 times the noise.
-        "run_cost_growth": 20, "run_noise_growth": 4, "run_relative_noise_growth": 4,
-        "run_sensitivity_growth": 5, "predicted_over_measured": 1, "dither_over_rounding": 1,
-        "noise_over_rounding": 1, "low_over_high_second_order": 1,
-    }  # fmt: skip
+        "run_cost_growth": 20,
+        "run_noise_growth": 4,
+        "run_relative_noise_growth": 4,
+        "run_sensitivity_growth": 5,
+        "predicted_over_measured": 1,
+        "dither_over_rounding": 1,
+        "noise_over_rounding": 1,
+        "low_over_high_second_order": 1,
+    }
     found = findings(tables, PHASES, spacing=10).set_index("finding")["value"]
     assert found[list(expected)].to_dict() == pytest.approx(expected)
 
@@ -125,20 +154,31 @@ def test_sensitivity_before_the_end_of_rapid_learning_alone_has_no_growth_from_t
     found = findings({"audit": AUDIT, "sensitivity": table}, PHASES, spacing=10)
     # The step nearest to the best one is the last, so that nothing has grown.
     assert found.set_index("finding")["value"].to_dict() == {
-        "cost_growth": 1, "noise_growth": 1, "relative_noise_growth": 1, "sensitivity_growth": 1,
-    }  # fmt: skip
+        "cost_growth": 1,
+        "noise_growth": 1,
+        "relative_noise_growth": 1,
+        "sensitivity_growth": 1,
+    }
 
 
 def phase_flips(*oscillations: tuple[str, float]) -> pd.DataFrame:
     """phase_flips.csv: schedules by name with the share that a bump flips; its baseline half."""
-    return pd.DataFrame([
-        {"phases_of": name, "schedule": schedule, "seed": seed, "phase": phase, "updates": 3,
-         "flipped_own": share * (1.0 if schedule == name else 0.5)}
-        for name, share in oscillations
-        for schedule in (name, "baseline")
-        for seed in (0, 1)
-        for phase in ("cool", "bump")
-    ])  # fmt: skip
+    return pd.DataFrame(
+        [
+            {
+                "phases_of": name,
+                "schedule": schedule,
+                "seed": seed,
+                "phase": phase,
+                "updates": 3,
+                "flipped_own": share * (1.0 if schedule == name else 0.5),
+            }
+            for name, share in oscillations
+            for schedule in (name, "baseline")
+            for seed in (0, 1)
+            for phase in ("cool", "bump")
+        ]
+    )
 
 
 def test_two_oscillating_schedules_have_findings_of_their_own():

@@ -26,9 +26,11 @@ class Quadratic(LossSurface):
     def __init__(self, batches=4, diagonal=False):
         rng = np.random.default_rng(0)
         a = rng.standard_normal((batches, SIZE, SIZE))
-        a = np.eye(SIZE) * rng.uniform(0.1, 2.0, (batches, 1, SIZE)) if diagonal else (
-            a @ a.transpose(0, 2, 1) / SIZE
-        )  # fmt: skip
+        a = (
+            np.eye(SIZE) * rng.uniform(0.1, 2.0, (batches, 1, SIZE))
+            if diagonal
+            else (a @ a.transpose(0, 2, 1) / SIZE)
+        )
         self.mean_matrix = a.mean(axis=0)
         self.a, self.b = (
             torch.from_numpy(x).float() for x in (a, rng.standard_normal((batches, SIZE)))

@@ -59,8 +59,17 @@ def test_one_matrix_in_is_all_and_out_is_none(tiny_tokens):
 def test_layer_sets_of_a_gpt_neox(tiny_model):
     chosen = layer_sets(tiny_model)
     sets = {name: set(names) for name, names in chosen.items()}
-    assert list(sets) == ["blocks", "attention", "qkv", "mlp", "block0", "block1", "head",
-                          "embed_in", "all"]  # fmt: skip
+    assert list(sets) == [
+        "blocks",
+        "attention",
+        "qkv",
+        "mlp",
+        "block0",
+        "block1",
+        "head",
+        "embed_in",
+        "all",
+    ]
     assert sets["blocks"] == set(linear_weights(tiny_model))
     for a, b in (("attention", "mlp"), ("block0", "block1")):
         assert sets[a] | sets[b] == sets["blocks"] and not sets[a] & sets[b]
@@ -82,20 +91,29 @@ def test_names_of_several_architectures():
 
 def test_cells_are_the_whole_crossing_and_each_layer_set():
     low = {"symmetric": False, "granularity": "g8"}
-    found = cells(bits=[2, 4], group_sizes=[8, 16], formats=["nf4"], sets=["blocks", "mlp", "all"],
-                  low=low)  # fmt: skip
+    found = cells(
+        bits=[2, 4], group_sizes=[8, 16], formats=["nf4"], sets=["blocks", "mlp", "all"], low=low
+    )
     names = {cell.name for cell in found}
     assert len(found) == len(names) == 2 * 2 * 4 + 2 * 2 + 1
-    assert {"int4-asym-g8-blocks", "int2-sym-tensor-blocks", "int4-asym-g8-mlp",
-            "nf4-blocks"} <= names  # fmt: skip
+    assert {
+        "int4-asym-g8-blocks",
+        "int2-sym-tensor-blocks",
+        "int4-asym-g8-mlp",
+        "nf4-blocks",
+    } <= names
     assert Cell("blocks", "int", 4, False, "g8").spec == affine(4, "group", False, 8)
     assert Cell("blocks", "int", 8, True, "channel").spec == affine(8, "channel", True)
     assert Cell("blocks", "nf4").spec.label == "NF4"
 
 
 def test_a_factorial_probe_says_what_each_cell_did(tiny_model, tiny_tokens):
-    design = {"bits": [2, 8], "group_sizes": [8, 512], "formats": ["nvfp4"],
-              "low": {"symmetric": False, "granularity": "g8"}}  # fmt: skip
+    design = {
+        "bits": [2, 8],
+        "group_sizes": [8, 512],
+        "formats": ["nvfp4"],
+        "low": {"symmetric": False, "granularity": "g8"},
+    }
     table, scores = probe_cells(Visit(7, tiny_model, tiny_tokens, 4, 20), design)
     assert len(table) == scores["quantizer"].nunique() == 1 + 2 * 2 * 3 + 8 * 2 + 1
     rows = table.set_index("quantizer")
