@@ -295,8 +295,8 @@ def _best_swap(steps: np.ndarray, apart: np.ndarray) -> list[int]:
         order = np.arange(len(apart))
         order[pair] = pair[::-1]
         jumps = _jumps(steps, apart[order[:-1], order[1:]])
-        beside = {edge for place in pair for edge in (place - 1, place)}
-        if beside.isdisjoint(jumps.tolist()):
+        adjacent_edges = {edge for place in pair for edge in (place - 1, place)}
+        if adjacent_edges.isdisjoint(jumps.tolist()):
             return pair
     return []
 

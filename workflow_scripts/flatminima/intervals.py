@@ -100,10 +100,11 @@ def resampled_means(scores: PairedScores, *, resamples: int, seed: int) -> np.nd
     dof = stretches - 1
     upper = (1.0 + CONFIDENCE) / 2.0
     narrowing = stats.norm.ppf(upper) / stats.t.ppf(upper, dof)
-    drawn = max(1, round(dof * narrowing**2))
+    stretches_per_draw = max(1, round(dof * narrowing**2))
 
     rng = np.random.default_rng(seed)
-    times = rng.multinomial(drawn, np.full(stretches, 1.0 / stretches), resamples).astype(float)
+    equal_chances = np.full(stretches, 1.0 / stretches)
+    times = rng.multinomial(stretches_per_draw, equal_chances, resamples).astype(float)
     # einsum, not a BLAS product: its sums do not depend on the number of threads.
     return np.einsum("rs,bs->rb", nll, times) / np.einsum("s,bs->b", scored, times)
 

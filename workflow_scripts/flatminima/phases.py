@@ -286,9 +286,9 @@ def _with_resampled_scatter(
         return nll
     block_count = -(-len(late) // block)
     starts = late[0] + rng.integers(0, len(late) - block + 1, block_count)
-    drawn = np.concatenate([scatter[start : start + block] for start in starts])
+    other_scatter = np.concatenate([scatter[start : start + block] for start in starts])
     resampled = np.array(nll, float)
-    resampled[late] += drawn[: len(late)] - scatter[late]
+    resampled[late] += other_scatter[: len(late)] - scatter[late]
     return resampled
 
 

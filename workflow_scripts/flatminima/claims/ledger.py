@@ -439,8 +439,8 @@ def _measured_answer(paper_scope: Scope, replica_scope: Scope | None) -> Answer:
     except NotFound as reason:
         return Answer(NOT_REPLICATED, rule, str(reason))
     number = f"{interval(value):{definition.get('format', '.2f')}}"
-    shown = f"{number} {definition['unit']}".strip()
-    return Answer(within(value, *paper_scope.bound()), rule, shown)
+    number_with_unit = f"{number} {definition['unit']}".strip()
+    return Answer(within(value, *paper_scope.bound()), rule, number_with_unit)
 
 
 def _criterion(scope: Scope) -> str:

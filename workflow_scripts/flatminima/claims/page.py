@@ -227,8 +227,8 @@ def write(
         text = _claim_as_json(path.stem, ledger, judged, paths, path.parent)
     else:
         template = Path(paths[f"page_{path.suffix[1:]}"]).read_text(encoding="utf-8")
-        shown = context(ledger, judged, suite, paths, path.parent)
-        text = render(template, shown, html=path.suffix == ".html")
+        page_content = context(ledger, judged, suite, paths, path.parent)
+        text = render(template, page_content, html=path.suffix == ".html")
     with atomic_path(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
