@@ -176,7 +176,7 @@ def test_a_hub_repository_is_audited_and_each_revision_has_its_identity(hub, aud
     small = {"data": text, "sequences": 2, "batch_size": 2}
     code, printed, record = audited("tiny/run", **small)
     assert code == PASSED, printed
-    assert "tiny/run at step24: it holds no weights" in record["left_out"]["24"]
+    assert "tiny/run at step24: it has no weights" in record["left_out"]["24"]
     assert steps_of(tmp_path) == [8, 16, 32]
     assert not list((tmp_path / "out").rglob("model.safetensors"))
     known = record["checkpoints"]
@@ -197,9 +197,9 @@ MISTAKES = {
     "no such revision": ("RUN", {"revisions": ("15",)}, "no checkpoint '15'; valid: checkpoint"),
     "no such text": ("RUN", {"data": "nowhere.txt"}, "--data nowhere.txt: no such file"),
     "cut text": ("RUN", {"data": "CUT.txt.gz"}, "CUT.txt.gz"),
-    "little text": ("RUN", {"data": "LITTLE.txt"}, "tokens, 4 sequences of 16 need 64"),
+    "little text": ("RUN", {"data": "LITTLE.txt"}, "tokens; 4 sequences of 16 need 64"),
     "no tokenizer": ("RUN", {"tokenizer": "EMPTY"}, "no tokenizer.json in"),
-    "broken tokenizer": ("RUN", {"tokenizer": "LITTLE.txt"}, "LITTLE.txt: is no tokenizer.json"),
+    "broken tokenizer": ("RUN", {"tokenizer": "LITTLE.txt"}, "LITTLE.txt: not a tokenizer.json"),
     "no sequence": ("RUN", {"sequences": 0}, "--sequences 0"),
     "no device": ("RUN", {"device": "tpu"}, "'tpu' is not available"),
     "no revisions on the hub": ("tiny/plain", {}, "tiny/plain: none of 1 branches fits"),
@@ -318,7 +318,7 @@ REFUSED = [
 ]
 SKIPPED = [
     (as_pickle, "pytorch_model.bin"),
-    (written("model.safetensors", b"version https://git-lfs.github.com/spec/v1"), "is not whole"),
+    (written("model.safetensors", b"version https://git-lfs.github.com/spec/v1"), "is incomplete"),
 ]
 
 

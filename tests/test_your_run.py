@@ -127,7 +127,7 @@ def mine(checkout, tmp_path_factory) -> Path:
     cut_off.write_bytes(cut_off.read_bytes()[: cut_off.stat().st_size // 2])
     run = snakemake(*OWN, "--cores", "2", folder=checkout)
     assert run.returncode == 0, run.stdout[-5000:]
-    line = "suite mine: skipped results/example/run/checkpoint-28: model.safetensors is not whole"
+    line = "suite mine: skipped results/example/run/checkpoint-28: model.safetensors is incomplete"
     assert run.stdout.count(line) == 1
     return checkout / "results/mine"
 
