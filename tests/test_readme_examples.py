@@ -93,7 +93,7 @@ def test_every_target_is_planned(tmp_path):
     }
     beyond = re.findall(r"`([\w/]+\.(?:pdf|csv|html))`.* \| `\w+`", PAGES["mechanism"])
     assert len(beyond) > 8 and len(found) > 15
-    found |= {f"results/mini/{target}" for target in beyond}
+    found |= {f"results/mini/{target}" for target in beyond if not target.startswith("results/")}
     assert planned(*sorted(found), folder=copy_checkout(tmp_path / "checkout"))
 
 
