@@ -62,7 +62,7 @@ def test_findings_have_intervals_and_the_ledger_points_to_them(built):
     assert (known["low"] <= known["high"]).all()
     ledger = pd.read_csv(built / "claims_extended.csv", keep_default_na=False).set_index("id")
     for claim in ("C71", "C72", "C73", "C76", "C84"):
-        assert "by the same bound" in ledger.loc[claim, "analogue"], ledger.loc[claim]
+        assert "the bound" in ledger.loc[claim, "analogue"], ledger.loc[claim]
         assert "mechanism/findings.csv" in ledger.loc[claim, "evidence"]
     # On so little text some quantizer may add no loss at all, which has no logarithm.
     factors = pd.read_csv(built / "mechanism/factors.csv")

@@ -68,7 +68,7 @@ def test_a_table_of_branches_is_read_as_written_and_other_files_are_refused(tmp_
     ]
     table.to_csv(path, index=False)
     assert read_table(path) == {300: "stage1-step300-tokens1B", 10000: "stage1-step10000-tokens21B"}
-    with pytest.raises(ValueError, match="none of 5 branches fits .*there are main, stage1"):
+    with pytest.raises(ValueError, match="none of 5 branches fits .*main, stage1"):
         table_of_branches(DEFAULT_PATTERN, BRANCHES)
     with pytest.raises(ValueError, match="branches step07 and step7 are both step 7"):
         table_of_branches(DEFAULT_PATTERN, {"step7": "a", "step07": "b"})

@@ -23,13 +23,17 @@ _SYMMETRIC_LINE = (0, (2, 1))
 def draw(factorial: pd.DataFrame, factors: pd.DataFrame, suite: dict) -> Figure:
     """Losses by bits at the last step, shares of variance by step, prediction against all cells.
 
-    Whiskers are 95 % intervals over the validation sequences.
+    Whiskers are 95 % intervals over the validation sequences, where there is one.
     """
     cells = style.with_ends(factorial[factorial["role"] == "variant"])
     last_step = cells["step"].max()
     figure, (loss_axes, share_axes, prediction_axes) = style.row_of_panels(
         f"{suite['label']}: which property of the grid costs what",
-        [f"loss by bits, step {last_step:,}", "share of the variance", "one sensitivity × step²"],
+        [
+            f"loss by bits, step {last_step:,}",
+            "share of the variance",
+            "one sensitivity × (grid step)²",
+        ],
         height=3.8,
     )
     _draw_losses(loss_axes, cells[cells["step"] == last_step])
@@ -41,7 +45,7 @@ def draw(factorial: pd.DataFrame, factors: pd.DataFrame, suite: dict) -> Figure:
     _draw_prediction(
         prediction_axes, cells, prediction.pivot(index="step", columns="measure", values="value")
     )
-    style.legends(figure.axes, [2])
+    style.legends(figure.axes, [2])  # two columns in the first panel
     return figure
 
 
@@ -77,12 +81,18 @@ def _draw_losses(axes: Axes, cells: pd.DataFrame) -> None:
 
 
 def _draw_shares(axes: Axes, variance: pd.DataFrame) -> None:
-    """Share of each term in the variance of the logarithm of the added loss, by step."""
+    """Share of each term in the variance of the logarithm of the added loss, by step.
+
+    The interactions are a sum of several terms. The sum has no interval: the ends of the
+    intervals of its terms do not add up to one.
+    """
     is_main_term = variance["term"].isin(list(_TERMS))
     rows = variance.assign(term=variance["term"].where(is_main_term, "interactions"))
     steps = sorted(rows["step"].unique())
     for index, (term, (color, marker)) in enumerate(_TERMS.items()):
         shares = rows[rows["term"] == term].groupby("step")[["value", "low", "high"]].sum()
+        if term == "interactions":
+            shares[["low", "high"]] = np.nan
         places = np.arange(len(steps)) + 0.1 * index - 0.15  # side by side around each tick
         style.band(
             axes,

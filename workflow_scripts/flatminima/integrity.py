@@ -357,9 +357,9 @@ def suite_table(
 
     ``duplicate_of`` is the first earlier step with the same weights. Pythia's steps 0 and 1 have
     the same weights, since the first update has a learning rate of zero. ``distance_to_previous``
-    is the estimated L2 distance of all weights to the previous present revision, relative to the
-    norm of the latter. Its standard error is 1 %, that of a sketch. It is exactly 0 for equal
-    weights.
+    is the estimated L2 distance of all weights to the previous present revision, divided by the
+    norm of that revision. Sketches estimate the distance with a standard error of 1 %. Equal
+    weights have a distance of exactly 0.
     """
     counts = dict.fromkeys(COUNT_COLUMNS, "Int64")
     table = revisions.sort_values("step", ignore_index=True).astype(counts)
@@ -378,9 +378,11 @@ def suite_table(
         step: [finding.kind for finding in findings if step in finding.steps]
         for step in table["step"]
     }
+    # Four digits: a sketch does not give more.
     rounded_distance = relative_distance.map(lambda distance: float(f"{distance:.4g}"))
     return table.assign(
         duplicate_of=first_step.where(first_step < table["step"]).astype("Int64"),
         distance_to_previous=table["step"].map(rounded_distance),
+        # A step may have several findings of one kind; the kind is listed once.
         findings=[" ".join(dict.fromkeys(kinds_by_step[step])) for step in table["step"]],
     )

@@ -76,7 +76,10 @@ def paired_scores(sequences: pd.DataFrame, keys: list[str]) -> PairedScores:
     key_number = rows.groupby(keys, sort=False).ngroup()
     if list(key_number[is_fp32]) != list(range(key_number.max() + 1)):
         raise ValueError(f"{', '.join(keys)}: each needs exactly one row with role {FP32}")
-    return PairedScores(rows, nll, scored[0], np.flatnonzero(is_fp32)[key_number])
+    # Full precision comes once per key and in the order of the keys, as just checked. So the
+    # n-th of its rows is the reference of all rows with the n-th key.
+    reference = np.flatnonzero(is_fp32)[key_number]
+    return PairedScores(rows, nll, scored[0], reference)
 
 
 def resampled_means(scores: PairedScores, *, resamples: int, seed: int) -> np.ndarray:
@@ -151,6 +154,7 @@ def resampled_curves(
     for role, rows in scores.rows.groupby("role"):
         if list(rows["step"]) != list(steps):
             raise ValueError(f"role {role}: one row at each of the {len(steps)} steps is needed")
+        # The index of ``scores.rows`` counts the rows of ``means``.
         curves[role] = means[rows.index].T
     return curves
 

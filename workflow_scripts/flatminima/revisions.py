@@ -89,10 +89,14 @@ def table_of_branches(pattern: str, branches: Mapping[str, str]) -> pd.DataFrame
     table = pd.DataFrame(rows, columns=COLUMNS)
     if table.empty:
         examples = ", ".join(sorted(branches)[:3]) or "none"
-        raise UserError(f"none of {len(branches)} branches fits {pattern!r}; there are {examples}")
+        raise UserError(
+            f"none of {len(branches)} branches fits the pattern {pattern!r}; such as {examples}"
+        )
     for step, names in table.groupby("step")["branch"]:
         if len(names) > 1:
-            raise UserError(f"branches {' and '.join(sorted(names))} are both step {step}")
+            raise UserError(
+                f"branches {' and '.join(sorted(names))} are both step {step} by the pattern"
+            )
     return table.sort_values("step", ignore_index=True)
 
 
@@ -102,7 +106,10 @@ def read_table(path: Path) -> dict[int, str] | None:
         return None
     table = pd.read_csv(path, dtype={"branch": str, "commit": str})
     if list(table.columns) != COLUMNS or table.empty or not table["step"].is_monotonic_increasing:
-        raise UserError(f"{path} must be a table of {', '.join(COLUMNS)} in step order")
+        raise UserError(
+            f"{path}: the columns must be {', '.join(COLUMNS)}, with at least one row and "
+            "increasing steps"
+        )
     return table.set_index("step")["branch"].to_dict()
 
 
@@ -128,7 +135,7 @@ class LocalRun(NamedTuple):
 def check_pattern(pattern: str) -> None:
     """Raise ``UserError`` unless the pattern contains ``{step}`` once."""
     if pattern.count(PLACE) != 1 or "*" in pattern:
-        raise UserError(f"{pattern!r} must have {PLACE} once and no *")
+        raise UserError(f"{pattern!r} must have {PLACE} once, for the number of the step, and no *")
 
 
 def read_checkpoint(folder: Path) -> LocalCheckpoint:
@@ -138,7 +145,7 @@ def read_checkpoint(folder: Path) -> LocalCheckpoint:
     formats = (WEIGHTS_FILE, WEIGHTS_INDEX, *PICKLES)
     weights = next((name for name in formats if (folder / name).is_file()), None)
     if weights is None:
-        raise DamagedFile("no weights")
+        raise DamagedFile(f"no weights ({WEIGHTS_FILE} or {WEIGHTS_INDEX})")
     if weights in PICKLES:
         raise DamagedFile(
             f"weights only in {weights}, a pickle, which could run code; "
@@ -149,7 +156,7 @@ def read_checkpoint(folder: Path) -> LocalCheckpoint:
         shards = sorted(set(read_index(folder / weights).values()))
     for name in shards or [weights]:
         if not (folder / name).is_file():
-            raise DamagedFile(f"no {name}, which {weights} names")
+            raise DamagedFile(f"no {name}, which is listed in {weights}")
         check_whole(folder / name)
     return LocalCheckpoint(folder.as_posix(), weights, (CONFIG_FILE, weights, *shards))
 

@@ -64,9 +64,9 @@ ANSWERS = {
 }
 QUESTIONS = tuple(ANSWERS)
 ANALOGUE_ANSWERS = {
-    REPLICATED: "as claimed",
-    NOT_REPLICATED: "not as claimed",
-    INCONCLUSIVE: "undecided",
+    REPLICATED: "would meet",
+    NOT_REPLICATED: "would not meet",
+    INCONCLUSIVE: "can neither meet nor miss",
 }
 # Measurements beyond the paper. Only claims_extended reads them.
 BEYOND = ("mechanism", "rivals", "pilot", "amplitudes", "calibration")
@@ -480,4 +480,4 @@ def _analogue(paper_scope: Scope, suite_scope: Scope) -> str:
         answer = NOT_REPLICATED
     except NotMeasured:
         return ""
-    return f"{text}; by the same bound {ANALOGUE_ANSWERS[answer]}"
+    return f"{text}; this suite {ANALOGUE_ANSWERS[answer]} the bound, which is no test of the paper"

@@ -60,7 +60,7 @@ class _Loader(yaml.CSafeLoader):
         keys = set()
         for key_node, _ in node.value:
             if key_node.value in keys:
-                line = node.start_mark.line + 1
+                line = key_node.start_mark.line + 1
                 raise ValueError(f"line {line}: duplicate key {key_node.value}")
             keys.add(key_node.value)
         return super().construct_mapping(node, deep)
@@ -73,7 +73,9 @@ def read_yaml(path: Path) -> dict:
     except (yaml.YAMLError, ValueError, OSError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: not a mapping of keys to values")
+        raise ConfigError(
+            f"{path}: not a mapping of keys to values; write lines such as 'suite: mine'"
+        )
     return content
 
 

@@ -175,7 +175,7 @@ def _rivals(suite: Suite, fork: Fork) -> Iterator[Branch]:
 
 
 def _amplitudes(suite: Suite, fork: Fork) -> Iterator[Branch]:
-    """OLI with each amplitude, with its own period and with that of each SGDR schedule.
+    """Branches of OLI with each amplitude, at the first OLI schedule's period and at SGDR's.
 
     Bumps take the same fraction of a period as in the first OLI schedule. Cycles begin with the
     bump, so that they end in a cool phase.

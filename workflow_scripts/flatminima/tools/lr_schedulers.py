@@ -98,7 +98,8 @@ def get_oli_schedule(
 ) -> LambdaLR:
     """Oscillatory Lock-In: bumps above the baseline (``schedules.OscillatoryLockIn``).
 
-    Condition C of section 5.1, which begins the cycles late, where FP32 loss has converged.
+    For the paper's condition C (section 5.1) set ``start`` to the step at which FP32 loss has
+    converged. By default the cycles begin at the end of the warm-up.
     """
     run = _Run(baseline, num_warmup_steps, num_training_steps, min_lr_rate, min_lr)
     kind = partial(

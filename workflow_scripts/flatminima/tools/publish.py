@@ -121,7 +121,8 @@ def publish(
 ) -> tuple[int, int]:
     """Replace ``folder`` by the measurements in ``results``; returns the number of files and bytes.
 
-    ``commit`` and ``machine`` measured them. Raises ``UserError`` if a measured file is missing.
+    ``commit`` is the code and ``machine`` the machine that the measurements were made with.
+    Raises ``UserError`` if a measured file is missing.
     """
     measured = measured_files(suite)
     for name in measured:

@@ -50,6 +50,8 @@ def gradient_statistics(
 ) -> dict[str, float]:
     """Means over the first batches of the fork, before any weight moves.
 
+    ``settings["start"]`` is the step of the fork point. The batches are those of seed 0.
+
     ``weights`` are the quantized weights by name. Returned keys:
 
     - ``global_norm``: norm of the gradient of all parameters

@@ -228,7 +228,8 @@ def train_job(
                     _check_weights(model, update)
                     save_model(model, unfinished.staged(update.step), digests=True)
                     bar.set_postfix_str(f"loss {update.loss_nats:.3f} nats", refresh=False)
-                # After the checkpoint, so that a state never claims one that was not written.
+                # The state comes after the checkpoint. A job that resumes from the state then
+                # finds every checkpoint that is due before it.
                 unfinished.save(model, optimizer, update.step, loss_history)
         except Diverged as error:
             raise Diverged(f"{error}; lower config key {key}") from None
