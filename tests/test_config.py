@@ -321,7 +321,7 @@ def test_a_file_that_is_not_a_configuration_gives_one_line(tmp_path):
     for text, reason in (
         ("[1]", "not a mapping"),
         ("a: [", "while parsing"),
-        ("a: {b: 1,\n  c: 2, b: 3}", "line 1: duplicate key b"),
+        ("a: {b: 1,\n  c: 2, b: 3}", "line 2: duplicate key b"),
     ):
         path.write_text(text)
         with pytest.raises(ConfigError, match=f"mine.yaml: {reason}"):
