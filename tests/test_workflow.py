@@ -190,7 +190,7 @@ def test_a_mistaken_configuration_gives_one_line(clean, tmp_path):
     mistaken = ("--configfile", str(tmp_path / "mistaken.yaml"))
     for arguments, text, part in (
         (mistaken, "suites: {mini: {training: {lr_mx: 1.0}}}", "lr_mx is not known; did you mean"),
-        (mistaken, "suite: mini\nsuite: mini", "line 1: duplicate key suite"),
+        (mistaken, "suite: mini\nsuite: mini", "line 2: duplicate key suite"),
         (mistaken, "suites: {mini: {grid: {last: 400}}}", "mini.grid lacks powers_of_two"),
         (mistaken, "suites: {mini: {measurements: a}}", "measurements is not known"),
         (
