@@ -1,6 +1,7 @@
 """Killed at any moment, the same command goes on and ends with the same bytes."""
 
 import contextlib
+import logging
 import os
 import random
 import shutil
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from flatminima.files import atomic_path
+from flatminima.messages import message_handlers
 from flatminima.model import build_model, load_model, save_model
 from flatminima.text.tokens import write_tokens
 from tests.conftest import TINY as TINY_SHAPE
@@ -78,21 +80,24 @@ def test_a_checkpoint_is_whole_or_not_there_when_its_replacement_is_killed(
         assert torch.equal(next(load_model(folder).parameters()), next(other.parameters()))
 
 
-def job(folder: str, train: str, said: str) -> None:
-    with open(said, "a") as stream, contextlib.redirect_stderr(stream):
+def job(folder: str, train: str, log: str) -> None:
+    """Train to step 40 and append the messages to the file ``log``, as a job does."""
+    handler = logging.FileHandler(log)
+    handler.setLevel(logging.INFO)
+    with contextlib.closing(handler), message_handlers(handler):
         train_until(Path(folder), 40, train=train)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_job_that_is_asked_to_stop_saves_its_state_and_goes_on(tmp_path, number):
-    said = tmp_path / "said.txt"
+    log = tmp_path / "log.txt"
     train = str(tmp_path / "train.safetensors")
     write_tokens(train, tokens())
     for name in ("stopped", "whole"):
         (tmp_path / name).mkdir()
     stopped = tmp_path / "stopped"
     unfinished = tmp_path / "stopped" / "unfinished"
-    process = PROCESSES.Process(target=job, args=(str(stopped), train, str(said)))
+    process = PROCESSES.Process(target=job, args=(str(stopped), train, str(log)))
     process.start()
     wait_for(unfinished / "step8", process)
     os.kill(process.pid, number)
@@ -103,9 +108,9 @@ def test_a_job_that_is_asked_to_stop_saves_its_state_and_goes_on(tmp_path, numbe
     before = signal.getsignal(number)
     job(str(tmp_path / "whole"), train, os.devnull)
     assert signal.getsignal(number) == before, "handlers are as they were once a job is done"
-    job(str(stopped), train, str(said))
-    assert f"{signal.Signals(number).name}: stopped after step" in said.read_text()
-    assert "resuming from step" in said.read_text()
+    job(str(stopped), train, str(log))
+    assert f"{signal.Signals(number).name}: stopped after step" in log.read_text()
+    assert "resuming from step" in log.read_text()
     assert outputs(stopped) == outputs(tmp_path / "whole")
 
 

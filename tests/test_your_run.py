@@ -93,8 +93,11 @@ def test_a_failed_audit_fails_its_job(tmp_path):
 
 
 def test_the_notebook_shows_the_training_and_the_curve(example, tmp_path):
+    executed = tmp_path / "your_run.ipynb"
     html = tmp_path / "your_run.html"
-    render_notebook.main(str(NOTEBOOK), str(html), "example", str(example.parent))
+    render_notebook.main(
+        str(NOTEBOOK), str(executed), str(html), suite="example", folder=str(example.parent)
+    )
     page = html.read_text(encoding="utf-8")
     assert len(re.findall(r"<img[^>]*>", page)) == 3
     assert "ConvergenceCallback" in page and "The INT4 gap: <strong>" in page

@@ -32,7 +32,7 @@ def draw(factorial: pd.DataFrame, factors: pd.DataFrame, suite: dict) -> Figure:
         [
             f"loss by bits, step {last_step:,}",
             "share of the variance",
-            "one sensitivity × (grid step)²",
+            "sensitivity × (grid step)²",
         ],
         height=3.8,
     )
