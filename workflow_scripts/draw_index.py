@@ -160,6 +160,7 @@ def draw_panel(
                 name=curve,
                 mode="lines",
                 line={"color": looks[curve].color, "dash": dash},
+                # The buttons below the heading switch to the curves of another quantity.
                 visible=label == labels[0],
             )
     figure.update_layout(

@@ -40,6 +40,7 @@ def draw(audit: pd.DataFrame, phases: dict, table1: pd.DataFrame, suite: dict) -
         spacing=spacing,
         bars="95 % intervals",
     )
+    # A reader must not take two models for one.
     warning = "" if suite["is_paper_model"] else "; not comparable"
     _draw_side(
         paper_axes,

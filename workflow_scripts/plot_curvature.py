@@ -17,6 +17,7 @@ def draw(curvature: pd.DataFrame, audit: pd.DataFrame, phases: dict, suite: dict
     Intervals are 95 %: of the trace over random vectors, of the eigenvalue over batches,
     of the loss over sequences.
     """
+    # Random weights have a curvature of their own, which would set the scale of the axis.
     rows = curvature[curvature["step"] > 0].sort_values("step")
     low_bit_name = style.role_labels(audit, suite)["low_bit"]
     figure, (trace_axes, eigenvalue_axes, relation_axes) = style.row_of_panels(

@@ -118,6 +118,7 @@ def _draw_prediction(axes: Axes, cells: pd.DataFrame, prediction: pd.DataFrame) 
     look = {"ls": "", "marker": "o", "ms": 1.6, "mew": 0, "elinewidth": 0.3, "alpha": 0.8}
     for step, color in style.shades(sorted(cells["step"].unique())).items():
         rows = usable[usable["step"] == step]
+        # At an early step no loss may be clearly above zero. Then nothing was fitted.
         if step in prediction.index and len(rows):
             predicted = prediction.loc[step, "sensitivity"] * rows["step_variance"]
             axes.errorbar(predicted, *style.with_bars(rows, LOSS), color=color, **look)

@@ -31,6 +31,7 @@ def draw(layers: pd.DataFrame, phases: dict, suite: dict) -> Figure:
     figure = style.page(f"{suite['label']}: where rounding breaks the model", height)
     alone_axes, left_out_axes, sum_axes = figure.subplots(3, height_ratios=(1.25, 1, 1))
 
+    # One scale for both heat maps, so that their colours can be compared.
     norm = LogNorm(SMALLEST, max(alone[LOSS[0]].max(), 2 * SMALLEST))
     mesh = _draw_heat_map(alone_axes, alone, LOSS[0], norm)
     _draw_heat_map(left_out_axes, all_but_one, "removed_nats", norm)

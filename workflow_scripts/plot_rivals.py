@@ -39,9 +39,11 @@ def draw(rivals: pd.DataFrame, suite: dict) -> Figure:
     """
     low_bit_name = role_labels(rivals, suite)["low_bit"]
     ends = compare(rivals)
+    # A bump ends on purpose with a high loss. Nobody would ship that checkpoint.
     ends = ends[ends["update_phase"] != "bump"]
     by_condition = ends.groupby(["group", "schedule"], sort=False)
     means = by_condition[["fp32_ppl", "low_bit_ppl", "gap_pct"]].mean().reset_index()
+    # A stable sort keeps the order of the configuration where two means are equal.
     ranking = means.sort_values("low_bit_ppl", kind="stable")
     figure, (plane_axes, ranking_axes) = style.row_of_panels(
         f"{suite['label']}: {len(ranking)} ways to continue from one checkpoint",
@@ -81,6 +83,7 @@ def _draw_iso_gaps(axes: Axes) -> None:
     bottom, top = axes.get_ylim()
     for gap in ISO_GAPS_PCT:
         ratio = 1 + gap / 100
+        # The line leaves the axes either at the right edge or at the top.
         end = min(right, top / ratio)
         is_inside = end > left and end * ratio > bottom
         if not is_inside:

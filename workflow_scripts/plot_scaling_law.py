@@ -27,6 +27,7 @@ def draw(
     """
     low_bit_name = style.role_labels(audit, suite)["low_bit"]
     low_bit = style.even(audit[audit["role"] == "low_bit"], suite["spacing"]).sort_values("step")
+    # The pooled kurtosis counts every weight of the blocks once.
     weights = kurtosis.loc[kurtosis["statistic"] == "pooled", "n_weights"].iloc[0]
     figure = style.page(f"{suite['label']}: added loss against its power law", 3.8)
     axes = figure.subplots()
@@ -88,6 +89,7 @@ def _draw_run(
     )
     if not is_fitted:
         return
+    # Solid over the checkpoints that were fitted, dashed where the law is continued.
     start, stop, end = law["tokens_start"], law["tokens_stop"], law["tokens_end"]
     for first, last, linestyle in ((start, stop, "-"), (stop, end, DASHED)):
         tokens = np.array([first, last])

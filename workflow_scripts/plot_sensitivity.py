@@ -66,6 +66,8 @@ def _draw_growth(axes: Axes, rounding: pd.DataFrame, phases: dict) -> None:
     reference = rows[rows["step"] == reference_step].iloc[0]
     noise = rows["noise_norm2"] / reference["noise_norm2"]
     weight_size = rows["weight_norm2"] / reference["weight_norm2"]
+    # The second-order term is noise times sensitivity. Divided by the noise, the sensitivity is
+    # left. Both are relative to the reference step.
     sensitivity = rows[_SECOND_ORDER].div(noise, axis=0) / reference[_SECOND_ORDER[0]]
     style.band(axes, rows["step"], sensitivity, _SECOND_ORDER, color=GREEN, label="½ Δ·H·Δ / |Δ|²")
     axes.plot(rows["step"], noise, color="black", label="noise |Δ|²")

@@ -33,6 +33,7 @@ def draw(replication_runs: pd.DataFrame, table1: pd.DataFrame, suite: dict) -> F
         loss_axes.plot(added_loss.where(added_loss > 0), **look)
         fp32_axes.plot(fp32_loss - fp32_loss.min(), **look)
     for width, color in color_of_width.items():
+        # Empty curves: the legend names widths once, not every run.
         loss_axes.plot([], [], color=color, label=f"width {width}")
     style.explain_dashes(loss_axes, dashes_of_decay, "weight decay")
     loss_axes.plot(

@@ -46,6 +46,7 @@ def main(
     (``state``) if Adam's moments are restored. ``settings`` are those of a ``Condition``, and
     ``key`` is its key in the configuration. ``seed`` decides the data order only.
     """
+    # Before the record of the run: this sets the number of threads and the numeric mode.
     device = take_device(device, threads)
     condition = Condition(**settings)
     recipe = fork_recipe(condition, seed)
@@ -60,6 +61,8 @@ def main(
     model = load_model(source, device)
     tokens = read_tokens(inputs["train"])
     length = condition.fork.get("length", tokens.shape[1])
+    # A fork may train on shorter sequences. Each stored sequence is then cut into equal pieces, so
+    # that all tokens of the text are used.
     if tokens.shape[1] % length:
         raise UserError(
             f"fork length: {length} does not divide the {tokens.shape[1]} tokens of a training "

@@ -90,6 +90,7 @@ class ConvergenceMonitor:
             error = "" if stderr is None else f" with standard error {stderr}"
             raise MonitorError(f"the loss at step {step} is {loss}{error}; left out")
         if previous is not None:
+            # A run that is resumed from a checkpoint evaluates its last step once more.
             if (step, loss) == (previous.step, previous.loss):
                 return previous
             if step <= previous.step:
@@ -97,6 +98,7 @@ class ConvergenceMonitor:
                     f"step {step} follows step {previous.step}, but steps must rise; left out"
                 )
 
+        # Evaluations before the start, such as those during warm-up, have no slope.
         counts = step >= self.settings["start"]
         if counts:
             self._recent = [*self._recent, (step, loss, stderr)][-self.settings["window"] :]
@@ -105,10 +107,12 @@ class ConvergenceMonitor:
         without_fall = 0
         if counts and len(self._recent) == self.settings["window"]:
             slope, slope_error = slope_of(self._recent)
+            # The loss falls if its slope is below zero by more than the noise of the slope.
             falls = slope < -self.settings["noise"] * slope_error
             if not falls:
                 without_fall = 1 + (previous.without_fall if previous else 0)
 
+        # One slope that is not below zero may be chance. Several in a row are needed.
         converged = without_fall >= self.settings["patience"]
         began = converged and not (previous and previous.converged)
         converged_step = None

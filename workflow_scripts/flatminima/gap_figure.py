@@ -188,11 +188,13 @@ def _mark_events(panels: Sequence[Axes], audit: pd.DataFrame, phases: dict) -> N
         low, high = event["step_low"], event["step_high"]
         bars = None
         interval = ""
+        # Without resampled text an event has no interval.
         if low is not None:
             bars = [[step - low], [high - step]]
             interval = f" [{low:,}, {high:,}]"
         point_axes.errorbar(
             step,
+            # An event may lie between two checkpoints of a curve that has holes.
             np.interp(step, curve["step"], curve[column]),
             xerr=bars,
             fmt="D",

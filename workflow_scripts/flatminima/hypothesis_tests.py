@@ -176,6 +176,8 @@ def paired_tests(differences: np.ndarray, labels: dict, note: str = "") -> Itera
 
     p_value = NAN
     if pairs > 1:
+        # With "samples" scipy exchanges the two members of a pair, which flips a sign. Up to this
+        # number of resamples it goes through all 2^n sign patterns, so the p is exact.
         permutations = stats.permutation_test(
             (differences,),
             np.mean,
@@ -209,7 +211,9 @@ def exact_tests(a: np.ndarray, b: np.ndarray, labels: dict, note: str = "") -> I
     if not pairs:
         obstacle = "no pairs"
     else:
+        # Every unit of a against every unit of b.
         wins = int(np.less.outer(a, b).sum())
+        # The exact distribution of Mann-Whitney assumes that no two values are equal.
         if len(np.unique([*a, *b])) == len(a) + len(b):
             p_value = stats.mannwhitneyu(a, b, method="exact").pvalue
         else:
@@ -290,6 +294,7 @@ def correlations(x: np.ndarray, y: np.ndarray, labels: dict, note: str = "") -> 
         columns = {}
         remark = obstacle
         if not obstacle:
+            # Autocorrelation makes neighbours repeat each other. Fewer effective pairs are left.
             columns = correlate(transform(x), transform(y))
             remark = f"{columns['dof'] + 2:.1f} effective pairs of {len(x)}"
         yield Row(

@@ -353,6 +353,7 @@ def build_model(architecture: dict, vocab_size: int, seed: int) -> nn.Module:
     into_residual_stream = ("attention.dense.weight", "dense_4h_to_h.weight")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            # Vectors keep what transformers gave them: ones for norms, zeros for biases.
             if parameter.ndim > 1:
                 std = wang_init if name.endswith(into_residual_stream) else small_init
                 parameter.normal_(0.0, std, generator=generator)

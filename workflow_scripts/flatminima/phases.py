@@ -344,6 +344,7 @@ def _segments(phases: Phases, steps: np.ndarray, ppl: np.ndarray, gap: np.ndarra
     bounds = [int(steps[0]), phases.rapid_learning_end, int(steps[-1])]
     names = NAMES_WITHOUT_ONSET
     if phases.onset.step is not None:
+        # The onset divides what comes after rapid learning into plateau and divergence.
         bounds.insert(2, phases.onset.step)
         names = PHASE_NAMES
 

@@ -157,6 +157,7 @@ def read_checkpoint(folder: Path) -> LocalCheckpoint:
     for name in shards or [weights]:
         if not (folder / name).is_file():
             raise DamagedFile(f"no {name}, which is listed in {weights}")
+        # A download or a save that was cut off is shorter than its header says.
         check_whole(folder / name)
     return LocalCheckpoint(folder.as_posix(), weights, (CONFIG_FILE, weights, *shards))
 

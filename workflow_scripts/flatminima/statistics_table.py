@@ -165,6 +165,7 @@ def block_rows(differences: np.ndarray, labels: dict, moments_of_probes: dict) -
     ``moments_of_probes`` are the columns that ``describe`` gives for the same probes.
     """
     steps, seeds = differences.shape
+    # Without a common seed there are no differences, however many steps both sides have.
     if seeds == 0:
         steps = 0
 
@@ -428,6 +429,7 @@ def text_rows(
     def row(
         comparison: str, measure: str, statistic: str, draws: np.ndarray, **columns: float
     ) -> Row:
+        # The first entry is the measured value. The resampled values come after it.
         low, high = intervals.percentile_interval(draws[1:])
         return Row(
             "paired bootstrap",
@@ -445,6 +447,7 @@ def text_rows(
 
     by_condition = conditions(forks)
     for name, probes in by_condition.items():
+        # Each seed ends at its own last probe, which a diverged run reaches earlier.
         last_steps = probes.groupby("seed")["step"].transform("max")
         probes_by_measure = {
             "final_gap_pct": probes[last_steps == probes["step"]],
@@ -456,6 +459,7 @@ def text_rows(
             draws = _mean_over_seeds(gap_draws, measured_probes)
             yield row(name, measure, "mean over seeds", draws, mean_a=draws[0])
 
+            # No rows, but the right columns, where the suite has no control.
             control = by_condition.get(baseline, probes.iloc[:0])
             control = control[control["step"].isin(measured_probes["step"])]
             if name == baseline or control.empty:

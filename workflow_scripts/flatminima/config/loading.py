@@ -167,6 +167,7 @@ def resolve_suites(suites: object, library: Mapping[str, Mapping]) -> object:
             if parent in (*heirs, name):
                 chain = " -> ".join((*heirs, name, parent))
                 raise ConfigError(f"{key}: {parent!r} extends it in turn ({chain})")
+            # Depth first: the parent is completed, and stands in `complete`, before its heir.
             complete_suite(parent, (*heirs, name))
             section = _inherit(complete[parent], section)
         complete[name] = section

@@ -186,6 +186,7 @@ def _amplitudes(suite: Suite, fork: Fork) -> Iterator[Branch]:
     periods = [first_oli.period]
     periods += [kind.period for kind in fork.schedules.values() if kind.kind == "sgdr"]
     for amplitude in fork.amplitudes or ():
+        # Each period once, in order: OLI and SGDR often share theirs.
         for period in dict.fromkeys(periods):
             bump_steps = max(1, round(period * first_oli.bump_steps / first_oli.period))
             kind = OscillatoryLockIn(

@@ -77,6 +77,7 @@ def rounded_inputs(model: nn.Module, bits: int) -> Iterator[None]:
 
     def round_input(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         states = inputs[0]
+        # A channel of the quantizer is a row. Rows are tokens here, so each token has a scale.
         per_token = states.reshape(-1, states.shape[-1])
         return (fake_quantize(per_token, spec).reshape(states.shape),)
 
@@ -128,6 +129,7 @@ def rounding_rows(visit: Visit, settings: Mapping) -> Rows:
     scores = score(visit.tokens, forwards, batch_size=visit.batch_size, device=visit.device)
     table = summarise(scores_table(scores, visit.step), ["step"], resamples=visit.resamples, seed=0)
     for name, row in table.set_index("quantizer").drop(index=FP32).iterrows():
+        # The loss is ln(1 + gap / 100), so its interval follows from that of the gap.
         low, high = np.log1p(row[["gap_low_pct", "gap_high_pct"]].to_numpy(float) / 100)
         added_loss = row["delta_nll_nats_per_token"]
         yield "added_loss", name, added_loss, low, high, row["n_sequences"]

@@ -84,6 +84,7 @@ def misalignment(weights: Weights, spec: AffineQuantizer, *, seed: int) -> dict[
     mean = index.mean()
     half_width = 1.96 * index.std(ddof=1) / np.sqrt(len(index))
 
+    # Groups that quantization leaves unchanged have no residual: they are NaN.
     distance = torch.cat([residual.abs().reshape(-1) for residual in residuals_by_matrix])
     is_near_midpoint = distance[torch.isfinite(distance)] >= NEAR_MIDPOINT
     return {
@@ -124,6 +125,8 @@ def code_flips(before: Weights | None, after: Weights, spec: AffineQuantizer) ->
         numbers = {
             "flipped_own": level_on_own_grid != level,
             "flipped_fixed": level_on_fixed_grid != level,
+            # Under a uniform position in its cell, a move of d steps crosses a midpoint with
+            # probability d, up to 1.
             "flipped_expected": distance.clamp(max=1.0),
             "mean_move_in_steps": distance,
         }
@@ -143,6 +146,7 @@ def displacements(states: Iterable[tuple[int, np.ndarray]], spacing: int) -> Ite
     """
     recent: deque[tuple[int, np.ndarray]] = deque(maxlen=max(LAGS) + 1)
     for step, state in states:
+        # After a hole, earlier states are at another distance than their lag says.
         if recent and step - recent[-1][0] != spacing:
             recent.clear()
         recent.append((step, state))
@@ -154,6 +158,8 @@ def displacements(states: Iterable[tuple[int, np.ndarray]], spacing: int) -> Ite
             distance = float(np.linalg.norm(move))
             cosine = np.nan
             if lag == 1 and len(recent) > 2:
+                # The current state is the last of `recent`: the move before this one ends at the
+                # second last.
                 previous_move = recent[-2][1] - recent[-3][1]
                 scale = distance * np.linalg.norm(previous_move)
                 cosine = float(move @ previous_move / scale) if scale else np.nan
@@ -197,6 +203,7 @@ def drift_tables(
             )
             previous_weights = weights
             previous_step = step
+            # Powers of two and step 0 are compared by their codes, but have no lag on the grid.
             if step % spacing == 0 and step > 0:
                 flat = torch.cat([weight.reshape(-1) for weight in weights.values()])
                 yield step, flat.double().numpy()

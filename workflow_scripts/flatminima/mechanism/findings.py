@@ -205,6 +205,7 @@ def sensitivity_findings(table: pd.DataFrame, run: Run) -> Findings:
     yield from _growth_findings("run_", late.iloc[0], last)
 
     unit = f"checkpoints from step {run.start} on"
+    # The ratio of sums is the estimate: single ratios are wild where the loss is near zero.
     ratio = late["predicted_nats"].sum() / late["measured_nats"].sum()
     ratios = mean_of_series(late["predicted_nats"] / late["measured_nats"], unit, ratio)
     yield "predicted_over_measured", ratios, "first- plus second-order term over the measured loss"

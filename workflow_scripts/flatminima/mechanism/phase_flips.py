@@ -71,6 +71,7 @@ def trace_phases(
             stop=max(ends),
         )
         for step, *_ in updates:
+            # A phase ends here. Its codes are compared with those at the end of the phase before.
             if step in ends:
                 after = weights(model)
                 yield {
@@ -87,6 +88,7 @@ def trace_phases(
     rows = []
     for name, oli_settings in settings["oli"].items():
         oli = Condition(**oli_settings)
+        # The control has no phases. It is compared over the same steps as each OLI schedule.
         ends = phase_ends(oli.schedule, oli.start + settings["cycles"] * oli.definition.period)
         for arm, condition in ((name, oli), ("baseline", control)):
             for seed in settings["seeds"]:

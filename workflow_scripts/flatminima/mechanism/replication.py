@@ -88,6 +88,7 @@ def run_phases(
     steps = low_bit.index.to_numpy()
     last = low_bit.iloc[-1]
     curves = resampled_curves(sequences, steps, resamples=resamples, seed=0)
+    # The first row is measured, the others are resampled.
     added = np.vstack([low_bit["delta_nll_nats_per_token"], curves[LOW_BIT] - curves[FP32]])
 
     labels = ("suite", "width", "seed", "weight_decay")

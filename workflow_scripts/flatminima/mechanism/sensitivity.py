@@ -167,6 +167,7 @@ def expand(surface: LossSurface, shift: Tensor, base: np.ndarray, resamples: int
             columns[f"{name}_high"] = high
         return columns
 
+    # For each batch and matrix: the part of D·H·D that the rows of this matrix contribute.
     curvature_by_batch = [surface.parts(shift, product) for product in surface.products(shift)]
     first_order = np.array([surface.inner(gradient, shift) for gradient in surface.gradients])
     second_order = np.array([0.5 * sum(parts.values()) for parts in curvature_by_batch])

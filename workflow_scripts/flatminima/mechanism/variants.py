@@ -157,6 +157,7 @@ def probe_cells(visit: Visit, design: Mapping) -> tuple[pd.DataFrame, pd.DataFra
     sets = layer_sets(visit.model)
     weights = matrices(visit.model)
     narrowest = min(weight.shape[1] for weight in weights.values())
+    # A group wider than a row would silently be the row, and two cells the same.
     group_sizes = [size for size in design["group_sizes"] if fit_group(size, narrowest) == size]
     columns_by_cell = {}
 
@@ -166,6 +167,7 @@ def probe_cells(visit: Visit, design: Mapping) -> tuple[pd.DataFrame, pd.DataFra
             rounded = {
                 name: fake_quantize(weight, cell.spec) for name, weight in cell_weights.items()
             }
+            # Filled while the scores consume this generator: only one cell is in memory.
             columns_by_cell[cell.name] = asdict(cell) | _rounding_columns(
                 cell_weights, rounded, cell.spec
             )

@@ -220,6 +220,7 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
                 **gaps,
             }
         )
+        # Another callback may have asked for the same. Its wish is kept.
         control.should_save |= "save" in self.actions
         control.should_training_stop |= "stop" in self.actions
         gaps_text = "".join(f"; {name.replace('_', ' ')} {gap:.2f}" for name, gap in gaps.items())
@@ -308,10 +309,12 @@ def probe_gaps(model: nn.Module, data: Sequence | None, settings: Mapping) -> di
 
     matmul = torch.backends.cuda.matmul
     cudnn = torch.backends.cudnn
+    # The training may use TF32. Its settings are put back whatever happens.
     tf32_before = (matmul.allow_tf32, cudnn.allow_tf32)
     try:
         matmul.allow_tf32 = False
         cudnn.allow_tf32 = False
+        # A copy is made only for another dtype: it costs the memory of a second model.
         float32_model = model.eval() if is_float32 else copy.deepcopy(model).float().eval()
         scores, coverages = score_quantized(float32_model, tokens, specs, **options)
     finally:

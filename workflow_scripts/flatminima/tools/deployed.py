@@ -76,6 +76,7 @@ def torchao_model(model: nn.Module, layers: str, group: int, *, kind: str) -> nn
         for size in TORCHAO_GROUPS
         if size <= largest and all(length % size == 0 for length in row_lengths)
     ]
+    # INT8 has a scale per channel and needs no group.
     if not sizes and kind != "int8":
         raise NotHere(
             f"rows of {min(row_lengths)} inputs cannot be divided into groups of {TORCHAO_GROUPS}"

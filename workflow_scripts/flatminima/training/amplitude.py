@@ -63,6 +63,7 @@ def gradient_statistics(
     eps = settings["training"]["eps"]
     rows = []
     for step in range(settings["start"], settings["start"] + settings["batches"]):
+        # The very batches that a fork of seed 0 sees first.
         indices = batch_rows(step, sequences=len(tokens), batch_size=settings["batch_size"], seed=0)
         ids = torch.from_numpy(tokens[indices].astype(np.int64)).to(device)
         model.zero_grad(set_to_none=True)
@@ -116,6 +117,7 @@ def calibrate(
     rate = settings["rate"]
     bump_steps = settings["bump"]
     amplitudes = {name: 0.5 * grid_step / (rate * update) for name, update in updates.items()}
+    # Read as the way of an entire bump: its steps share half a grid step.
     amplitudes["adam_bump"] = 0.5 * grid_step / (rate * updates["adam_fresh"] * bump_steps)
     return {
         "assumed": "gradient",

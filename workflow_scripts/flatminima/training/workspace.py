@@ -90,6 +90,7 @@ def load_state(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors[f"weight.{name}"])
+            # A parameter that was never updated has no moments.
             if f"exp_avg.{name}" in tensors:
                 optimizer.state[parameter] = {
                     key: tensors[f"{kind}.{name}"].to(parameter.device)
