@@ -159,6 +159,7 @@ def _other_shapes(hashes: pd.Series, tensors: pd.DataFrame) -> Iterator[Finding]
     ordered = tensors.sort_values(["step", "tensor"])
     names_and_shapes = ordered["tensor"] + " " + ordered["shape"]
     layout = names_and_shapes.groupby(ordered["step"]).agg("; ".join)
+    # The commonest layout; value_counts sorts by frequency.
     usual_layout = layout.value_counts().index[0]
     odd_steps = tuple(layout.index[layout != usual_layout].tolist())
     if odd_steps:
@@ -172,6 +173,7 @@ def _equal_weights(hashes: pd.Series, tensors: pd.DataFrame) -> Iterator[Finding
     last = int(hashes.index[-1])
     for _, equal in hashes.groupby(hashes, sort=False):
         *earlier, latest = equal.index.tolist()
+        # The last revision is the one that hubs serve by mistake under other names.
         if earlier and latest == last:
             yield Finding("final_weights_early", tuple(earlier), f"the weights of step {last}")
         elif earlier and latest not in ALWAYS_EQUAL:
@@ -186,6 +188,8 @@ def _stale_tensors(hashes: pd.Series, tensors: pd.DataFrame) -> Iterator[Finding
     for _, rows in large_tensors.groupby("tensor"):
         by_step = rows.set_index("step").sort_index()
         for _, equal in by_step.groupby("sha256"):
+            # A tensor may not have moved yet, or may be frozen. Only one that moves away and comes
+            # back exactly is stale.
             for first, second in pairwise(equal.index.tolist()):
                 if _moves_between(by_step, first, second):
                     shared_tensors[first, second] += 1
@@ -204,6 +208,7 @@ def _moves_between(by_step: pd.DataFrame, first: int, second: int) -> bool:
     """Whether a tensor is elsewhere between two steps, by more than rounding."""
     start = np.asarray(by_step["sketch"][first])
     norm = np.sqrt(by_step["sum_of_squares"][first])
+    # Label slices of pandas include both ends.
     between = by_step["sketch"].loc[first + 1 : second - 1]
     moved = [np.linalg.norm(np.asarray(sketch) - start) for sketch in between]
     return bool(max(moved, default=0.0) > _ROUNDING * norm)
@@ -230,6 +235,7 @@ def out_of_place(chain: Sequence[int], apart: np.ndarray, norms: np.ndarray) -> 
         yield Finding(
             "swapped_steps", tuple(steps[pair].tolist()), "each lies between the other's neighbours"
         )
+        # A list as an index: both entries are exchanged at once.
         order[pair] = order[pair[::-1]]
 
     apart = apart[np.ix_(order, order)]
@@ -263,6 +269,8 @@ def _jumps(steps: np.ndarray, edges: np.ndarray) -> np.ndarray:
     pauses = np.diff(steps)
     pace = edges / pauses
     jumps = (edges > _JUMP * median_around(edges)) & (pace > _JUMP * median_around(pace))
+    # Step 0 is random weights, far from all others. Only after a usual pause is that distance a
+    # jump.
     jumps[0] &= pauses[0] < median_around(pauses)[0]
     return np.flatnonzero(jumps)
 
@@ -275,6 +283,7 @@ def _best_swap(steps: np.ndarray, apart: np.ndarray) -> list[int]:
     neighbours. After the exchange there must be no jump beside either.
     """
     # around[place, revision]: distances to both neighbours, if the revision were at this place.
+    # Rows of zeros at both ends: the first and the last place have one neighbour.
     padded = np.pad(apart, ((1, 1), (0, 0)))
     around = padded[:-2] + padded[2:]
     now = np.diagonal(around)
@@ -295,6 +304,7 @@ def _best_swap(steps: np.ndarray, apart: np.ndarray) -> list[int]:
         order = np.arange(len(apart))
         order[pair] = pair[::-1]
         jumps = _jumps(steps, apart[order[:-1], order[1:]])
+        # The edge with number n joins the places n and n + 1.
         adjacent_edges = {edge for place in pair for edge in (place - 1, place)}
         if adjacent_edges.isdisjoint(jumps.tolist()):
             return pair

@@ -176,6 +176,7 @@ def find_onset(steps: np.ndarray, delta: np.ndarray, start: int) -> Onset:
     y = np.log(delta[used])
 
     count = len(x)
+    # A line has two parameters, and each break adds two.
     break_counts = [breaks for breaks in range(3) if count >= 2 + 2 * breaks + SPARE]
     if len(break_counts) < 2:
         reason = f"{count} checkpoints with a positive delta NLL after rapid learning are too few"
@@ -184,9 +185,12 @@ def find_onset(steps: np.ndarray, delta: np.ndarray, start: int) -> Onset:
     fits = [fit_broken_line(x, y, breaks, shortest=shortest) for breaks in break_counts]
 
     bic, effective = _bic(fits, break_counts, y)
+    # The first fit is the straight line, the null hypothesis. Lines with breaks compete among
+    # themselves first.
     best = fits[1 + int(np.argmin(bic[1:]))]
     delta_bic = float(bic[0] - min(bic[1:]))
     breaks = [int(x[point]) for point in best.breaks]
+    # Entry n is what the slope gains at break n; the slope after it is ``slopes[n + 1]``.
     increase = np.diff(best.slopes)
     steeper_breaks = np.flatnonzero((increase > 0.0) & (best.slopes[1:] > 0.0))
 
@@ -201,6 +205,7 @@ def find_onset(steps: np.ndarray, delta: np.ndarray, start: int) -> Onset:
         return Onset(None, reason, left_out, delta_bic, effective, breaks=breaks)
 
     steepest = steeper_breaks[np.argmax(increase[steeper_breaks])]
+    # The two slopes on either side of that break.
     before, after = (1000.0 * best.slopes[steepest : steepest + 2]).tolist()
     return Onset(breaks[steepest], "", left_out, delta_bic, effective, before, after, breaks)
 
@@ -259,6 +264,7 @@ def find_phases(steps: np.ndarray, nll: np.ndarray, delta: np.ndarray) -> Phases
     rapid_learning_end = convergence
     descent = steps <= convergence
     if descent.sum() >= 4 + SPARE:
+        # ``rising`` asks for slopes that rise at the break: a descent becomes flatter.
         fit = fit_broken_line(steps[descent].astype(float), nll[descent], 1, rising=True)
         if fit is not None:
             rapid_learning_end = int(steps[fit.breaks[0]])
@@ -288,6 +294,7 @@ def _with_resampled_scatter(
     starts = late[0] + rng.integers(0, len(late) - block + 1, block_count)
     other_scatter = np.concatenate([scatter[start : start + block] for start in starts])
     resampled = np.array(nll, float)
+    # The last block may reach beyond the end. Its rest is cut off.
     resampled[late] += other_scatter[: len(late)] - scatter[late]
     return resampled
 

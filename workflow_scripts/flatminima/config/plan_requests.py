@@ -197,6 +197,7 @@ def _count_parameters(file: Path) -> int:
 
 def _rate(suite: Suite) -> float:
     """Operations per second: of a GPU if the suite's device may be one, else of its threads."""
+    # "auto" plans for the GPU: a cluster that has none is told so by ``device: cpu``.
     on_gpu = suite.config.device in ("cuda", "auto")
     return GPU_RATE if on_gpu else THREAD_RATE * suite.config.threads
 
@@ -246,6 +247,7 @@ def _scoring_mb(suite: Suite, batch_size: int) -> float:
 
 def _training_mb(suite: Suite, batch_size: int) -> float:
     compute = suite.config.compute
+    # Gradients are accumulated over micro-batches, so only one of them is in memory.
     micro_batch = (compute and compute.micro_batch) or batch_size
     attention = compute.attention if compute else "sdpa"
     length = suite.key("batches.train.length")
@@ -441,6 +443,7 @@ def phase_flips_minutes(suite: Suite) -> int:
     """Time to train each OLI schedule and the control with each seed."""
     fork = suite.key("fork")
     cycles = measurement(suite, "phase_flips").cycles
+    # Twice, since the control is trained over the steps of each OLI schedule.
     updates = 2 * len(fork.seeds) * cycles * sum(kind.period for kind in fork.oli.values())
     return _minutes(_training_seconds(suite, updates, fork.batch_size, _rate(suite)))
 

@@ -81,6 +81,7 @@ def _with_intervals(
 
     ``draws`` are the responses on resampled text, by the index of ``table``.
     """
+    # ``table`` is a selection of rows, and its index still counts the rows of ``draws``.
     repeats = pd.DataFrame([statistic(draw) for draw in draws[table.index].T])
     for name, value in statistic(table["value"].to_numpy()).items():
         yield name, value, *percentile_interval(repeats[name].to_numpy()), len(table)
@@ -88,6 +89,8 @@ def _with_intervals(
 
 def _shares(table: pd.DataFrame, draws: np.ndarray) -> Iterator[tuple]:
     """Shares over the numbers of bits that have every symmetry and granularity."""
+    # Cells whose loss is not clearly above zero were removed before. Bits that lost a cell are left
+    # out.
     cells_of_bits = table.groupby("bits")["value"].transform("size")
     variants = table[["symmetric", "granularity"]].drop_duplicates()
     balanced = table[cells_of_bits == len(variants)]
@@ -107,10 +110,13 @@ def _effects(
     """
     changed_factors = [key for key in FACTORS if low[key] != high[key]]
     levels_of_probes = {key: [low[key], high[key]] for key in FACTORS}
+    # All combinations of the two probes' levels: the corners of a cube if they differ in three
+    # factors.
     cube = table[table[list(FACTORS)].isin(levels_of_probes).all(axis=1)]
     if len(cube) != 2 ** len(changed_factors):
         return
     signs = {FACTORS[key]: np.where(cube[key] == low[key], 1, -1) for key in changed_factors}
+    # The first column is measured. ``cube`` keeps the row numbers of ``draws`` as its index.
     log_losses = np.log(np.column_stack([cube["value"], draws[cube.index]]))
     for term, effect in two_level_effects(log_losses, signs).items():
         low_end, high_end = percentile_interval(effect[1:])

@@ -36,6 +36,7 @@ def growth_slopes(steps: np.ndarray, added: np.ndarray, best: int) -> dict[str, 
         thousands = steps[is_used] / 1000.0
         return np.array([np.polyfit(thousands, curve[is_used], 1)[0] for curve in added])
 
+    # The best step belongs to both lines, so that they are about the same two halves.
     before = slopes(steps <= best)
     after = slopes(steps >= best)
     return (

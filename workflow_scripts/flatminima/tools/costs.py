@@ -201,6 +201,7 @@ def part_to_time(suite: SuiteConfig, shape: Shape, device: str) -> TimedPart:
     Batches are as near to the suite's as possible: with a much smaller batch, the time would be
     that of the calls and not of the work.
     """
+    # As many layers as have at most so many weights, and never more than the model has.
     layers = min(shape.layers, MOST_WEIGHTS[device] * shape.layers // shape.multiplied)
     probe = (suite.probe.batch_size, suite.batches.validation.length)
     training = suite.fork or (suite.training if suite.source == "pretrain" else None)
@@ -254,6 +255,7 @@ def time_rows(
     shape = describe_shape(config)
     part = part_to_time(suite, shape, device)
     config.num_hidden_layers = part.layers
+    # Some families list the kind of every layer. The list must be as long as the model.
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[: part.layers]
     part_shape = describe_shape(config)
@@ -286,6 +288,7 @@ def time_rows(
     if costs["updates"] or costs["run"]:
         all_hours = hours(costs, forward_rate, update_rate)
         yield "time, all", duration(all_hours), "estimated; one job at a time"
+        # Jobs run side by side with their own threads; the rate of one is assumed to stay.
         jobs = cores // threads
         if device == "cpu" and jobs > 1:
             all_hours = hours(costs, forward_rate, update_rate, jobs)
