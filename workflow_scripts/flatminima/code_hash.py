@@ -144,6 +144,7 @@ def code_files(*paths: Path) -> list[Path]:
         if path not in visited:
             visited.add(path)
             _, imported = read_code(path)
+            # What an imported file imports may decide numbers too.
             pending.extend(imported)
     return sorted(visited)
 

@@ -184,6 +184,7 @@ def find_revision(
     repo_info = ask(request, repo, revision)
     files = {}
     for file in repo_info.siblings or ():
+        # Small files are in git itself, which names them by its own hash.
         files[file.rfilename] = file.lfs.sha256 if file.lfs else file.blob_id
     return Revision(repo, revision, repo_info.sha, files)
 
@@ -196,6 +197,7 @@ def _cached_revision(repo: str, revision: str, kind: str, required_file: str) ->
             f"{repo} at {revision}: HF_HUB_OFFLINE is set and {constants.HF_HUB_CACHE} does "
             "not contain this revision"
         )
+    # The cache has a folder for each commit; its name is the commit.
     snapshot = Path(cached.removesuffix(required_file))
     paths = sorted(path for path in snapshot.rglob("*") if path.is_file())
     # Each file of a snapshot is a link to a file that is named by its hash.
@@ -372,6 +374,7 @@ def join_weights(parts: Sequence[Path], expected: Collection[str], output: Path)
         for name, tensor in read_tensors(path).items():
             # safetensors refuses tensors that share memory, such as tied embeddings.
             address = tensor.untyped_storage().data_ptr()
+            # The first of several tensors that share memory keeps it, the others become copies.
             tensors[name] = tensor.clone() if address in addresses else tensor.contiguous()
             addresses.add(address)
     missing = sorted(set(expected) - set(tensors))

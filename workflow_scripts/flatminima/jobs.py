@@ -72,6 +72,7 @@ def arguments(main: Callable, job: object) -> dict[str, object]:
     for name, parameter in inspect.signature(main).parameters.items():
         if name in ("inputs", "outputs"):
             files = job.input if name == "inputs" else job.output
+            # The annotation may be ``dict`` itself or a text such as ``dict[str, str]``.
             wants_names = str(parameter.annotation).startswith(("dict", "<class 'dict'"))
             chosen[name] = _plain(dict(files.items()) if wants_names else list(files))
         elif name in declared:
@@ -194,6 +195,7 @@ def own_gpu(
         return None
     visible_gpus = [name.strip() for name in environment.get(VISIBLE, "").split(",")]
     gpus = [name for name in visible_gpus if name] or [str(number) for number in range(count)]
+    # With one GPU Snakemake runs one job at a time by itself.
     if len(gpus) < 2:
         return None
     folder.mkdir(parents=True, exist_ok=True)
@@ -205,6 +207,7 @@ def own_gpu(
             except BlockingIOError:
                 lock.close()
                 continue
+            # Torch counts the GPUs that it can see: this one becomes cuda:0.
             environment[VISIBLE] = gpu
             logger.info(f"GPU {gpu} of {', '.join(gpus)}")
             return lock

@@ -71,6 +71,7 @@ class LinearWeight:
     def matrices(self) -> Tensor:
         """``[experts, out, in]`` view of the weight. A layer without experts has one."""
         weight = self.weight.detach()
+        # A matrix of ``experts * out`` rows becomes a stack. Without experts it is a stack of one.
         stack = weight if weight.ndim == 3 else weight.unflatten(0, (self.experts, -1))
         return stack.movedim(self.input_axis, -1)  # inputs last
 
@@ -110,11 +111,13 @@ def linear_layers(model: nn.Module, layers: str = "blocks") -> dict[str, LinearW
         if isinstance(module, nn.Linear | Conv1D):
             input_axis = -1 if isinstance(module, nn.Linear) else -2
             name = parameter_names[id(module.weight)]
+            # The first layer that has the weight decides. A layer that shares it has the same axis.
             selected.setdefault(name, LinearWeight(module.weight, input_axis))
             continue
 
         is_transposed = getattr(module, "is_transposed", None)  # of experts in one parameter
         for name, parameter in module.named_parameters(prefix, recurse=False):
+            # Vectors, and kernels of depthwise convolutions, are no matrices.
             if parameter.ndim < 2 or min(parameter.shape[-2:]) == 1:
                 continue
             if parameter.ndim == 3 and is_transposed is not None:
@@ -155,6 +158,7 @@ def _from_products(model: nn.Module, name: str, parameter: Tensor) -> LinearWeig
     if axis is None:  # not an axis of the parameter
         return None
 
+    # How many products it takes to use every element once.
     experts, remainder = divmod(parameter.numel(), product_size)
     if parameter.ndim == 3 and axis > 0:
         linear_weight = LinearWeight(parameter, axis - 3)
@@ -204,6 +208,7 @@ class _Products(TorchDispatchMode):
             axis_by_stride = {
                 parameter.stride(axis): axis
                 for axis in range(parameter.ndim)
+                # The stride of an axis of length 1 says nothing.
                 if parameter.shape[axis] > 1
             }
             self._register(parameter, (kind_of(name), parameter.shape), axis_by_stride)

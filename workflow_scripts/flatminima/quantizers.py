@@ -91,8 +91,10 @@ def affine_codes(groups: Tensor, spec: AffineQuantizer) -> tuple[Tensor, Tensor,
     """Codes of ``[..., group]`` weights, and the groups' zero points and scales, ``[..., 1]``."""
     scale = affine_scale(groups, spec)
     low = groups.amin(dim=-1, keepdim=True)
+    # Equation 1: the code of zero. A symmetric grid has its zero in the middle.
     zero = torch.zeros_like(scale) if spec.symmetric else torch.round(-low / scale)
     bottom = -_top(spec) if spec.symmetric else 0
+    # In place: groups may be hundreds of megabytes.
     codes = torch.round(groups / scale).add_(zero).clamp_(bottom, _top(spec))
     return codes, zero, scale
 
@@ -105,6 +107,7 @@ def _affine(groups: Tensor, spec: AffineQuantizer, largest: Tensor) -> Tensor:
 def _code_book(groups: Tensor, scale: Tensor, code: Sequence[float]) -> Tensor:
     """Each value over its scale replaced by the nearest entry (the lower one at a tie)."""
     book = torch.tensor(code, dtype=torch.float32, device=groups.device)
+    # Midpoints between neighbouring entries are the borders of the cells.
     values = book[torch.bucketize(groups / scale, (book[1:] + book[:-1]) / 2)]
     return torch.where(scale > 0, values * scale, 0.0)
 
@@ -150,6 +153,7 @@ def fake_quantize(weight: Tensor, spec: AnyQuantizer) -> Tensor:
     """
     if weight.dtype != torch.float32:
         raise TypeError(f"weights must be float32 to be quantized, not {weight.dtype}")
+    # NaN and infinity both reach the extremes, so one pass finds every bad weight.
     low, high = weight.aminmax()
     if not torch.isfinite(high - low):
         raise Diverged(f"weights span {low.item()} to {high.item()}: not a finite range")

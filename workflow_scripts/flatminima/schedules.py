@@ -250,6 +250,7 @@ class OscillatoryLockIn(ScheduleKind):
         A fork that ends on a bump is not comparable at its end, because its rate is raised.
         """
         last_end_by_phase = {}
+        # Later updates of the last cycle overwrite earlier ones of the same phase.
         for update in range(max(0, steps - self.period), steps):
             last_end_by_phase[self.phase(update)] = update + 1
         return sorted(last_end_by_phase.values())
@@ -262,6 +263,7 @@ class OscillatoryLockIn(ScheduleKind):
         three positions: 125, 250 and 375.
         """
         shared = math.gcd(probe_every, self.period)
+        # Multiples of the common divisor: probes can reach these positions and no others.
         return list(range(shared, self.period + 1, shared))
 
 
@@ -330,6 +332,7 @@ class Restarts(ScheduleKind):
 
     def lr(self, step: int, fork: ForkSchedule) -> float:
         position = (step - fork.start) % self.period
+        # ``step - position`` is the step of the last restart.
         peak = self.amplitude * fork.run(step - position)
         return _restart(peak, fork.run.lr_min, position, self.period)
 
@@ -402,6 +405,7 @@ class Ema(AverageKind):
         return [step for step in grid if start <= step <= end]
 
     def weights(self, count: int) -> list[float]:
+        # The oldest checkpoint starts the average, so it has no factor 1 - decay.
         later = [(1.0 - self.decay) * self.decay ** (count - 1 - n) for n in range(1, count)]
         return [self.decay ** (count - 1), *later]
 

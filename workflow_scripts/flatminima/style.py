@@ -101,6 +101,7 @@ def save(figure: Figure, paths: Iterable[str | Path]) -> None:
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     for axes in figure.axes:
+        # A ten-thousandth of a page is far below what can be seen.
         axes.set_position(np.round(axes.get_position().bounds, 4))
     undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
     for path in map(Path, paths):
@@ -310,6 +311,7 @@ def band(
     value, bars = with_bars(table, columns)
     if table.empty:
         return
+    # Bars at many points run into each other.
     if len(table) < MOST_WITH_BARS:
         axes.errorbar(x, value, bars, **{"marker": "o", "elinewidth": 0.7, "capsize": 1.5} | look)
         return

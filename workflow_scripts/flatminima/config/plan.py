@@ -229,6 +229,7 @@ _GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
 
 def has_gpu() -> bool:
     """Whether jobs on this machine can use a GPU. Importing torch for this would take seconds."""
+    # Both values hide every GPU.
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
     is_mac = platform.system() == "Darwin" and platform.machine() == "arm64"
@@ -249,6 +250,7 @@ def gpus(suite: Suite, is_cluster: bool) -> int:
 def probe(suite: Suite) -> dict:
     """Settings of a probe: definitions and roles of the quantizers, batch size, device."""
     section = suite.config.probe
+    # One name for both roles is refused when the configuration is read.
     roles = {section.low_bit: "low_bit", section.high_bit: "high_bit"}
     return {
         "quantizers": {name: suite.quantizers[name].dump() for name in roles},
@@ -314,6 +316,7 @@ def pretraining_jobs(suite: Suite) -> list[PretrainingJob]:
         if start:
             inputs["initial_state"] = f"{suite.root}/training/step{start}.safetensors"
         # The first job also writes step 0. Every other start belongs to the job before.
+        # Written by this job: the checkpoints after its start, up to its end.
         steps = [step for step in suite.steps if start < step <= stop or step == start == 0]
         folders = {step: suite.folder(step) for step in steps}
         job_settings = {**settings, "start": start, "stop": stop}

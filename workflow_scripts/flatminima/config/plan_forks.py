@@ -74,6 +74,7 @@ class Branch:
         }
         for section, keys in ScheduleKind.modifiers.items():
             sections[section] |= self.kind.dump(include=set(keys))
+        # Keys that were moved into the sections are emptied, so that each stands in one place.
         moved_keys = [key for keys in ScheduleKind.modifiers.values() for key in keys]
         return Condition(
             definition=self.kind.model_copy(update=dict.fromkeys(moved_keys)),
@@ -217,6 +218,7 @@ def _pilot(suite: Suite, fork: Fork) -> Iterator[Branch]:
     short = pilot.length
     full = suite.key("batches.train.length")
     # Short sequences with as many tokens per update as a full batch has.
+    # As many tokens in one update as the suite's own forks have.
     equal_tokens = fork.batch_size * full // short
     arms = [(short, fork.batch_size, "fresh")]
     arms += [(short, equal_tokens, state) for state in states]
@@ -357,6 +359,7 @@ def average_steps(suite: Suite, name: str) -> list[int]:
     """
     kind = average(suite, name)
     fork = suite.config.fork
+    # One mistake is enough for one line.
     mistake = next(kind.mistakes(suite.steps, fork.start, fork.stop), None)
     if mistake:
         _, reason = mistake

@@ -217,6 +217,7 @@ class Replica:
         last = section.last
         if last is None:
             updates = section.steps_of(self.suite.config, self.width)
+            # Rounded up to a probe, so that the run ends with one.
             last = section.spacing * math.ceil(updates / section.spacing)
         return list(range(section.spacing, last + 1, section.spacing))
 
@@ -229,6 +230,7 @@ class Replica:
         """Settings that train the run: the suite's own, scaled to its length and width."""
         training_settings = training(self.suite)
         warmup_steps = training_settings["warmup_steps"]
+        # The warm-up is the same share of a short run as of the suite's.
         scaled_warmup = round(warmup_steps * self.steps[-1] / self.suite.last)
         training_settings["warmup_steps"] = scaled_warmup
         training_settings |= {key: self.labels[key] for key in ("seed", "weight_decay")}
@@ -292,6 +294,7 @@ def extended_outputs(suite: Suite, figures: Mapping[str, list[str]]) -> list[str
     stems = []
     for stem, files in figures.items():
         needed = [file for file in files if file.startswith(("mechanism/", "rivals"))]
+        # Other inputs, such as audit.csv, exist in every suite.
         if tables.issuperset(needed):
             stems.append(f"{suite.root}/figures/{stem}")
     if measures and config.mechanism.second_arm:

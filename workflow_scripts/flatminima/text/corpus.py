@@ -233,11 +233,13 @@ def shared_windows(
     counts = {"words": WINDOW, "windows": len(windows)}
     if len(windows) > most:
         chosen = np.random.default_rng(0).choice(len(windows), most, replace=False)
+        # A window that occurs twice may be drawn twice: the share is one of occurrences.
         windows = [windows[index] for index in chosen]
 
     distinct_windows = set(windows)
     shared = set()
     for text in training:
+        # Only windows that are looked for are kept, so memory does not grow with the training text.
         shared |= distinct_windows.intersection(_window_hashes(text))
     shared_pct = None
     if windows:

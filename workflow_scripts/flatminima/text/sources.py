@@ -135,6 +135,7 @@ def _lines(file: TextFile) -> Iterator[tuple[str, str]]:
         # ``ask`` repeats the opening only. Once it is open, the client repeats broken reads.
         hub = HfFileSystem(skip_instance_cache=True)
         open_stream = partial(hub.open, file.location.removeprefix(REMOTE), "rb")
+        # The stream is read as far as documents are needed; the rest is never fetched.
         stream = ask(open_stream, file.name, file.commit)
     else:
         stream = open(file.location, "rb")  # noqa: SIM115
@@ -206,6 +207,7 @@ def up_to(texts: Iterable[str], wanted: Mapping[str, int]) -> Iterator[str]:
     longest = wanted.get("longest")
     for text in texts:
         yield text
+        # Documents that will be left out later do not count, but are written all the same.
         is_counted = longest is None or len(text) <= longest
         if is_counted and shortest is None:
             amount += len(text)

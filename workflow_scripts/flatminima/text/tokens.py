@@ -72,6 +72,7 @@ def leading_ids(tokenizer: Tokenizer) -> list[int]:
     """Ids that the tokenizer puts before a text, such as that of ``<bos>``. Mostly none."""
     text_ids = tokenizer.encode("a", add_special_tokens=False).ids
     all_ids = tokenizer.encode("a").ids
+    # The text's own ids begin somewhere in the list. All ids before them were added.
     for start in range(len(all_ids)):
         if all_ids[start : start + len(text_ids)] == text_ids:
             return all_ids[:start]
@@ -162,6 +163,7 @@ def pack(
     n_tokens = sequences * length
     if document_start:
         documents = (ids[:length] for ids in documents if len(ids) >= length)
+    # Reads documents one by one and stops at the last token that is needed.
     tokens = np.fromiter(islice(chain.from_iterable(documents), n_tokens), dtype=np.int32)
     if len(tokens) == n_tokens:
         return tokens.reshape(sequences, length)
@@ -204,6 +206,7 @@ def fixed_batches(
         longest = longest_document + (end is not None)
         documents = (ids for ids in documents if len(ids) <= longest)
     tokens = pack(documents, sequences=sequences, length=text_length, document_start=document_start)
+    # Every index is 0: all ids are put before the first column, in their order.
     return np.insert(tokens, [0] * len(first_ids), first_ids, axis=1)
 
 
@@ -242,6 +245,7 @@ def fix_split(
     write_tokens(tokens_file, tokens)
     digest = file_sha256(tokens_file)
     if sha256 is not None and digest != sha256:
+        # A file with another digest than configured must not be used by anybody.
         Path(tokens_file).unlink()
         raise UserError(f"{tokens_file}: its sha256 is {digest}, not {sha256} as configured")
     record = {

@@ -138,6 +138,7 @@ def train(
             loss = sharpness_aware_gradients(model, ids, recipe.sam_radius, recipe.compute)
         else:
             loss = batch_gradients(model, ids, recipe.compute)
+        # The norm before clipping. It is not finite if any gradient is not.
         norm = nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm).item()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             last_update = f" after an update at learning rate {rate:g}" if step > start else ""
@@ -217,6 +218,7 @@ def train_job(
 
     with Workspace(workspace, fingerprint(**made_by), save_every) as unfinished:
         step, loss_history = unfinished.resume(model, optimizer, start)
+        # A resumed job has written the checkpoint of its first step already.
         if step == start and start in checkpoints:
             save_model(model, unfinished.staged(start), digests=True)
         updates = train(model, optimizer, tokens, schedule, recipe, start=step, stop=stop)
@@ -247,6 +249,7 @@ def train_job(
         steps = range(start, stop)
         table = {
             "step": [step + 1 for step in steps],
+            # Rates are computed anew, because a resumed job has seen only some of them.
             "lr": map(schedule, steps),
             "loss_nats_per_token": loss_history,
         }
