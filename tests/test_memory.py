@@ -1,6 +1,8 @@
 """Jobs over several checkpoints keep one model in memory."""
 
 import gc
+import platform
+import resource
 import weakref
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models
 
+from flatminima.device import keep_freed_memory
 from flatminima.errors import UserError
 from flatminima.mechanism import visits
 from flatminima.model import (
@@ -133,3 +136,21 @@ def test_the_audit(folders, loads, tmp_path):
     )
     assert audit.audit(options) in (audit.PASSED, audit.LEFT_PLATEAU)
     assert loads == list(folders.values())
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to keep memory")
+def test_freed_memory_is_used_again_without_page_faults():
+    def page_faults():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+    def use_and_free():
+        arrays = [torch.ones(5 * 2**20) for _ in range(5)]  # 20 MiB each
+        del arrays
+
+    keep_freed_memory()
+    use_and_free()
+    before = page_faults()
+    for _ in range(5):
+        use_and_free()
+    pages = 5 * 5 * 20 * 2**20 / resource.getpagesize()
+    assert page_faults() - before < 0.1 * pages

@@ -19,12 +19,13 @@ from flatminima.device import prepare_backend
 from flatminima.errors import NotMeasured
 from flatminima.model import build_model
 from flatminima.quantizer_specs import FP32
-from flatminima.quantizers import Quantized, quantized_weights
+from flatminima.quantizers import Quantized, linear_weights, quantized_weights
 from flatminima.scoring import (
     ModelForward,
     Prober,
     _kl_divergence,
     score,
+    score_quantized,
     score_variants,
 )
 from flatminima.text.tokens import write_tokens
@@ -142,6 +143,54 @@ def test_divergence_agrees_with_float64_at_every_distance(seed, spread, distance
         )
 
 
+def test_large_terms_of_a_divergence_have_the_bits_of_a_masked_assignment():
+    """The masked assignment is the plainest form of the same arithmetic, and slower."""
+    generator = torch.Generator().manual_seed(0)
+    logits = [4.0 * torch.randn(7, 50, generator=generator) for _ in range(2)]
+    p, q = (torch.log_softmax(each, dim=-1) for each in logits)
+    d = q - p
+    terms = torch.expm1(d).sub_(d).mul_(p.exp())
+    large = d >= 1.0
+    assert 0 < large.sum() < large.numel()
+    terms[large] = q[large].exp() - p.exp()[large] * (1.0 + d[large])
+    expected = terms.clamp_(min=0.0).sum(dim=-1)
+    assert torch.equal(_kl_divergence(p, q, p.exp()), expected)
+
+
+@pytest.mark.parametrize("free", ["room for all", "room for one", "no room"])
+def test_quantized_copies_are_kept_where_memory_allows_with_the_same_scores(
+    tiny_model, tiny_tokens, monkeypatch, free
+):
+    specs = {"four": INT4, "head": HEAD}
+    options = {"batch_size": 4}
+    scores, coverages = score_quantized(tiny_model, tiny_tokens, specs, **options)
+
+    kept = []
+
+    class Watched(Quantized):
+        def __init__(self, model, spec, *, keep):
+            super().__init__(model, spec, keep=keep)
+            kept.append(keep)
+
+    sizes = {
+        name: sum(weight.nbytes for weight in linear_weights(tiny_model, spec.layers).values())
+        for name, spec in specs.items()
+    }
+    free_bytes = {"room for all": 10**9, "room for one": 2 * max(sizes.values()), "no room": 0}
+    forwards = []
+    own_score = scoring.score
+    monkeypatch.setattr(scoring, "ALWAYS_KEPT", 0)
+    monkeypatch.setattr(scoring, "available_bytes", lambda device: free_bytes[free])
+    monkeypatch.setattr(scoring, "Quantized", Watched)
+    monkeypatch.setattr(
+        scoring, "score", lambda t, f, **o: forwards.append(list(f)) or own_score(t, f, **o)
+    )
+    assert score_quantized(tiny_model, tiny_tokens, specs, **options) == (scores, coverages)
+    one_by_one = [[FP32, "four"], [FP32, "head"]]
+    assert forwards == (one_by_one if free == "room for one" else [[FP32, "four", "head"]])
+    assert kept == [free != "no room"] * 2
+
+
 # What is refused
 
 
@@ -225,8 +274,8 @@ def test_a_head_whose_outputs_are_changed_afterwards_is_not_taken_apart(tiny_mod
 def test_weights_made_when_they_are_read_give_the_same_bits_one_at_a_time(
     tiny_model, tiny_tokens, spec, at_once
 ):
-    held = Quantized(tiny_model, spec)
-    made = Quantized(tiny_model, spec, most_kept=0)
+    held = Quantized(tiny_model, spec, keep=True)
+    made = Quantized(tiny_model, spec, keep=False)
     alive = []
 
     class Watched(dict):

@@ -1,6 +1,8 @@
 """The device of a job: its numeric mode, its GPU, and the memory that is free on it."""
 
+import ctypes
 import os
+import platform
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +14,28 @@ from flatminima.jobs import own_gpu, slots_folder
 
 # The lock on this process's GPU. The kernel releases it when the process ends.
 _GPU_LOCKS: list[object] = []
+
+
+# Parameters of glibc's mallopt, from malloc.h.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_KEPT_BYTES = 2**30
+_LARGEST_FROM_HEAP = 2**25  # glibc accepts no more
+
+
+def keep_freed_memory() -> None:
+    """Make the C library reuse freed memory instead of returning it to the system.
+
+    A small model frees and allocates the same arrays in every update. By default glibc returns
+    them each time, and the kernel clears new pages: 62,000 page faults per second, about a tenth of
+    the time. Numbers do not change. Without glibc nothing is done.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        library.mallopt(_M_MMAP_THRESHOLD, _LARGEST_FROM_HEAP)
 
 
 def prepare_backend() -> None:
@@ -45,6 +69,7 @@ def take_device(device: str, threads: int) -> str:
     On a machine with several GPUs, the job takes one and hides the others from itself.
     """
     torch.set_num_threads(threads)
+    keep_freed_memory()
     prepare_backend()
     # Before torch looks for GPUs: it keeps the list that it finds first.
     _GPU_LOCKS.append(own_gpu(device, torch.cuda.device_count(), os.environ, slots_folder()))

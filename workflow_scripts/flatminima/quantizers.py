@@ -35,7 +35,6 @@ from flatminima.layers import count_weights, kind_of, linear_layers, not_selecte
 from flatminima.quantizer_specs import AffineQuantizer, AnyQuantizer
 
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
-MOST_KEPT = 2**23  # a quantized copy of up to 32 MiB is kept in memory
 # Code books in rising order. E2M1's 15 values; its largest, 6 = 1.5 * 2^2, has exponent 2.
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _SIGNED_E2M1 = [*(-value for value in E2M1[:0:-1]), *E2M1]
@@ -186,16 +185,15 @@ def linear_weights(model: nn.Module, layers: str = "blocks") -> dict[str, nn.Par
 class Quantized(Mapping):
     """Fake-quantized weights that ``spec`` selects, by parameter name; the model is unchanged.
 
-    A weight is quantized each time it is read, so that only one is in memory. In larger models
-    this takes about a hundredth of the time of a batch. If there are at most ``most_kept``
-    weights, they are quantized once and kept.
+    With ``keep`` all weights are quantized once and kept. Otherwise a weight is quantized each time
+    it is read, so that only one is in memory.
     """
 
-    def __init__(self, model: nn.Module, spec: AnyQuantizer, most_kept: int = MOST_KEPT) -> None:
+    def __init__(self, model: nn.Module, spec: AnyQuantizer, *, keep: bool) -> None:
         self._layers = linear_layers(model, spec.layers)
         self._spec = spec
         self._kept: dict[str, Tensor] = {}
-        if sum(layer.weight.numel() for layer in self._layers.values()) <= most_kept:
+        if keep:
             self._kept = dict(self)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -218,7 +216,7 @@ class Quantized(Mapping):
 
 def quantized_weights(model: nn.Module, spec: AnyQuantizer) -> dict[str, Tensor]:
     """All fake-quantized weights that ``spec`` selects, by parameter name."""
-    return dict(Quantized(model, spec, most_kept=0))
+    return dict(Quantized(model, spec, keep=False))
 
 
 def coverage(model: nn.Module, spec: AnyQuantizer, read: Collection[str] | None = None) -> dict:

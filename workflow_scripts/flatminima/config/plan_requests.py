@@ -35,7 +35,9 @@ START_MINUTES = 15  # to import everything on a slow file system, with a margin
 SAFETY = 2.0  # factor on estimated times
 
 # Copies of the model's float32 weights in memory at the peak of a job.
-PROBE_COPIES = 2.0  # the model, its file in half precision, one quantized matrix at a time
+# The model, its file in half precision, one quantized matrix at a time. A probe keeps quantized
+# copies only where memory is left (``scoring.score_quantized``).
+PROBE_COPIES = 2.0
 KURTOSIS_COPIES = 2.0  # the model, its file in half precision, a part of its weights in float64
 AVERAGE_COPIES = 4.0  # a model, the sums in float64, and the next model
 DEPLOYED_COPIES = 4.0  # a model, a copy of it, and that copy in another format
