@@ -3,8 +3,10 @@
 import gzip
 import json
 import re
+import resource
 import shutil
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,13 +16,14 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from flatminima.__main__ import main
-from flatminima.errors import UserError
+from flatminima.device import choose_threads
+from flatminima.errors import Terminated, UserError
 from flatminima.model import build_model, load_model, save_model
 from flatminima.quantizers import linear_weights
 from flatminima.scoring import Prober
 from flatminima.text.tokens import read_tokens, train_tokenizer
 from flatminima.tools.audit import COLUMNS
-from flatminima.tools.audit_answers import Verdict, answers, even_spacing, judge
+from flatminima.tools.audit_answers import Verdict, answers, even_spacing, harmful_since, judge
 from flatminima.tools.sources import open_source
 from tests import synthetic
 from tests.architectures import build
@@ -113,7 +116,7 @@ def test_a_run_is_audited_whole(run, audited, tmp_path):
     stored = sequences[sequences.step == 40].reset_index(drop=True)
     pd.testing.assert_frame_equal(own, stored)
     # It ends in what a trainer asks; scripts get the same as JSON, readers as one page.
-    assert lines[-5:] == record["answers"] and lines[-5].startswith("INT4 gap: ")
+    assert lines[-5:] == record["answers"] and lines[-5].startswith("Cost now: ")
     best = table.loc[table[table.role == "low_bit"].ppl.idxmin()]
     assert f"INT4 step {best.step} (perplexity {best.ppl:.2f})" in lines[-1]
     page = (out / "audit.html").read_text()
@@ -136,7 +139,7 @@ def test_the_same_audit_has_the_same_bytes(run, audited, tmp_path):
 def test_one_model_without_text_of_its_own_as_it_would_ship(run, audited, tmp_path):
     audited(run, revisions=("10", "80"))
     code, printed, _ = audited(run, revisions=("80",), data=None, length=512, deployed=True)
-    assert code == PASSED and "undecided" in printed
+    assert code == PASSED and "cannot be told" in printed
     assert "text: docstrings of numpy " in printed and "see --data" in printed
     assert "4 sequences of 16 tokens" in printed and "takes no more (--length is 512)" in printed
     assert read_tokens(tmp_path / "out/validation.safetensors").shape == (4, 16)
@@ -154,6 +157,87 @@ def test_one_model_without_text_of_its_own_as_it_would_ship(run, audited, tmp_pa
     # The tiny model's rows of 16 are no whole blocks of a GGUF file.
     assert "16 inputs" in table.reason["gguf_q4_1"]
     assert (table.step == 80).all()
+
+
+def test_further_quantizers_are_columns_answers_and_lines_of_the_figure(run, audited, tmp_path):
+    code, printed, record = audited(
+        run, revisions=("10", "80"), quantizer=("int3_g8", "nf4"), threads=1, harm=0.5
+    )
+    assert code == PASSED
+    table = pd.read_csv(tmp_path / "out/audit.csv")
+    assert table.role.unique().tolist() == ["fp32", "low_bit", "high_bit", "int3_g8", "nf4"]
+    for part in ("int3_g8 gap %", "Cost now: nf4 at step 80", "above 0.5 %", "int3_g8 step "):
+        assert (
+            part in printed
+            and part.replace("'", "&#39;") in (tmp_path / "out/audit.html").read_text()
+        )
+    assert record["threads"] == 1 and "INT3" in (tmp_path / "out/audit.svg").read_text()
+    assert audited(run, quantizer=("int9_g8",))[0] == BAD_INPUT
+
+
+def stop_at(monkeypatch, line_start, error):
+    """Raise ``error`` once, when the line that begins so is printed."""
+    printed = []
+
+    def write(line):
+        printed.append(line)
+        if line.strip().startswith(line_start) and error.args:
+            error.args = ()
+            raise error
+        print(line)
+
+    monkeypatch.setattr("flatminima.tools.audit.tqdm.write", write)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(KeyboardInterrupt("x"), 130), (Terminated("x"), 143), (BrokenPipeError("x"), 141)],
+)
+def test_an_audit_that_is_stopped_keeps_what_it_printed(
+    run, audited, tmp_path, monkeypatch, error, code
+):
+    stop_at(monkeypatch, "30 ", error)
+    assert audited(run)[0] == code
+    out = tmp_path / "out"
+    assert steps_of(tmp_path) == [10, 20, 30]
+    assert len(pd.read_parquet(out / "audit_sequences.parquet")) == 3 * 3 * 4
+    page = (out / "audit.html").read_text()
+    assert "3 of 8 checkpoints" in page and "<svg" in page
+    assert "stopped" in json.loads((out / "audit.json").read_text())
+
+
+@pytest.mark.parametrize("kibibytes", [40, 12])
+def test_a_full_disk_is_one_line_with_the_file_and_no_part_of_a_file(
+    run, audited, tmp_path, kibibytes
+):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (kibibytes * 1024, limits[1]))
+    try:
+        code, printed, _ = audited(run, revisions=("10", "80"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    error = printed.splitlines()[-1]
+    assert code == BAD_INPUT and "too large" in error and "audit." in error
+    assert "Cost now: " in printed and steps_of(tmp_path) == [10, 80]
+    out = tmp_path / "out"
+    assert not (out / "audit.svg").exists() and not list(out.glob(".*.tmp"))
+    assert (out / "audit.html").read_text().rstrip().endswith("</html>")
+
+
+def test_a_matplotlibrc_that_asks_for_latex_does_not_count(run, audited, tmp_path):
+    with matplotlib.rc_context({"text.usetex": True, "figure.dpi": 7, "axes.grid": True}):
+        assert audited(run, revisions=("10", "80"))[0] == PASSED
+    drawn = (tmp_path / "out/audit.png").read_bytes()
+    assert audited(run, revisions=("10", "80"))[0] == PASSED
+    assert (tmp_path / "out/audit.png").read_bytes() == drawn
+
+
+def test_threads_are_chosen_by_the_size_of_the_model_and_the_load(monkeypatch):
+    small, large = (torch.nn.Linear(size, size) for size in (16, 2400))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    for model, load, threads in ((small, 0.0, 1), (large, 0.0, 8), (large, 5.2, 3), (large, 30, 1)):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert choose_threads(model)[0] == threads
 
 
 # Hub repositories
@@ -502,37 +586,63 @@ def test_the_plateau_is_left_where_growth_sped_up_beyond_the_error(run, audited,
     assert code == LEFT_PLATEAU
     assert record["left_plateau"] is True
     assert record["verdict"] == judgement.sentence
-    assert f"INT4 gap: {judgement.sentence}" in printed
+    assert judgement.explanation in printed and "Accelerating: yes" in printed
+
+
+def answers_of(table, sequences, harm_pct=1.0):
+    return answers(table, judge(table, sequences, 5), harm_pct)
 
 
 def test_the_answers_are_those_of_the_curve():
     table, sequences = invented(lambda step: 1e-3 * step)
-    phases = judge(table, sequences, 5).phases
-    cost, convergence, trend, best = answers(table, phases)
+    cost, since, acceleration, convergence, best = answers_of(table, sequences)
     fp32 = table[table.role == "fp32"].set_index("step").ppl
     quantized = table[table.role == "low_bit"].set_index("step").ppl
     assert "step 3,000" in cost and "3.00 %" in cost and "2.90 to 3.10" in cost
     assert "0.0296 nats" in cost
-    assert f"step {phases['convergence']['step']:,}" in convergence
-    assert trend.startswith("Trend: not left")
+    # The interval of a cost of 0.001 % per step is 0.1 points on either side.
+    assert "step 1,200;" in since and "above 1 %" in since
+    assert "step 2,700;" in answers_of(table, sequences, harm_pct=2.55)[1]
+    assert "not yet" in answers_of(table, sequences, harm_pct=5.0)[1]
+    assert f"step {judge(table, sequences, 5).phases['convergence']['step']:,}" in convergence
+    assert acceleration.startswith("Accelerating: no") and "follows its power law" in acceleration
     assert f"INT4 step {quantized.idxmin():,} (perplexity {quantized.min():.2f})" in best
     assert f"FP32 step {fp32.idxmin():,} (perplexity {fp32.min():.2f})" in best
 
 
-def test_a_trend_is_left_where_the_gap_explodes_and_not_judged_from_two_checkpoints():
-    for gap, steps, answer in (
-        (explodes, range(100, 3100, 100), "Trend: left"),
-        (lambda _: 5.0, (100, 200), "Trend: cannot be judged"),
-    ):
-        table, sequences = invented(gap, steps=steps)
-        phases = judge(table, sequences, 5).phases
-        assert answers(table, phases)[2].startswith(answer)
+def test_int4_hurts_from_the_step_after_which_it_never_stops():
+    low = pd.DataFrame({"gap_low_pct": [2.0, 0.5, 1.5, 0.9, 1.1, 3.0]}, range(10, 70, 10))
+    assert harmful_since(low, 1.0) == 50
+    assert harmful_since(low, 0.4) == 10
+    assert harmful_since(low, 3.0) is None
+    assert "the first checkpoint" in answers_of(*invented(lambda _: 5.0))[1]
 
 
-def test_a_gap_that_may_be_zero_is_not_called_a_rise():
-    table, sequences = invented(lambda _: -0.05)
-    cost = answers(table, judge(table, sequences, 5).phases)[0]
+def test_growth_is_judged_where_the_gap_explodes_and_not_from_two_checkpoints():
+    assert answers_of(*invented(explodes))[2].startswith("Accelerating: yes; onset at step ")
+    unclear = answers_of(*invented(lambda _: 5.0, steps=(100, 200)))[2]
+    assert unclear.startswith("Accelerating: cannot be told") and not re.search(r"\d", unclear)
+
+
+def test_a_gap_that_may_be_zero_is_not_called_a_rise_and_a_gain_is_one():
+    cost = answers_of(*invented(lambda _: -0.05))[0]
     assert "-0.05 %" in cost and "raises" not in cost and "may be zero" in cost
+    gain = answers_of(*invented(lambda _: -0.5))[0]
+    assert "lowers perplexity by 0.50 %" in gain and "may be zero" not in gain
+
+
+@pytest.mark.parametrize("count", [6, 20])
+def test_the_last_checkpoint_counts_also_off_the_grid(count):
+    """The Trainer saves once more at its end, here at 550 or 1,950 steps of a grid of 100."""
+    last = 100 * count - 50
+    steps = [*range(100, last, 100), last]
+    table, sequences = invented(lambda step: 5.0, steps=steps)
+    earlier = {6: 400, 20: 1400}[count]
+    for best_step, answer in ((last, "not yet"), (earlier, f"at step {earlier:,};")):
+        nll = 3.0 + 1e-4 * (table.step - best_step).abs()
+        better = table.assign(nll_nats_per_token=nll, ppl=np.exp(nll))
+        scores = sequences.assign(nll_nats=63 * (3.0 + 1e-4 * (sequences.step - best_step).abs()))
+        assert answer in answers_of(better, scores)[3]
 
 
 def test_the_even_grid_of_steps():

@@ -1,17 +1,26 @@
 """The quantizers against an oracle that shares no code with them, and on hostile input."""
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from flatminima.errors import UserError
 from flatminima.layers import kind_of
 from flatminima.model import build_model
-from flatminima.quantizer_specs import CODE_BOOKS, printed_names, read_spec, read_specs
+from flatminima.quantizer_specs import (
+    CODE_BOOKS,
+    named_quantizer,
+    printed_names,
+    read_spec,
+    read_specs,
+)
 from flatminima.quantizers import (
     affine_codes,
     coverage,
@@ -277,3 +286,13 @@ def test_a_narrow_layer_gets_a_narrow_group_and_is_named(tiny_model):
     assert "layers.*.attention.dense.weight 16" in line and "dense_4h_to_h.weight 64" not in line
     assert "narrowed" not in coverage_line(coverage(tiny_model, affine(4, "group", False, 16)))
     assert found["bits_per_weight"] == pytest.approx(4 + 20 * found["groups"] / found["weights"])
+
+
+def test_a_name_on_the_command_line_is_the_quantizer_of_the_configuration():
+    configured = yaml.safe_load(Path("config.yaml").read_text())["quantizers"]
+    for name, definition in configured.items():
+        assert read_spec(named_quantizer(name)) == read_spec(definition), name
+    assert read_spec(named_quantizer("nf4")).label == "NF4"
+    for name in ("int1_g64", "int4", "int4_g0", "int9_channel", "mxfp8"):
+        with pytest.raises(UserError, match=name):
+            named_quantizer(name)

@@ -1,14 +1,18 @@
 """The command ``flatminima``: audit a run; plan or publish a suite; freeze its revisions."""
 
 import argparse
+import io
 import logging
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
-from flatminima.errors import UserError, one_line
-from flatminima.messages import message_handlers
+from flatminima.errors import Terminated, UserError, one_line
+from flatminima.messages import message_handlers, silence_closed_pipes
 
 logger = logging.getLogger(__name__)
 
@@ -38,14 +42,22 @@ COMMANDS = {
 FINISHED = 0
 UNEXPECTED_ERROR = 1
 BAD_INPUT = 2
+# 128 and the number of the signal, as shells have it.
+STOPPED_BY_USER = 130
+STOPPED_BY_SIGTERM = 143
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code.
 
     A mistake of the user is one line and ``BAD_INPUT``. Any other error is one line and
-    ``UNEXPECTED_ERROR``; with ``--traceback`` its traceback comes first.
+    ``UNEXPECTED_ERROR``; with ``--traceback`` its traceback comes first. Ctrl-C and SIGTERM are one
+    line as well.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Lines appear at once in a pipe, and a name that the terminal cannot show is no error.
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")
     options = vars(parser().parse_args(arguments))
     command = options.pop("command")
     with_traceback = options.pop("traceback")
@@ -57,10 +69,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }[command]
     handler = logging.StreamHandler()
     handler.setLevel(logging.DEBUG if with_traceback else logging.INFO)
-    with message_handlers(handler):
+    with message_handlers(handler), sigterm_as_exception():
         try:
             return run_command(**options)
+        except KeyboardInterrupt as error:
+            is_sigterm = isinstance(error, Terminated)
+            logger.error(f"stopped by {'SIGTERM' if is_sigterm else 'Ctrl-C'}")
+            return STOPPED_BY_SIGTERM if is_sigterm else STOPPED_BY_USER
         except (UserError, OSError) as error:
+            silence_closed_pipes()
             logger.error(f"Error: {' '.join(str(error).split())}")
             return BAD_INPUT
         except Exception as error:
@@ -72,6 +89,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             line = f"unexpected {type(error).__name__}: {one_line(error)}"
             logger.error(f"Error: {line} (--traceback shows where it happened)")
             return UNEXPECTED_ERROR
+
+
+@contextmanager
+def sigterm_as_exception() -> Iterator[None]:
+    """Raise ``Terminated`` at SIGTERM, so that a command can write what it has measured."""
+
+    def stop(number: int, frame: object) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread can handle signals
+        return
+    handler_before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler_before)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -131,21 +165,24 @@ def _audit_options(command: argparse.ArgumentParser) -> None:
     for field in fields(AuditOptions)[1:]:
         flag = f"--{field.name.replace('_', '-')}"
         help_text = field.metadata["help"]
+        kind = field.metadata["kind"]
         if field.default is False:
             command.add_argument(flag, action="store_true", help=help_text)
             continue
         if field.default == ():
-            command.add_argument(flag, nargs="+", default=[], metavar="NAME", help=help_text)
+            command.add_argument(
+                flag, nargs="+", action="extend", default=[], metavar="NAME", help=help_text
+            )
             continue
         if field.default is not None:
-            help_text += f" (default: {field.default})"
-        is_number = isinstance(field.default, int)
+            default_text = f"{field.default:g}" if kind is float else field.default
+            help_text += f" (default: {default_text})"
         command.add_argument(
             flag,
-            type=int if is_number else str,
+            type=kind,
             default=field.default,
-            metavar="N" if is_number else "NAME",
-            help=help_text,
+            metavar="NAME" if kind is str else "N",
+            help=help_text.replace("%", "%%"),
         )
 
 
@@ -153,7 +190,8 @@ def _audit(**options: object) -> int:
     from flatminima.tools.audit import audit
     from flatminima.tools.audit_options import AuditOptions
 
-    options["revisions"] = tuple(options["revisions"])
+    for name in ("revisions", "quantizer"):
+        options[name] = tuple(options[name])
     return audit(AuditOptions(**options))
 
 

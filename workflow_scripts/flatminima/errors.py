@@ -32,6 +32,10 @@ class ConfigError(UserError):
     """A mistake in the configuration."""
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as clusters and ``kill`` send it. Like Ctrl-C it is no ``Exception``."""
+
+
 def suggest(name: str, names: Iterable[str]) -> str:
     """``did you mean …? valid: …``: a similar valid name, and all valid names or the first ones."""
     valid_names = [str(valid_name) for valid_name in names]

@@ -64,7 +64,10 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """A temporary path that replaces ``path`` when the block ends without error."""
+    """A temporary path that replaces ``path`` when the block ends without error.
+
+    An ``OSError`` that names no file, such as that of a full disk, is raised again with ``path``.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_name(path)
@@ -73,6 +76,12 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         flush(temporary)
         os.replace(temporary, path)
         flush(path.parent)
+    except OSError as error:
+        if error.filename not in (None, str(temporary)):
+            raise
+        if error.errno is None:
+            raise OSError(f"{path}: {error}") from error
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
     finally:
         remove(temporary)
 

@@ -51,6 +51,7 @@ def draw(
     }
     marker = {"marker": "o"} if checkpoints < MOST_WITH_MARKERS else {}
     _draw_gaps(gap_axes, by_role, labels, marker)
+    _draw_further_gaps(gap_axes, by_role, labels, further_roles(audit))
     scale_note = _scale_gaps(gap_axes, audit, phases, paper_points)
     gap_axes.set_ylabel(f"perplexity gap (% of FP32){scale_note}")
     _draw_perplexity(perplexity_axes, by_role["fp32"]["ppl"], phases["convergence"], marker)
@@ -85,6 +86,25 @@ def _draw_gaps(
             rows["gap_pct"], color=look.color, ls=look.linestyle, label=labels[role], **marker
         )
     axes.axhline(0, color=GREY, lw=0.5, zorder=0)
+
+
+def further_roles(audit: pd.DataFrame) -> list[str]:
+    """Quantizers beyond the audited two, whose role is their name (``probe.also``)."""
+    return [role for role in audit["role"].unique() if role not in (*QUANTIZED, "fp32")]
+
+
+def _draw_further_gaps(
+    axes: Axes, by_role: dict[str, pd.DataFrame], labels: dict[str, str], roles: Sequence[str]
+) -> None:
+    """Further quantizers as thin lines, without intervals."""
+    for role, look in style.fork_looks(roles).items():
+        axes.plot(
+            by_role[role]["gap_pct"],
+            color=look.color,
+            ls=look.linestyle,
+            lw=0.9,
+            label=labels[role],
+        )
 
 
 def _draw_perplexity(axes: Axes, fp32: pd.Series, best: dict, marker: dict) -> None:
@@ -142,7 +162,7 @@ def _scale_gaps(
 
     The low-bit gap after rapid learning decides the scale. All other gaps must stay visible.
     """
-    quantized = audit[audit["role"] != "fp32"]
+    quantized = audit[audit["role"].isin([*QUANTIZED, *further_roles(audit)])]
     rapid_learning_end = phases["segments"][0]["last_step"]
     after_learning = audit["step"] >= rapid_learning_end
     decisive = audit[(audit["role"] == "low_bit") & after_learning]["gap_pct"]

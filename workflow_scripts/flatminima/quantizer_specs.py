@@ -6,6 +6,7 @@ This module does not import torch, so that the configuration, tables and figures
 function in ``quantizers.KINDS``.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
@@ -13,6 +14,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
 
 from flatminima.config_section import LARGEST_COUNT, Section
+from flatminima.errors import UserError
 
 Layers = Literal["blocks", "blocks+head"]
 Granularity = Literal["tensor", "channel", "group"]
@@ -181,6 +183,28 @@ def read_spec(definition: Mapping) -> AnyQuantizer:
 def read_specs(definitions: Mapping[str, Mapping]) -> dict[str, AnyQuantizer]:
     """Quantizers by name, from entries of the section ``quantizers`` of the configuration."""
     return {name: read_spec(definition) for name, definition in definitions.items()}
+
+
+def named_quantizer(name: str) -> dict:
+    """The definition behind a name such as ``int3_g64``, ``int8_channel`` or ``nf4``.
+
+    Groups have a zero point. A scale of a channel or a tensor is symmetric, as in ``config.yaml``.
+    Raises ``UserError`` for any other name.
+    """
+    if name in CODE_BOOKS:
+        return {"kind": name}
+    match = re.fullmatch(r"int([2-8])_(?:g([1-9]\d*)|(channel|tensor))", name)
+    if not match:
+        raise UserError(
+            f"quantizer {name!r} is not known; valid: int2_g64 to int8_g64 with any size of the "
+            "group, int2_channel to int8_channel, int2_tensor to int8_tensor, "
+            f"{', '.join(CODE_BOOKS)}"
+        )
+    bits, group_size, granularity = match.groups()
+    if group_size:
+        group = {"granularity": "group", "group_size": int(group_size)}
+        return {"bits": int(bits), "symmetric": False, **group}
+    return {"bits": int(bits), "symmetric": True, "granularity": granularity}
 
 
 def printed_names(specs: Mapping[str, AnyQuantizer]) -> dict[str, str]:

@@ -5,6 +5,7 @@ as a printed page and have 8 point text. Matplotlib's constrained layout finds r
 and legends. Legends are outside the axes, so they hide nothing.
 """
 
+import io
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle, zip_longest
@@ -21,6 +22,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
 from flatminima.absent_steps import even_steps
+from flatminima.files import atomic_path
 from flatminima.jobs import arguments, logged
 
 PAGE_IN = 7.0  # width of a page, inches
@@ -55,8 +57,15 @@ LOOKS = {
 }
 _OTHER_LOOKS = [Look("#56b4e9", (0, (5, 1, 1, 1)), "D"), Look("#ca9161", (0, (5, 1, 1, 1)), "v")]
 
+# A user's own matplotlibrc may ask for LaTeX, other fonts or other sizes. Figures here ignore it.
+_DEFAULTS = {
+    name: value
+    for name, value in mpl.rcParamsDefault.items()
+    if not name.startswith("backend")  # changing it is not free of side effects
+}
 _STYLE = (
-    sns.axes_style("ticks")
+    _DEFAULTS
+    | sns.axes_style("ticks")
     | sns.plotting_context("paper")
     | dict.fromkeys(("font.size", "axes.labelsize", "axes.titlesize", "xtick.labelsize"), 8)
     | dict.fromkeys(("ytick.labelsize", "legend.fontsize", "figure.titlesize"), 8)
@@ -105,8 +114,12 @@ def save(figure: Figure, paths: Iterable[str | Path]) -> None:
         axes.set_position(np.round(axes.get_position().bounds, 4))
     undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
     for path in map(Path, paths):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=300, metadata=undated.get(path.suffix))
+        # Into memory first: a full disk then leaves no part of a file, and no error of matplotlib.
+        drawing = io.BytesIO()
+        options = {"format": path.suffix[1:], "metadata": undated.get(path.suffix)}
+        figure.savefig(drawing, dpi=300, **options)
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(drawing.getvalue())
 
 
 def run(draw: Callable[..., Figure], snakemake: object) -> None:

@@ -1,7 +1,11 @@
 """The audit of one run or one hub model without any configuration: ``flatminima audit``.
 
 Each checkpoint is measured at FP32, INT4 and INT8 on the same text. ``audit_answers`` turns the
-numbers into a verdict and four answers.
+numbers into a verdict and five answers.
+
+An audit may end early: by Ctrl-C, by SIGTERM, because the pipe it prints to is closed, or because
+the disk is full. Then everything that was printed is on the disk, and the page and the figure show
+what was measured.
 """
 
 import json
@@ -10,30 +14,31 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field
 
 import pandas as pd
-import torch
 from tokenizers import Tokenizer
 from torch import nn
 from tqdm import tqdm
 
 from flatminima import gap_figure, style
 from flatminima.audit_table import gather_audit
-from flatminima.device import choose_device
-from flatminima.errors import NotMeasured, UserError, one_line
-from flatminima.files import read_json, weights_digest, write_json, write_table
+from flatminima.device import choose_device, choose_threads
+from flatminima.errors import NotMeasured, Terminated, UserError, one_line
+from flatminima.files import atomic_path, read_json, weights_digest, write_json, write_table
 from flatminima.hub import RevisionMissing
 from flatminima.intervals import summarise
 from flatminima.jobs import progress
+from flatminima.messages import silence_closed_pipes
 from flatminima.model import load_model, tensor_digests
 from flatminima.pages import packaged_template, render
-from flatminima.quantizer_specs import FP32, HIGH_BIT, LOW_BIT, printed_names
+from flatminima.quantizer_specs import FP32, HIGH_BIT, LOW_BIT, named_quantizer, printed_names
 from flatminima.quantizers import coverage_line
 from flatminima.revisions import read_checkpoint
 from flatminima.scoring import Prober
 from flatminima.text.tokens import fixed_batches, write_tokens
 from flatminima.tools import sources
-from flatminima.tools.audit_answers import answers, judge
+from flatminima.tools.audit_answers import answers, harmful_since, judge
 from flatminima.tools.audit_options import AuditOptions
 from flatminima.tools.deployed import probe_deployed
 
@@ -42,6 +47,10 @@ logger = logging.getLogger(__name__)
 PASSED = 0
 BAD_INPUT = 2
 LEFT_PLATEAU = 3
+# 128 and the number of the signal, as shells have it.
+STOPPED_BY_USER = 130
+STOPPED_BY_CLOSED_PIPE = 141
+STOPPED_BY_SIGTERM = 143
 PHASE_RESAMPLES = 100
 
 AUDIT = "audit.csv"
@@ -65,13 +74,29 @@ COLUMNS = {
 }
 
 
-def audit(options: AuditOptions) -> int:
-    """Run an audit and return its exit code: ``PASSED``, ``BAD_INPUT`` or ``LEFT_PLATEAU``.
+@dataclass
+class Measured:
+    """What has been measured so far, and is on the disk.
 
-    Progress goes to standard output, or to standard error with ``--json``. A mistake of the user
-    ends the audit with one line, and the results so far are kept.
+    ``rows`` has a row per step and quantizer (audit.csv), ``sequences`` the scores of each
+    sequence.
+    """
+
+    rows: pd.DataFrame = field(default_factory=pd.DataFrame)
+    sequences: pd.DataFrame = field(default_factory=pd.DataFrame)
+    prober: Prober | None = None
+
+
+def audit(options: AuditOptions) -> int:
+    """Run an audit and return its exit code.
+
+    ``PASSED`` or ``LEFT_PLATEAU``; ``BAD_INPUT`` for a mistake of the user or a full disk, which
+    ends the audit with one line; one of ``STOPPED_BY_…``. The results so far are kept. Progress
+    goes to standard output, or to standard error with ``--json``.
     """
     choose_device(options.device)  # before anything is fetched
+    for name in options.quantizer:
+        named_quantizer(name)
     with redirect_stdout(sys.stderr if options.json else sys.stdout):
         try:
             report = _audit(options)
@@ -82,6 +107,8 @@ def audit(options: AuditOptions) -> int:
         print(json.dumps(report, indent=2, default=str))
     if "error" in report:
         return BAD_INPUT
+    if "stopped" in report:
+        return report["exit_code"]
     return LEFT_PLATEAU if report["left_plateau"] else PASSED
 
 
@@ -90,36 +117,61 @@ def _audit(options: AuditOptions) -> dict:
 
     The record has the ``target``, ``checkpoints`` (identity by step), ``left_out`` (reasons by
     step), ``notes`` (one line each, for a reader of the numbers), the settings of the prober, the
-    verdict, the answers and the phases.
+    verdict, the answers and the phases. An audit that was ``stopped`` has the reason and the
+    ``exit_code``.
     """
     source = sources.open_source(options.target, options.revisions)
     record: dict = {"target": options.target, "checkpoints": {}, "left_out": {}, "notes": []}
     _claim_folder(options)
-    audited, sequences, prober = _measure_all(source, options, record)
+    measured = Measured()
+    write_error = None
+    try:
+        _measure_all(source, options, record, measured)
+    except (KeyboardInterrupt, OSError) as error:
+        if measured.rows.empty:
+            raise
+        count = len(record["checkpoints"])
+        so_far = f"{count} of {len(source.steps)} checkpoints are measured and written"
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            write_error = error
+        else:
+            reason, record["exit_code"] = _stop_reason(error)
+            record["stopped"] = f"{reason}; {so_far}"
+            silence_closed_pipes()
+    audited = measured.rows
 
-    judgement = judge(audited, sequences, min(options.resamples, PHASE_RESAMPLES))
-    summary = [f"INT4 gap: {judgement.sentence}", *answers(audited, judgement.phases)]
+    judgement = judge(audited, measured.sequences, min(options.resamples, PHASE_RESAMPLES))
+    summary = answers(audited, judgement, options.harm)
     last_step = source.steps[-1]
     if last_step in record["left_out"]:
         summary[0] += f"; step {last_step:,}, the last, could not be measured"
     record["left_plateau"] = judgement.left_plateau
     record["verdict"] = judgement.sentence
     record["answers"] = summary
+    record["harmful_since"] = harmful_since(
+        audited[audited["role"] == LOW_BIT].set_index("step"), options.harm
+    )
     record["phases"] = judgement.phases
-    record |= prober.made_by
+    record |= measured.prober.made_by
 
     groups_of_equal_weights = _equal_checkpoints(record["checkpoints"])
     for steps in groups_of_equal_weights:
         steps_text = ", ".join(f"{step:,}" for step in steps)
         _add_note(record, f"steps {steps_text} hold the same weights")
 
-    write_json(options.folder / RECORD, record)
+    # A full disk refuses some files. The others are still written, and the answers printed.
+    errors = [write_error] if write_error else []
     checkpoint_count = len(record["checkpoints"])
-    if checkpoint_count > 1:  # one checkpoint makes no curve
-        _draw_figure(options, audited, judgement.phases, prober)
-    _write_page(options, record, audited)
-    if options.deployed:
-        _probe_as_shipped(options, source, prober, sequences)
+    with _collected(errors):
+        write_json(options.folder / RECORD, record)
+    with _collected(errors):
+        if checkpoint_count > 1:  # one checkpoint makes no curve
+            _draw_figure(options, audited, judgement.phases, measured.prober)
+    with _collected(errors):
+        _write_page(options, record, audited)
+    with _collected(errors):
+        if options.deployed and "stopped" not in record:
+            _probe_as_shipped(options, source, measured.prober, measured.sequences)
     written_files = [name for name in FILES if (options.folder / name).exists()]
     tqdm.write(f"{options.folder}: {', '.join(written_files)}")
 
@@ -130,8 +182,34 @@ def _audit(options: AuditOptions) -> dict:
             f"is no curve{hub_reason}"
         )
     tqdm.write("\n".join(summary))
+    if errors:
+        raise errors[0]
+    if "stopped" in record:
+        logger.error(record["stopped"])
     rows = audited.astype(object).where(audited.notna(), None).to_dict("records")
     return {**record, "folder": str(options.folder), "rows": rows}
+
+
+def _stop_reason(error: BaseException) -> tuple[str, int]:
+    """Why an audit ended early, in words, and its exit code."""
+    if isinstance(error, BrokenPipeError):
+        return "stopped because the pipe it prints to is closed", STOPPED_BY_CLOSED_PIPE
+    if isinstance(error, Terminated):
+        return "stopped by SIGTERM", STOPPED_BY_SIGTERM
+    return "stopped by Ctrl-C", STOPPED_BY_USER
+
+
+@contextmanager
+def _collected(errors: list[Exception]) -> Iterator[None]:
+    """Add an error of the block to ``errors``, so that the next file is still written."""
+    try:
+        yield
+    except (UserError, OSError) as error:
+        errors.append(error)
+    except Exception as error:  # noqa: BLE001, a drawing library may raise anything
+        logger.debug("", exc_info=error)
+        reason = f"unexpected {type(error).__name__}: {one_line(error)} (see --traceback)"
+        errors.append(UserError(reason))
 
 
 def _claim_folder(options: AuditOptions) -> None:
@@ -171,11 +249,12 @@ def _equal_checkpoints(checkpoints: dict[int, dict]) -> list[list[int]]:
 
 
 def _measure_all(
-    source: sources.Source, options: AuditOptions, record: dict
-) -> tuple[pd.DataFrame, pd.DataFrame, Prober]:
-    """The audit, the scores of each sequence, and the prober.
+    source: sources.Source, options: AuditOptions, record: dict, measured: Measured
+) -> None:
+    """Measure all checkpoints into ``measured`` and ``record``.
 
-    The tables are written anew after each checkpoint, so that an interrupted audit keeps them.
+    The tables are written anew after each checkpoint, before its line is printed. So an interrupted
+    audit keeps all that it printed.
     """
     text = sources.open_text(options.data)
     rates, rate_notes = sources.learning_rates(source)
@@ -183,7 +262,6 @@ def _measure_all(
         _add_note(record, line)
     tokenizer = source.tokenizer(options.tokenizer)
 
-    prober = None
     score_tables = []
     summaries = []
     for step in progress(source.steps, "checkpoints"):
@@ -193,8 +271,9 @@ def _measure_all(
                 with _errors_named(source, step):
                     model = load_model(folder)
                     digests = tensor_digests(folder / read_checkpoint(folder).weights)
-                if prober is None:  # outside ``_errors_named``: a bad text ends the audit
-                    prober = _make_prober(options, record, model, text, tokenizer)
+                if measured.prober is None:  # outside ``_errors_named``: a bad text ends the audit
+                    measured.prober = _make_prober(options, record, model, text, tokenizer)
+                prober = measured.prober
                 with _errors_named(source, step):
                     model = model.to(prober.device)
                     scores = prober(model, step)
@@ -205,15 +284,8 @@ def _measure_all(
                 tqdm.write(f"not measured: {error}")
             continue
 
-        if not score_tables:
-            tqdm.write(_line(COLUMNS))
-        tqdm.write(_line(cells(summary)))
-        identity = {"place": source.places[step], "weights_sha256": weights_digest(digests)}
-        record["checkpoints"][step] = identity | origin
-        if summary.set_index("role")["gap_pct"][LOW_BIT] == 0.0:
-            question = "a 4-bit gap of exactly 0 %: does the model use its weights?"
-            _add_note(record, f"step {step}: {question}")
-
+        is_first = not score_tables
+        further = _further_roles(summary)
         score_tables.append(scores)
         summaries.append(summary)
         audited = gather_audit(
@@ -225,6 +297,17 @@ def _measure_all(
         )
         write_table(options.folder / AUDIT, audited)
         write_table(options.folder / SEQUENCES, pd.concat(score_tables))
+        measured.rows = audited
+        measured.sequences = pd.concat(score_tables)
+        identity = {"place": source.places[step], "weights_sha256": weights_digest(digests)}
+        record["checkpoints"][step] = identity | origin
+
+        if is_first:
+            tqdm.write(_line(columns(further), further))
+        tqdm.write(_line(cells(summary), further))
+        if summary.set_index("role")["gap_pct"][LOW_BIT] == 0.0:
+            question = "a 4-bit gap of exactly 0 %: does the model use its weights?"
+            _add_note(record, f"step {step}: {question}")
 
     if not score_tables:
         first_reason, *other_reasons = record["left_out"].values()
@@ -232,7 +315,6 @@ def _measure_all(
             count = 1 + len(other_reasons)
             raise UserError(f"{first_reason} (none of {count} checkpoints is measured)")
         raise UserError(first_reason)
-    return audited, pd.concat(score_tables), prober
 
 
 @contextmanager
@@ -283,15 +365,25 @@ def _make_prober(
     record["text"] = description
     write_json(options.folder / RECORD, record)
     tqdm.write(f"text: {description}")
+    threads = options.threads
+    if threads is None:
+        threads, reason = choose_threads(model)
+        tqdm.write(f"threads: {threads}; {reason} (--threads)")
     validation = str(options.folder / VALIDATION)
-    return Prober(validation, probe_settings(options), torch.get_num_threads())
+    return Prober(validation, probe_settings(options), threads)
 
 
 def probe_settings(options: AuditOptions) -> dict:
-    """Settings of ``Prober``: the paper's two quantizers. Narrow layers get narrow groups."""
+    """Settings of ``Prober``: the paper's two quantizers, and those of ``--quantizer``.
+
+    The role of a further quantizer is its name. Narrow layers get narrow groups.
+    """
     group_size = options.group_size
     low_bit = f"int4_g{group_size}"
     high_bit = "int8_channel"
+    further = {name: named_quantizer(name) for name in options.quantizer}
+    for name in (low_bit, high_bit):
+        further.pop(name, None)  # it is measured in any case
     return {
         "quantizers": {
             low_bit: {
@@ -301,8 +393,9 @@ def probe_settings(options: AuditOptions) -> dict:
                 "group_size": group_size,
             },
             high_bit: {"bits": 8, "granularity": "channel", "symmetric": True},
+            **further,
         },
-        "roles": {low_bit: LOW_BIT, high_bit: HIGH_BIT},
+        "roles": {low_bit: LOW_BIT, high_bit: HIGH_BIT, **{name: name for name in further}},
         "batch_size": options.batch_size,
         "device": options.device,
     }
@@ -317,8 +410,8 @@ def _probe_as_shipped(
         model = load_model(folder, prober.device)
     simulated = sequences[sequences["step"] == step]
     table = probe_deployed(model, prober, step, simulated, resamples=options.resamples)
-    table.to_csv(options.folder / DEPLOYED, index=False)
-    columns = [
+    write_table(options.folder / DEPLOYED, table)
+    shown_columns = [
         "format",
         "gap_pct",
         "gap_low_pct",
@@ -326,15 +419,23 @@ def _probe_as_shipped(
         "counterpart",
         "simulated_gap_pct",
     ]
-    measured = table.loc[table["status"] == "measured", columns]
+    measured = table.loc[table["status"] == "measured", shown_columns]
+    if measured.empty:
+        tqdm.write(f"--deployed: no format could be measured; {DEPLOYED} has the reasons")
+        return
     tqdm.write(measured.to_string(index=False, float_format="{:.3f}".format))
 
 
 # Output
 
 
+def columns(roles: Iterable[str] = ()) -> list[str]:
+    """The printed columns, with the gap of each further quantizer."""
+    return [*COLUMNS, *(f"{role} gap %" for role in roles)]
+
+
 def cells(rows: pd.DataFrame) -> list[str]:
-    """The printed cells of one checkpoint, in the order of ``COLUMNS``, from its audit rows."""
+    """The printed cells of one checkpoint, in the order of ``columns``, from its audit rows."""
     by_role = rows.set_index("role")
     low = by_role.loc[LOW_BIT]
     return [
@@ -345,7 +446,13 @@ def cells(rows: pd.DataFrame) -> list[str]:
         f"[{_percent(low['gap_low_pct'])}, {_percent(low['gap_high_pct'])}]",
         _percent(by_role.loc[HIGH_BIT, "gap_pct"]),
         f"{low['top1_changed_pct']:.2f}",
+        *(_percent(by_role.loc[role, "gap_pct"]) for role in _further_roles(rows)),
     ]
+
+
+def _further_roles(rows: pd.DataFrame) -> list[str]:
+    """Roles beyond the paper's three, in order."""
+    return [role for role in rows["role"].unique() if role not in (FP32, LOW_BIT, HIGH_BIT)]
 
 
 def _perplexity(number: float) -> str:
@@ -356,9 +463,10 @@ def _percent(number: float) -> str:
     return f"{number:.3f}" if abs(number) < 1e5 else f"{number:.2e}"
 
 
-def _line(texts: Iterable[str]) -> str:
+def _line(texts: Iterable[str], roles: Iterable[str] = ()) -> str:
     """One line of the printed table, each text flush right in its column."""
-    return "".join(f"{text:>{width}}" for text, width in zip(texts, COLUMNS.values(), strict=True))
+    widths = [*COLUMNS.values(), *(len(f"{role} gap %") + 3 for role in roles)]
+    return "".join(f"{text:>{width}}" for text, width in zip(texts, widths, strict=True))
 
 
 def _draw_figure(
@@ -379,15 +487,18 @@ def _write_page(options: AuditOptions, record: dict, audited: pd.DataFrame) -> N
     for name, coverage in record["coverage"].items():
         notes.append(f"{name}: {coverage_line(coverage)}")
     notes += record["notes"]
+    if "stopped" in record:
+        notes.append(record["stopped"])
     notes += record["peculiarities"]
     notes += [f"not measured: {reason}" for reason in record["left_out"].values()]
     context = {
         "title": f"Audit of {options.name}",
         "answers": record["answers"],
         "drawing": drawing[drawing.find("<svg") :],  # without the XML declaration before it
-        "columns": list(COLUMNS),
+        "columns": columns(_further_roles(audited)),
         "rows": [cells(rows) for _, rows in audited.groupby("step")],
         "notes": notes,
     }
     page = render(packaged_template("audit.html.j2"), context)
-    (options.folder / PAGE).write_text(page, encoding="utf-8")
+    with atomic_path(options.folder / PAGE) as temporary:
+        temporary.write_text(page, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What an audit concludes from its numbers: the verdict on the plateau, and four short answers.
+"""What an audit concludes from its numbers: the verdict on the plateau, and five short answers.
 
 The verdict says whether the INT4 gap of the last checkpoint has left its plateau. It uses the
 evenly spaced checkpoints after step 0, or all of them if none are evenly spaced. These go through
@@ -21,6 +21,7 @@ from flatminima.phases import SPARE, describe_phases
 from flatminima.quantizer_specs import FP32, HIGH_BIT, LOW_BIT
 from flatminima.scaling_law import Answer, excess_answer, suite_excess
 
+CLEARLY_BELOW = 0.9  # times the predicted loss
 FEWEST_CHECKPOINTS = 4 + SPARE  # a line with one break has 4 parameters
 
 
@@ -78,6 +79,12 @@ def judge(audited: pd.DataFrame, sequences: pd.DataFrame, resamples: int) -> Jud
         return Judgement(Verdict.UNDECIDED, explanation, _without_phases(audited))
 
     phases = describe_phases(audited, sequences, spacing=spacing, resamples=resamples, seed=0)
+    late_steps = steps[steps >= even_steps(steps, spacing)[0]]
+    if len(late_steps) > even_count:
+        # The Trainer saves its last checkpoint off the grid. FP32 may be lowest there.
+        late = audited[audited["step"].isin(late_steps)]
+        of_all = describe_phases(late, sequences, spacing=1, resamples=resamples, seed=0)
+        phases["convergence"] = of_all["convergence"]
     onset = phases["onset"]
     if onset["step"] is None:
         could_not_fit = onset["delta_bic"] is None
@@ -106,6 +113,8 @@ def _without_phases(audited: pd.DataFrame) -> dict:
     fp32 = audited[audited["role"] == FP32].set_index("step")
     no_interval = {"step_low": None, "step_high": None}
     best_step = int(fp32["ppl"].idxmin())
+    lowest = float(fp32["ppl"].min())
+    rise_pct = 100.0 * (float(fp32["ppl"].iloc[-1]) / lowest - 1.0)
     first_step = int(fp32.index[0])
     last_step = int(fp32.index[-1])
     all_checkpoints = {
@@ -115,71 +124,115 @@ def _without_phases(audited: pd.DataFrame) -> dict:
         "last_step": last_step,
     }
     return {
-        "convergence": {"step": best_step, "ppl": float(fp32["ppl"].min()), **no_interval},
+        "convergence": {"step": best_step, "ppl": lowest, "rise_pct": rise_pct, **no_interval},
         "onset": {"step": None, **no_interval},
         "segments": [all_checkpoints],
     }
 
 
-def answers(audited: pd.DataFrame, phases: Mapping) -> list[str]:
-    """One line each: the cost at the end, FP32 convergence, the trend, the best checkpoints."""
+def answers(audited: pd.DataFrame, judgement: Judgement, harm_pct: float) -> list[str]:
+    """One line each, in the order in which people ask.
+
+    What INT4 costs now, and what each further quantizer costs; since when INT4 costs more than
+    ``harm_pct`` percent; whether the cost accelerates; whether FP32 has converged; which checkpoint
+    is best at which width.
+    """
     rows_by_role = {role: rows.set_index("step") for role, rows in audited.groupby("role")}
+    low_bit = rows_by_role[LOW_BIT]
+    further = [role for role in audited["role"].unique() if role not in (FP32, LOW_BIT, HIGH_BIT)]
     return [
-        _cost_line(rows_by_role[LOW_BIT]),
-        _convergence_line(rows_by_role[LOW_BIT].index, phases["convergence"]),
-        trend_line(audited, phases),
-        _best_line(rows_by_role),
+        _cost_line("INT4", low_bit),
+        *(_cost_line(name, rows_by_role[name]) for name in further),
+        _since_line(low_bit, harm_pct),
+        _acceleration_line(audited, judgement),
+        _convergence_line(low_bit.index, judgement.phases["convergence"]),
+        _best_line(rows_by_role, further),
     ]
 
 
-def _cost_line(low_bit: pd.DataFrame) -> str:
-    """What the last checkpoint loses by INT4."""
-    last = low_bit.iloc[-1]
-    verb = "raises" if last["gap_pct"] > 0.0 else "changes"
-    line = (
-        f"Cost: INT4 at step {low_bit.index[-1]:,} {verb} perplexity by {last['gap_pct']:.2f} % "
+def _cost_line(name: str, rows: pd.DataFrame) -> str:
+    """What the last checkpoint loses, or gains, by a quantizer."""
+    last = rows.iloc[-1]
+    gap = last["gap_pct"]
+    verb = "changes"
+    remark = "; on this text the cost may be zero"
+    if last["gap_low_pct"] > 0.0:
+        verb = "raises"
+        remark = ""
+    elif last["gap_high_pct"] < 0.0:
+        verb = "lowers"
+        gap = -gap
+        remark = "; on this text it is a gain"
+    return (
+        f"Cost now: {name} at step {rows.index[-1]:,} {verb} perplexity by {gap:.2f} % "
         f"(95 %: {last['gap_low_pct']:.2f} to {last['gap_high_pct']:.2f}), "
-        f"{last['delta_nll_nats_per_token']:.4f} nats per token"
+        f"{last['delta_nll_nats_per_token']:.4f} nats per token{remark}"
     )
-    if last["gap_low_pct"] <= 0.0:
-        line += "; on this text the cost may be zero"
-    return line
+
+
+def harmful_since(low_bit: pd.DataFrame, harm_pct: float) -> int | None:
+    """The first step from which the interval of the gap stays above ``harm_pct`` percent.
+
+    ``low_bit`` has a row per step, in order, with ``gap_low_pct``. ``None`` if the last interval is
+    not above ``harm_pct``.
+    """
+    is_above = low_bit["gap_low_pct"].to_numpy() > harm_pct
+    stays_above = np.logical_and.accumulate(is_above[::-1])[::-1]
+    return int(low_bit.index[stays_above.argmax()]) if stays_above.any() else None
+
+
+def _since_line(low_bit: pd.DataFrame, harm_pct: float) -> str:
+    """Since when INT4 costs more than ``harm_pct`` percent."""
+    since = harmful_since(low_bit, harm_pct)
+    if since is None:
+        return (
+            "Since when: not yet; at the last checkpoint the 95 % interval of the INT4 cost is "
+            f"not above {harm_pct:g} % (--harm)"
+        )
+    line = f"Since when: step {since:,}"
+    if len(low_bit) > 1 and since == low_bit.index[0]:
+        line += ", the first checkpoint, or before"
+    stays = f"the 95 % interval of the INT4 cost stays above {harm_pct:g} %"
+    return f"{line}; from there on {stays} (--harm)"
+
+
+def _acceleration_line(audited: pd.DataFrame, judgement: Judgement) -> str:
+    """Whether the cost of INT4 grows faster than before, by its onset and by its power law."""
+    if judgement.verdict is Verdict.UNDECIDED:
+        return "Accelerating: cannot be told; there are too few evenly spaced checkpoints"
+    line = {
+        Verdict.LEFT_PLATEAU: f"Accelerating: yes; {judgement.explanation} (exit code 3)",
+        Verdict.ON_PLATEAU: (
+            "Accelerating: it grew faster for a time, but the last gap is not above the earlier "
+            f"ones; {judgement.explanation}"
+        ),
+        Verdict.NO_ONSET: f"Accelerating: no; {judgement.explanation}",
+    }[judgement.verdict]
+    try:
+        spacing = even_spacing(audited["step"].unique())
+        excess = suite_excess(audited, judgement.phases, spacing=spacing)
+    except UserError:
+        return line
+    answer = excess_answer(excess)
+    if answer is Answer.CANNOT_BE_TOLD:
+        return line
+    ratios = [_short(excess[name]) for name in ("excess", "excess_low", "excess_high")]
+    times = "{} times the prediction (95 %: {} to {})".format(*ratios)
+    relation = "has left" if answer is Answer.LEFT else "follows"
+    if excess["excess_high"] < 1.0 and excess["excess"] < CLEARLY_BELOW:
+        relation = "is below"
+    return f"{line}; the INT4 loss {relation} its power law of the {excess['unit']} seen: {times}"
 
 
 def _convergence_line(steps: pd.Index, convergence: Mapping) -> str:
     """At which step FP32 perplexity was lowest, and how far it has risen since."""
     if len(steps) == 1:
-        return "FP32 convergence: cannot be judged from one checkpoint"
+        return "FP32 converged: cannot be told from one checkpoint"
     if convergence["step"] == steps[-1]:
-        return "FP32 convergence: not yet; perplexity is lowest at the last checkpoint"
-    line = f"FP32 convergence: step {convergence['step']:,}"
-    rise_pct = convergence.get("rise_pct")
-    if rise_pct is not None:
-        line += f"; FP32 perplexity has risen {rise_pct:.1f} % since"
-    return line
-
-
-def trend_line(audited: pd.DataFrame, phases: Mapping) -> str:
-    """Whether the low-bit loss left its own power law upwards."""
-    if "rapid_learning_end" not in phases:  # those of ``_without_phases``
-        return "Trend: cannot be judged; there are too few checkpoints"
-    try:
-        excess = suite_excess(audited, phases, spacing=even_spacing(audited["step"].unique()))
-    except UserError as error:
-        return f"Trend: cannot be judged; {error}"
-
-    ratios = [_short(excess[name]) for name in ("excess", "excess_low", "excess_high")]
-    times_predicted = "{} times the predicted loss (95 %: {} to {})".format(*ratios)
-    law = f"power law of the {excess['unit']} seen"
-    answer = excess_answer(excess)
-    if answer is Answer.LEFT:
-        return f"Trend: left; by its {law}, the INT4 loss is {times_predicted}"
-    if answer is Answer.DID_NOT_LEAVE:
-        return f"Trend: not left; by its {law}, the INT4 loss is {times_predicted}"
+        return "FP32 converged: not yet; its perplexity is lowest at the last checkpoint"
     return (
-        f"Trend: cannot be judged; the {law} is fitted to only {excess['n']} checkpoints after "
-        f"rapid learning and leaves the INT4 loss between {ratios[1]} and {ratios[2]} times "
-        "the predicted loss"
+        f"FP32 converged: yes, at step {convergence['step']:,}; "
+        f"its perplexity has risen {convergence['rise_pct']:.1f} % since"
     )
 
 
@@ -187,13 +240,12 @@ def _short(ratio: float) -> str:
     return f"{ratio:.2g}" if ratio < 10 else f"{ratio:,.0f}"
 
 
-def _best_line(rows_by_role: Mapping[str, pd.DataFrame]) -> str:
+def _best_line(rows_by_role: Mapping[str, pd.DataFrame], further: list[str]) -> str:
     """The checkpoint with the lowest perplexity at each width."""
+    names = {LOW_BIT: "INT4", **{role: role for role in further}, HIGH_BIT: "INT8", FP32: "FP32"}
     best_checkpoints = []
-    for width, role in (("INT4", LOW_BIT), ("INT8", HIGH_BIT), ("FP32", FP32)):
+    for role, name in names.items():
         perplexities = rows_by_role[role]["ppl"]
         best_step = perplexities.idxmin()
-        best_checkpoints.append(
-            f"{width} step {best_step:,} (perplexity {perplexities[best_step]:.2f})"
-        )
+        best_checkpoints.append(f"{name} step {best_step:,} (perplexity {perplexities.min():.2f})")
     return f"Best checkpoint: {', '.join(best_checkpoints)}"

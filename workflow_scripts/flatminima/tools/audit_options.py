@@ -6,8 +6,13 @@ from pathlib import Path
 from flatminima.errors import UserError
 
 
-def _option(help_text: str, default: object, least: int | None = None) -> object:
-    return field(default=default, metadata={"help": help_text, "least": least})
+def _option(
+    help_text: str, default: object, least: float | None = None, *, kind: type | None = None
+) -> object:
+    """An option; its type on the command line is ``kind``, or else that of the default."""
+    if kind is None:
+        kind = int if isinstance(default, int) else str
+    return field(default=default, metadata={"help": help_text, "least": least, "kind": kind})
 
 
 @dataclass(frozen=True)
@@ -29,8 +34,19 @@ class AuditOptions:
     length: int = _option("tokens of a sequence, at most what the model takes", 512, 2)
     batch_size: int = _option("sequences at a time", 4, 1)
     group_size: int = _option("weights that share a scale at 4 bits", 128, 1)
+    quantizer: tuple[str, ...] = _option(
+        "measure these as well: int3_g64, int4_channel, nf4, mxfp4, nvfp4, … (bits, then what "
+        "shares a scale)",
+        (),
+    )
+    harm: float = _option(
+        "cost in % of perplexity above which INT4 counts as harmful", 1.0, 0.0, kind=float
+    )
     resamples: int = _option("bootstrap resamples behind each interval", 1000, 2)
     device: str = _option("auto, cpu, cuda or mps", "auto")
+    threads: int | None = _option(
+        "processor threads (default: by the model's size and the machine's load)", None, 1, kind=int
+    )
     deployed: bool = _option("also measure the last checkpoint in real quantized formats", False)
     json: bool = _option("print the record as JSON on standard output, for scripts", False)
 
@@ -38,7 +54,7 @@ class AuditOptions:
         for option in fields(self)[1:]:  # all but the target
             number = getattr(self, option.name)
             least = option.metadata["least"]
-            if least is not None and number < least:
+            if least is not None and number is not None and not number >= least:
                 flag = option.name.replace("_", "-")
                 raise UserError(f"--{flag} {number} is not valid; valid: {least} or more")
 

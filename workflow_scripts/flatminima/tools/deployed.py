@@ -179,8 +179,6 @@ FORMATS = {
 def score_format(model: nn.Module, prober: Prober, name: str) -> SequenceScores:
     """Per-sequence scores of a format of ``FORMATS``, with the FP32 model as the reference."""
     shipped_format = FORMATS[name]
-    if util.find_spec(shipped_format.package) is None:
-        raise NotHere(f"the package {shipped_format.package} is not installed")
     low_bit = next(
         spec for quantizer, spec in prober.specs.items() if prober.roles[quantizer] == LOW_BIT
     )
@@ -188,6 +186,12 @@ def score_format(model: nn.Module, prober: Prober, name: str) -> SequenceScores:
     shipped = shipped_format.convert(copy.deepcopy(model), low_bit.layers, group).eval()
     forwards = {FP32: ModelForward(model), name: lambda ids: model_logits(shipped, ids)}
     return score(prober.tokens, forwards, **prober.options)[name]
+
+
+def _installed_packages() -> list[str]:
+    """The packages of ``FORMATS`` that are installed."""
+    packages = {shipped.package for shipped in FORMATS.values()}
+    return sorted(package for package in packages if util.find_spec(package))
 
 
 def probe_deployed(
@@ -201,7 +205,14 @@ def probe_deployed(
     """
     tables = [simulated]
     skip_reasons = {}
-    for name in FORMATS:
+    missing = {shipped.package for shipped in FORMATS.values()} - set(_installed_packages())
+    if missing:
+        packages = " ".join(sorted(missing))
+        logger.warning(f"formats that need other packages are skipped: pip install {packages}")
+    for name, shipped_format in FORMATS.items():
+        if shipped_format.package in missing:
+            skip_reasons[name] = f"the package {shipped_format.package} is not installed"
+            continue
         try:
             tables.append(score_format(model, prober, name).table(step, name, DEPLOYED))
         except Exception as error:  # noqa: BLE001, a back-end may raise anything
