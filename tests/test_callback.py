@@ -125,7 +125,7 @@ def test_save_probe_and_stop_at_the_step_of_convergence(tmp_path, caplog, monkey
     assert found["eval/int4_gap_pct"] == [(4, pytest.approx(event["int4_gap_pct"], rel=1e-6))]
     [line] = [line for line in caplog.messages if "has converged" in line]
     assert line.startswith("monitor: eval_loss has converged at step 4 (no fall in 2 evaluations")
-    assert "int4 gap pct" in line
+    assert f"INT4 gap {event['int4_gap_pct']:.2f} %" in line
     for words in ("save_total_limit 2 may delete", "groups narrowed to the rows of"):
         assert any(words in line for line in caplog.messages)
     state = json.loads((tmp_path / "checkpoint-4/trainer_state.json").read_text())
@@ -141,6 +141,50 @@ def test_a_probe_leaves_training_as_it_was(tmp_path):
         assert [event["step"] for event in callback.events] == [4]
         ends.append(model.state_dict())
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def test_the_best_checkpoint_is_kept(tmp_path, monkeypatch):
+    """The loss falls until step 3. It has converged at step 5."""
+    callback = ConvergenceCallback(SETTINGS, actions=("save_best", "stop"))
+    trainer = trainer_of(tiny_llama(), tmp_path, callback, save_total_limit=1)
+    losses = {1: 3.0, 2: 2.5, 3: 2.0, 4: 4.0, 5: 4.5, 6: 5.0}
+    own_evaluate = trainer.evaluation_loop
+
+    def with_our_loss(*args, **kwargs):
+        output = own_evaluate(*args, **kwargs)
+        output.metrics["eval_loss"] = losses[trainer.state.global_step]
+        return output
+
+    monkeypatch.setattr(trainer, "evaluation_loop", with_our_loss)
+    trainer.train()
+    assert trainer.state.global_step < 8 and callback.events
+    assert checkpoints(tmp_path) == ["checkpoint-3"]
+
+
+def test_a_second_training_begins_anew(tiny_model, tmp_path):
+    callback = ConvergenceCallback(SETTINGS, actions=("stop",))
+    trainer = trainer_of(tiny_model, tmp_path, callback)
+    for _ in range(2):
+        trainer.train()
+        assert trainer.state.global_step == 4
+        assert [event["step"] for event in callback.events] == [4]
+
+
+def test_a_callback_of_the_trainers_own_argument_works_without_a_warning(tmp_path, caplog):
+    callback = ConvergenceCallback(SETTINGS, actions=("probe", "stop"))
+    first = trainer_of(tiny_llama(), tmp_path, ConvergenceCallback(SETTINGS))
+    trainer = Trainer(
+        first.model,
+        first.args,
+        train_dataset=first.train_dataset,
+        eval_dataset=first.eval_dataset,
+        callbacks=[callback],
+    )
+    trainer.train()
+    assert trainer.state.global_step == 4 and "int4_gap_pct" in callback.events[0]
+    assert [line.split()[1:4] for line in caplog.messages if line.startswith("monitor: ")] == [
+        ["eval_loss", "has", "converged"]
+    ]
 
 
 # Resume
@@ -308,7 +352,7 @@ def test_a_metric_that_never_comes_is_said_at_the_start(tmp_path, caplog):
 def test_what_cannot_be_asked_is_one_line_before_training():
     """What the Trainer could not write into a checkpoint would end the run there."""
     for given, line in (
-        ({"actions": ("halt",)}, "'halt' is not valid; valid: warn, save, probe, stop"),
+        ({"actions": ("halt",)}, "'halt' is not valid; valid: warn, save, save_best, probe, stop"),
         ({"probe": {"quantizers": {"int4": {"bits": 99}}}}, "probe: "),
         ({"probe": {"sequences": np.int64(8)}}, "probe: "),
         ({"monitor": {"window": 2}}, "window 2"),

@@ -74,6 +74,11 @@ class ConvergenceMonitor:
         self.state: MonitorState | None = None
         self._recent: list[tuple[int, float, float | None]] = []  # step, loss, standard error
 
+    def reset(self) -> None:
+        """Forget all evaluations, for another training with the same settings."""
+        self.state = None
+        self._recent = []
+
     def update(self, step: int, loss: float, stderr: float | None = None) -> MonitorState:
         """Add the mean validation loss at ``step`` and its standard error.
 

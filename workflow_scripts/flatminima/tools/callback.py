@@ -23,13 +23,13 @@ from transformers.trainer_callback import ExportableState, TrainerCallback
 from flatminima.convergence_monitor import ConvergenceMonitor, MonitorError, MonitorState
 from flatminima.errors import one_line
 from flatminima.intervals import gap_pct
-from flatminima.quantizer_specs import FP32, read_specs
+from flatminima.quantizer_specs import FP32, printed_names, read_specs
 from flatminima.quantizers import coverage_line
 from flatminima.scoring import score_quantized
 
 logger = logging.getLogger(__name__)
 
-ACTIONS = ("warn", "save", "probe", "stop")
+ACTIONS = ("warn", "save", "save_best", "probe", "stop")
 # Quantizers are defined as in config.yaml; ``sequences`` of the evaluation set are scored.
 DEFAULT_PROBE = {
     "quantizers": {
@@ -48,10 +48,13 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
 
     - ``warn`` logs one line, as all other actions also do
     - ``save`` saves the current checkpoint (the save strategy ``best`` takes precedence)
+    - ``save_best`` saves a checkpoint at every evaluation whose loss is the lowest so far, also
+      before the loss has converged; ``save_total_limit=1`` then keeps only the best one
     - ``probe`` measures the INT4 and INT8 gap on the evaluation set
     - ``stop`` ends training
 
-    ``events`` has one entry for each time that the loss converged.
+    ``events`` has one entry for each time that the loss converged. Each training that does not
+    resume from a checkpoint begins with a new monitor and without events.
 
     Args:
         monitor: a ``ConvergenceMonitor`` or a mapping of its settings
@@ -120,8 +123,14 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
         """Restore the state of the checkpoint that training resumes from, and log problems."""
         if state.global_step:
             self._resume(state)
+        else:  # the same Trainer may have been trained before
+            self.monitor.reset()
+            self.events = []
         for line in self._problems(args, kwargs.get("model")):
             _log(state, line)
+        if self._trainer is None:
+            # Of all the actions only the report of numbers needs the Trainer. This is no problem.
+            logger.info("monitor: its numbers are in this log; attach(trainer) also reports them")
 
     def _resume(self, state: TrainerState) -> None:
         saved_state = state.stateful_callbacks.get(type(self).__name__)
@@ -141,14 +150,9 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
 
     def _problems(self, args: TrainingArguments, model: nn.Module | None) -> Iterator[str]:
         """One line for each part of the callback that cannot work in this training."""
-        if self._trainer is None:
-            yield (
-                "metrics will not be reported: call callback.attach(trainer) "
-                "(saving and stopping work)"
-            )
         if getattr(args.eval_strategy, "value", args.eval_strategy) == "no":
             yield "no evaluation is planned, so the loss cannot converge; set eval_strategy"
-        if "save" in self.actions and args.save_total_limit:
+        if "save" in self.actions and "save_best" not in self.actions and args.save_total_limit:
             yield f"save_total_limit {args.save_total_limit} may delete the checkpoint of `save`"
 
         data = getattr(self._trainer, "eval_dataset", None)
@@ -193,6 +197,8 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
         if monitor_state is state_before:  # the same evaluation again
             return
 
+        if "save_best" in self.actions and monitor_state.best_step == monitor_state.step:
+            control.should_save = True
         gaps = {}
         if monitor_state.began:
             if "probe" in self.actions:
@@ -223,7 +229,11 @@ class ConvergenceCallback(TrainerCallback, ExportableState):
         # Another callback may have asked for the same. Its wish is kept.
         control.should_save |= "save" in self.actions
         control.should_training_stop |= "stop" in self.actions
-        gaps_text = "".join(f"; {name.replace('_', ' ')} {gap:.2f}" for name, gap in gaps.items())
+        names = printed_names(read_specs(self.probe["quantizers"]))
+        gaps_text = "".join(
+            f"; {names[name.removesuffix('_gap_pct')]} gap {gap:.2f} %"
+            for name, gap in gaps.items()
+        )
         _log(
             state,
             f"{self.metric} has converged at step {monitor_state.step} "
