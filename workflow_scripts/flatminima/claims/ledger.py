@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
@@ -30,12 +31,13 @@ from flatminima.errors import ConfigError, suggest
 
 REPLICATED = "replicated"
 NOT_REPLICATED = "not replicated"
-INCONCLUSIVE = "inconclusive"
+INCONCLUSIVE = "cannot be told"
 NOT_MEASURED = "not measured"
-# Answers to each question with their meaning; the first is the favourable one.
+# Answers to each question with their meaning, from the favourable one to the severest. The chips
+# of the main claims use this order.
 ANSWERS = {
     "self": {
-        "consistent": "nothing else in the paper contradicts it",
+        "consistent": "what this row compares agrees; rows that bear on it are named beside it",
         "loose wording": "a fair reading agrees with the numbers; the words claim more",
         "slip": "one cell or one reference is wrong; no other statement depends on it",
         "expectation not met": "the paper expects it and prints numbers that do not show it",
@@ -44,21 +46,21 @@ ANSWERS = {
     "sources": {
         "agrees": "a public source agrees",
         "partly": "a public source agrees in part",
-        "differs": "a public source disagrees",
         "not found": "searched for in public sources and not found",
+        "differs": "a public source disagrees",
     },
     "measured": {
         REPLICATED: "measured on Pythia-160m: the 95 % interval is inside the bound set beforehand",
         NOT_REPLICATED: "the interval is outside the bound, or the claimed effect was not found",
-        INCONCLUSIVE: "the interval crosses an end of the bound",
+        INCONCLUSIVE: "the interval crosses an end of the bound, or the data are too few",
         NOT_MEASURED: "not measured on Pythia-160m so far",
     },
     "design": {
         "adequate": "the experiment can show this",
-        "confounded": "several things change at once and cannot be separated",
-        "three runs a side": "at most three runs on each side, which exclude little",
-        "not significant": "the printed effect may be chance at the printed number of runs",
         "not generalizable": "one run, one checkpoint or one model",
+        "not significant": "the printed effect may be chance at the printed number of runs",
+        "three runs a side": "at most three runs on each side, which exclude little",
+        "confounded": "several things change at once and cannot be separated",
         "not tested": "according to the text, the necessary measurement was not made",
     },
 }
@@ -69,7 +71,8 @@ ANALOGUE_ANSWERS = {
     INCONCLUSIVE: "can neither meet nor miss",
 }
 # Measurements beyond the paper. Only claims_extended reads them.
-BEYOND = ("mechanism", "rivals", "pilot", "amplitudes", "calibration")
+BEYOND = ("mechanism", "factorial", "rivals", "pilot", "amplitudes", "calibration")
+_NEGATIVE_ZERO = re.compile(r"(?<![\w.])-(0(?:\.0+)?)(?![\d.])")  # as "-0.00" is printed
 _EXPRESSION = re.compile(r"\{(.+?)(?::([,.%\d+a-z]*))?\}")  # {expression} or {expression:format}
 
 
@@ -83,6 +86,21 @@ class Quotation:
     section: str
     text: str
     line: int = 0
+
+    @property
+    def shown(self) -> str:
+        """The passage with an ellipsis where it starts or stops within a sentence."""
+        if self.section.startswith(("Table", "Title", "Figure")):
+            return self.text
+        starts = "… " if self.text[0].islower() else ""
+        stops = "" if self.text.endswith((".", "?", "!")) else " …"
+        return f"{starts}{self.text}{stops}"
+
+    def shares_words_with(self, other: "Quotation") -> bool:
+        """Whether one of two passages of a section contains the other."""
+        return self.section == other.section and (
+            self.text in other.text or other.text in self.text
+        )
 
     @property
     def place(self) -> str:
@@ -109,6 +127,7 @@ class Row:
     numbers: Mapping[str, Interval]
     line: int
     primary: bool = False
+    bears: tuple[str, ...] = ()
     merges: tuple[str, ...] = ()
     arithmetic: str = ""
     charitable: str = ""
@@ -120,6 +139,14 @@ class Row:
     measured: Mapping = field(default_factory=dict)
     design: Mapping = field(default_factory=dict)
     forest: Mapping = field(default_factory=dict)
+
+    def shares_words_with(self, other: "Row") -> bool:
+        """Whether the two rows quote the same words."""
+        return any(
+            quote.shares_words_with(other_quote)
+            for quote in self.quotes
+            for other_quote in other.quotes
+        )
 
     def definition(self, question: str) -> Mapping:
         """How the row answers a question of ``QUESTIONS``; empty if it has no such question."""
@@ -140,6 +167,7 @@ class Ledger:
     rows: tuple[Row, ...]
     themes: Mapping[str, str]
     pythia: Mapping
+    summary: Mapping
     provenance: Mapping
     changes: tuple[Mapping, ...]
 
@@ -151,6 +179,13 @@ class Ledger:
             for old_id in row.merges:
                 row_by_id[old_id] = row.id
         return row_by_id
+
+    def bearing_on(self, row: Row) -> tuple[str, ...]:
+        """Ids of the rows that bear on a row: those it names, then those that quote its words."""
+        sharing = [
+            other.id for other in self.rows if other.id != row.id and row.shares_words_with(other)
+        ]
+        return tuple(dict.fromkeys((*row.bears, *sharing)))
 
 
 def flat(text: str) -> str:
@@ -192,6 +227,9 @@ def read_ledger(path: str | Path, excerpts: str | Path) -> Ledger:
     repeated = [row_id for row_id, uses in uses_of_id.items() if uses > 1]
     if repeated:
         raise ConfigError(f"{path}: {', '.join(repeated)} occurs twice; ids are unique")
+    for row in rows:
+        for bearing_id in row.bears:
+            _check_word(bearing_id, [row.id for row in rows], f"claims.yaml, {row.id}, bears")
     return Ledger(rows, **content)
 
 
@@ -211,6 +249,7 @@ def _read_row(content: dict, passages: list[Quotation], line: int, themes: Mappi
             name: _read_number(name, str(number), quotes, where)
             for name, number in content.get("numbers", {}).items()
         },
+        "bears": tuple(content.get("bears", ())),
         "merges": tuple(content.get("merges", ())),
         "consistency": content.get("self", {}),
     }
@@ -276,6 +315,7 @@ class Judged:
     row: Row
     answers: Mapping[str, Answer]
     arithmetic: str
+    charitable: str
     found: str
     criterion: str
     analogue: str
@@ -283,6 +323,35 @@ class Judged:
     effect: Interval | None
     suite_effect: Interval | None
     files: tuple[str, ...]
+
+
+class Chip(NamedTuple):
+    """An answer on the card of a main claim, and the ids of the rows that give it."""
+
+    text: str
+    rows: tuple[str, ...]
+
+
+def combined(judged: Judged, bearing: Iterable[Judged]) -> dict[str, Chip]:
+    """The chips of a main claim: for each question the severest answer of all rows that bear on it.
+
+    ``ANSWERS`` has the order. A measurement is the exception: it is held against the bound of the
+    row itself. Questions without an answer have no chip.
+    """
+    rows = [judged, *bearing]
+    chips = {}
+    for question, valid_answers in ANSWERS.items():
+        if question == "measured":
+            candidates = [judged]
+        else:
+            candidates = rows
+        severity = list(valid_answers).index
+        answers = [row.answers[question].text for row in candidates if row.answers[question].text]
+        if answers:
+            severest = max(answers, key=severity)
+            ids = [row.row.id for row in candidates if row.answers[question].text == severest]
+            chips[question] = Chip(severest, tuple(ids))
+    return chips
 
 
 class Scope:
@@ -314,7 +383,8 @@ class Scope:
 
         def fill(match: re.Match) -> str:
             value = self.value(match[1])
-            return value if isinstance(value, str) else f"{value:{match[2] or ''}}"
+            text = value if isinstance(value, str) else f"{value:{match[2] or ''}}"
+            return _NEGATIVE_ZERO.sub(r"\1", text)
 
         return flat(_EXPRESSION.sub(fill, template))
 
@@ -368,6 +438,7 @@ def judge_row(row: Row, paper: Printed, suite: Measured | None = None) -> Judged
         row,
         answers,
         arithmetic=paper_scope.text(row.arithmetic),
+        charitable=paper_scope.text(row.charitable),
         found=paper_scope.text(row.found),
         criterion=_criterion(paper_scope),
         analogue=analogue,
