@@ -392,6 +392,7 @@ rule summarise_mechanism:
 # The ledger again, with the measurements that `all` does not include.
 use rule judge_claims as judge_claims_extended with:
     input:
+        unpack(planned(plan_mechanism.ledger_tables)),
         unpack(planned(plan_forks.fork_measurements)),
         **OF_THE_PAPER,
         **OF_THE_SUITE,
@@ -404,5 +405,7 @@ use rule judge_claims as judge_claims_extended with:
         "logs/{suite}/judge_claims/extended.log",
     benchmark:
         "benchmarks/{suite}/judge_claims/extended.tsv"
+    params:
+        suite=planned(plan_mechanism.extended_ledger_facts),
     message:
         "Judging the paper's claims on {wildcards.suite}, with what was measured beyond it"

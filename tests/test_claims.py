@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -18,6 +19,7 @@ from flatminima.claims import evidence, ledger
 from flatminima.claims.evidence import Measured, NotFound, NotMeasured, Printed
 from flatminima.claims.interval_arithmetic import Interval, printed
 from flatminima.claims.ledger import ANSWERS, judge_row, read_ledger
+from flatminima.claims.page import ASKED, IN_WORDS, measured_again
 from flatminima.config.plan import ledger_facts
 from flatminima.errors import UserError
 from tests import test_plan
@@ -40,6 +42,8 @@ ROWS = {row.id: row for row in LEDGER.rows}
 OLD = [f"C{n:02d}" for n in range(1, 80)] + [f"X{n:02d}" for n in range(1, 34)]
 OLD += ["L01", "L02", "L03"]
 PYTHIA, MINI = map(ledger_facts, (test_plan.PYTHIA, test_plan.MINI))
+LOW_BIT_CELL = {"low_bit_cell": {"bits": 4, "symmetric": False, "granularity": "g128"}}
+GAP = ["gap_pct", "gap_low_pct", "gap_high_pct"]
 
 
 def tables() -> dict[str, pd.DataFrame]:
@@ -194,6 +198,18 @@ def law(excess: float) -> dict:
     return {"excess": excess, "excess_low": 0.8 * excess, "excess_high": 1.2 * excess}
 
 
+def factorial(jump: float, spread: float = 0.02) -> pd.DataFrame:
+    """mechanism/factorial.csv: losses follow the squared step, times ``jump`` at 4 bits."""
+    cells = []
+    for bits, granularity in product(range(2, 9), ("g128", "channel")):
+        variance = 4.0 ** (8 - bits) * (1 if granularity == "g128" else 3)
+        nats = 1e-4 * variance * (jump if bits == 4 else 1)
+        gap = [100 * np.expm1(nats * factor) for factor in (1, 1 - spread, 1 + spread)]
+        cells.append((143000, "int", "blocks", bits, False, granularity, variance, *gap))
+    columns = ["step", "format", "layers", "bits", "symmetric", "granularity", "step_variance"]
+    return pd.DataFrame(cells, columns=[*columns, *GAP])
+
+
 def measure(suite: dict = PYTHIA, **changed: object) -> Measured:
     hashes = ["a", "a", *(f"h{k}" for k in range(152))]
     files = {
@@ -203,13 +219,14 @@ def measure(suite: dict = PYTHIA, **changed: object) -> Measured:
         "forks": forks(suite),
         "statistics": statistics(),
         "mechanism": findings(),
+        "factorial": factorial(jump=4.0),
         "pilot": pilot(),
         "scaling_law": law(13.0),
         "suite_table": pd.DataFrame(
             {"step": range(154), "status": "present", "weights_sha256": hashes}
         ),
     }
-    return Measured(LEDGER.pythia, paper(), suite, files | changed)
+    return Measured(LEDGER.pythia, paper(), suite | LOW_BIT_CELL, files | changed)
 
 
 @pytest.fixture(scope="module")
@@ -236,16 +253,21 @@ def test_excerpts_are_what_is_quoted_within_fair_quotation():
     passages = ledger.read_excerpts(PATHS["excerpts"])
     for passage in passages:
         assert any(q.section == passage.section and q.text in passage.text for q in quoted)
-    assert sum(len(passage.text.split()) for passage in passages) < 1800
+    words = " ".join(passage.text for passage in passages).replace("[lost]", "").split()
+    assert len(words) < 1800
 
 
 @pytest.mark.skipif(not os.environ.get("PAPER_TEXT"), reason="PAPER_TEXT is not set")
 def test_excerpts_stand_in_the_text():
     """With PAPER_TEXT set to files of the paper's text and of its public reprints."""
     files = os.environ["PAPER_TEXT"].split(os.pathsep)
-    text = ledger.flat(" ".join(Path(file).read_text(encoding="utf-8") for file in files))
+    text = " ".join(Path(file).read_text(encoding="utf-8") for file in files)
+    text = text.replace("\\sim", "~").replace("\\times", "×")  # in a caption of the article
+    text = re.sub(r"\s", "", text)
     passages = ledger.read_excerpts(PATHS["excerpts"])
-    assert not [passage.text for passage in passages if passage.text not in text]
+    for passage in passages:
+        # Removing the mark leaves what the text has: nothing.
+        assert re.sub(r"\s|\[lost\]", "", passage.text) in text, passage
 
 
 EDITS = {
@@ -296,6 +318,102 @@ def test_accusations_compute_and_read_charitably_and_judgements_have_reasons(jud
     for j in primary:
         assert j.row.quotes and j.found and j.criterion and j.answers["design"].text, j.row.id
         assert j.answers["measured"].text == "not measured", j.row.id
+
+
+# ---- the first paragraph and the chips of the main claims ----
+
+# From favourable to severe, written down once more.
+SEVERITY = {
+    "self": "consistent, loose wording, slip, expectation not met, inconsistent",
+    "sources": "agrees, partly, not found, differs",
+    "design": "adequate, not generalizable, not significant, three runs a side, confounded, "
+    "not tested",
+}
+
+
+def raw_rows() -> dict[str, dict]:
+    content = yaml.safe_load(Path(PATHS["claims"]).read_text(encoding="utf-8"))
+    return {row["id"]: row for row in content["rows"]}
+
+
+def rows_bearing_on(name: str, rows: dict[str, dict]) -> set[str]:
+    """Rows that the row names, and rows with a quotation around or inside one of its own."""
+    own_quotes = rows[name].get("quotes", [])
+    sharing = set()
+    for other, row in rows.items():
+        for quote, own_quote in product(row.get("quotes", []), own_quotes):
+            (section, text), (own_section, own_text) = (
+                q.split(": ", 1) for q in (quote, own_quote)
+            )
+            if section == own_section and (text in own_text or own_text in text):
+                sharing.add(other)
+    return (sharing | set(rows[name].get("bears", []))) - {name}
+
+
+def test_chips_of_main_claims_are_the_severest_answers_of_the_rows_that_bear_on_them(built, judged):
+    table = pd.read_csv(built["paper"] / "claims.csv", keep_default_na=False).set_index("id")
+    rows = raw_rows()
+    for name in table.index[table["primary"] == "true"]:
+        bearing = rows_bearing_on(name, rows)
+        assert set(table.loc[name, "bearing_rows"].split()) == bearing, name
+        shown = table.loc[name, "chips"]
+        for question, ranking in SEVERITY.items():
+            ranking = ranking.split(", ")
+            texts = {row: judged[row].answers[question].text for row in {name, *bearing}}
+            answers = [text for text in texts.values() if text]
+            label = ASKED[question]
+            if not answers:
+                assert label not in shown, name
+                continue
+            severest = max(answers, key=ranking.index)
+            [ids] = re.findall(rf"{re.escape(label)}: {severest} \(([^)]*)\)", shown)
+            assert set(ids.split()) == {row for row, text in texts.items() if text == severest}
+    assert set(SEVERITY["self"].split(", ")) == set(ANSWERS["self"])
+    assert set(SEVERITY["design"].split(", ")) == set(ANSWERS["design"])
+
+
+def test_rows_that_contradict_a_main_claim_are_on_its_card():
+    for name, others in {
+        "C43": "X03 X07 C35",
+        "C39": "X03 X49 X50",
+        "C41": "X50 C29",
+        "C62": "C67 X48",
+        "C63": "C64 X18 C67 X45 X48",
+        "C77": "C67 X48",
+        "C52": "C51 X47",
+        "C46": "C47 X46",
+        "C76": "X55",
+    }.items():
+        assert set(others.split()) <= set(LEDGER.bearing_on(ROWS[name])), name
+
+
+def test_the_first_paragraph_says_what_the_rows_answer(built, judged):
+    for name in LEDGER.summary["carries"]:
+        assert judged[name].answers["self"].text == "consistent" and judged[name].short, name
+        assert judged[name].answers["design"].text in ("adequate", "not generalizable"), name
+    for name in LEDGER.summary["cannot"]:
+        unsupported = ("confounded", "three runs a side", "not tested")
+        assert judged[name].answers["design"].text in unsupported and judged[name].short, name
+    severe = [name for name, j in judged.items() if j.answers["self"].text == "inconsistent"]
+    assert set(LEDGER.summary["matter"]) <= set(severe)
+    for suffix in ("md", "html"):
+        page = (built["paper"] / f"claims.{suffix}").read_text(encoding="utf-8")
+        assert f"in {len(severe)} places" in page
+        order = [
+            page.index(part) for part in ("printed numbers carry", "C43", "main claims", "Effects")
+        ]
+        assert order == sorted(order)
+
+
+def test_the_page_counts_what_was_measured_on_the_papers_model(pythia):
+    answers = ledger.judge(LEDGER, paper(), pythia)
+    text = measured_again(PYTHIA, answers)
+    for answer, words in IN_WORDS.items():
+        ids = [j.row.id for j in answers if j.answers["measured"].text == answer]
+        if ids:
+            assert f"{words}: {len(ids)} ({', '.join(ids)})".lower() in text.lower()
+    assert "C25" in text and "C32" in text
+    assert "Nothing has been measured" in measured_again(MINI, answers)
 
 
 # ---- arithmetic ----
@@ -349,19 +467,19 @@ def test_statistics_are_those_of_scipy():
 # ---- the printed numbers ----
 
 ANSWERED = {
-    ("self", "inconsistent"): "X03 X07 C32 X09 C35 X18 C63 C64 X04",
+    ("self", "inconsistent"): "X03 X07 C32 X09 C35 X18 C64 X04",
     ("self", "slip"): "C29 X26",
-    ("self", "expectation not met"): "C67 X41",
-    ("self", "loose wording"): "C02 C44 C47 X27 C39 X34 X35 X38 X39",
-    ("self", "consistent"): "C45 C65 C68 C43 C27 C74 C54 C66",
+    ("self", "expectation not met"): "C67 X41 X48",
+    ("self", "loose wording"): "C02 C44 C47 X27 C39 X34 X35 X38 X39 X47 X49 X50 X51",
+    ("self", "consistent"): "C45 C65 C68 C43 C27 C74 C54 C66 X54",
     ("sources", "differs"): "C29",
-    ("sources", "agrees"): "C30 C03 C81",
-    ("sources", "partly"): "C79 C40 C87",
+    ("sources", "agrees"): "C30 C03 C81 C44",
+    ("sources", "partly"): "C79 C40 C87 C41",
     ("sources", "not found"): "X31",
-    ("design", "confounded"): "C46 C41 C77",
+    ("design", "confounded"): "C46 C41 C77 X48 X53",
     ("design", "three runs a side"): "C62 C63",
     ("design", "not significant"): "C51 X40",
-    ("design", "not tested"): "C76",
+    ("design", "not tested"): "C76 C42 X45 X46 X52 X55",
     ("design", "not generalizable"): "X30",
 }
 
@@ -460,9 +578,6 @@ def pythia() -> Measured:
     return measure()
 
 
-GAP = ["gap_pct", "gap_low_pct", "gap_high_pct"]
-
-
 def times(factor: float, role: str, columns: str | list, of=audit, suite=PYTHIA, **where: object):
     """The audit (or the forks) with columns of a role multiplied where others have a value."""
     table = of(suite)
@@ -489,10 +604,12 @@ MEASURED_CHANGES = {
     ],
     "C27": [{"audit": times(2.0, "high_bit", GAP)}],
     "C52": [{"kurtosis": kurtosis(PYTHIA).assign(excess_kurtosis=9.0)}],
-    "C46": [{"mechanism": findings(prediction_added_loss_papers_layers_r2=(0.96, 0.95, 0.97))}],
+    "C46": [{"factorial": factorial(jump=1.0)}],
     "C62": [{"statistics": statistics(**{"sgdr|final": v})} for v in ((-4, -6, -2), (30, 28, 32))],
     "C63": [{"statistics": statistics(**{"oli cool|mean": v})} for v in BEYOND],
     "C74": [{"audit": times(0.02, "low_bit", GAP, step=143000)}],
+    "C89": [{"audit": times(0.02, "low_bit", GAP, step=143000)}],
+    "X49": [{"audit": times(1.2, "low_bit", GAP, step=77000)}],
     "C76": [{"mechanism": findings(trace_growth=v)} for v in ((2.2, 2.1, 2.3), (0.2, 0.1, 0.3))],
     "X42": [{"scaling_law": law(excess)} for excess in (1.0, 0.2)],
     "C32": [],
@@ -527,6 +644,8 @@ def test_a_run_like_the_papers_is_replicated_and_another_is_not(pythia):
     for name in MEASURED_CHANGES.keys() | {"C30", "C67", "C68"}:
         # A run like the paper's does not do what these two rows quote.
         expected = "not replicated" if name in ("C32", "C67") else "replicated"
+        if name == "X49":  # differences of close gaps, with intervals of 2 % each
+            expected = "cannot be told"
         assert measured(name, pythia) == expected, name
         for changed in MEASURED_CHANGES.get(name, ()):
             found = measured(name, measure(**changed))
@@ -537,7 +656,7 @@ def test_a_wide_interval_is_inconclusive_and_no_onset_no_replication():
     wide = {"phases": with_phases(lag_steps=0, lag_low=-20000, lag_high=20000)}
     noisy = {"statistics": statistics(**{"sgdr|final": (4.4, -1.7, 10.5)})}
     for name, changed in (("C39", wide), ("C62", noisy)):
-        assert measured(name, measure(**changed)) == "inconclusive"
+        assert measured(name, measure(**changed)) == "cannot be told"
     none = with_phases("onset", step=None, reason="a straight line fits as well")
     found = judge_row(ROWS["C39"], paper(), measure(phases=none)).answers["measured"]
     assert found.text == "not replicated" and "a straight line fits as well" in found.because

@@ -34,7 +34,7 @@ def main(inputs: dict, outputs: list[str], suite: dict | None) -> None:
     judged = judge(ledger, paper, measured)
     for output in outputs:
         write(ledger, judged, suite, inputs, output)
-    logger.info(about(ledger, suite, judged))
+    logger.info(about(suite, judged))
 
 
 if __name__ == "__main__":

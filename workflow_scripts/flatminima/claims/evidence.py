@@ -30,11 +30,13 @@ from flatminima.claims.interval_arithmetic import (
 from flatminima.equivalents import equivalent_step, grid_steps, schedule_of_kind
 from flatminima.hypothesis_tests import correlate, smallest_p
 from flatminima.intervals import CONFIDENCE, t_interval
+from flatminima.paper import PAPER_LAYERS
 from flatminima.phases import Phases, find_phases
 from flatminima.scaling_law import printed_excess
 from flatminima.schedules import RunSchedule, read_schedule
 
 KINDS = ("cosine", "sgdr", "oli")  # the three arms of the fork experiment
+WIDER_BITS = (5, 6, 7, 8)  # from which the INT4 loss is predicted
 # Role and column of the audit, by column of the printed Table 1.
 TABLE_1 = {
     "fp32_ppl": ("fp32", "ppl"),
@@ -576,6 +578,39 @@ class Measured(Evidence):
         if name not in rows.index:
             raise NotMeasured(f"{name} in mechanism/findings.csv")
         return read_interval(rows.loc[name], "value", "low", "high")
+
+    def jump(self) -> Interval:
+        """Measured low-bit loss at the last step, over what wider numbers of bits predict.
+
+        The prediction is one sensitivity times step²: the losses at 5 to 8 bits, summed, over
+        their squared steps, summed, times the squared step of the low-bit quantizer. All have its
+        symmetry and granularity. Sums need no logarithm, so that a loss at 8 bits may be negative.
+        """
+        probed = self.settings.get("low_bit_cell")
+        if probed is None:
+            raise NotMeasured("the design's cell of the low-bit quantizer")
+        cells = self.file("factorial")
+        cells = cells[(cells["step"] == cells["step"].max()) & (cells["layers"] == PAPER_LAYERS)]
+        same_layout = (
+            (cells["format"] == "int")
+            & (cells["symmetric"].astype(str) == str(probed["symmetric"]))
+            & (cells["granularity"] == probed["granularity"])
+        )
+        by_bits = cells[same_layout].set_index("bits").sort_index()
+        wider = by_bits.loc[WIDER_BITS[0] : WIDER_BITS[-1]]
+        missing = {probed["bits"], *WIDER_BITS} - set(by_bits.index)
+        if missing:
+            bits = ", ".join(f"{number:g}" for number in sorted(missing))
+            raise NotMeasured(f"{bits} bits in mechanism/factorial.csv")
+
+        measured_loss = self._factorial_loss(by_bits.loc[probed["bits"]])
+        wider_loss = sum(self._factorial_loss(row) for _, row in wider.iterrows())
+        squared_steps = by_bits.loc[probed["bits"], "step_variance"] / wider["step_variance"].sum()
+        return measured_loss / (wider_loss * float(squared_steps))
+
+    def _factorial_loss(self, row: pd.Series) -> Interval:
+        """Added loss of a cell of the factorial, nats per token."""
+        return (self._cell(row, "gap_pct") / 100).map(math.log1p)
 
     def pilot(self, column: str | None = None) -> Interval:
         """FP32 perplexity of the pilot over that of its fork point, or an effect on its log.

@@ -129,6 +129,7 @@ class Row:
     primary: bool = False
     bears: tuple[str, ...] = ()
     merges: tuple[str, ...] = ()
+    short: str = ""
     arithmetic: str = ""
     charitable: str = ""
     found: str = ""
@@ -309,11 +310,13 @@ class Judged:
 
     ``effect`` and ``suite_effect`` are the statistic that the opening figure draws, from the
     paper's numbers and from the suite's. ``bound`` on its axis would count as replication.
-    ``files`` are the names of the files that were read.
+    ``files`` are the names of the paper's and public files that were read, ``suite_files`` those
+    of the suite.
     """
 
     row: Row
     answers: Mapping[str, Answer]
+    short: str
     arithmetic: str
     charitable: str
     found: str
@@ -323,6 +326,7 @@ class Judged:
     effect: Interval | None
     suite_effect: Interval | None
     files: tuple[str, ...]
+    suite_files: tuple[str, ...]
 
 
 class Chip(NamedTuple):
@@ -341,10 +345,7 @@ def combined(judged: Judged, bearing: Iterable[Judged]) -> dict[str, Chip]:
     rows = [judged, *bearing]
     chips = {}
     for question, valid_answers in ANSWERS.items():
-        if question == "measured":
-            candidates = [judged]
-        else:
-            candidates = rows
+        candidates = [judged] if question == "measured" else rows
         severity = list(valid_answers).index
         answers = [row.answers[question].text for row in candidates if row.answers[question].text]
         if answers:
@@ -437,6 +438,7 @@ def judge_row(row: Row, paper: Printed, suite: Measured | None = None) -> Judged
     return Judged(
         row,
         answers,
+        short=paper_scope.text(row.short),
         arithmetic=paper_scope.text(row.arithmetic),
         charitable=paper_scope.text(row.charitable),
         found=paper_scope.text(row.found),
@@ -445,8 +447,9 @@ def judge_row(row: Row, paper: Printed, suite: Measured | None = None) -> Judged
         bound=_drawn_bound(paper_scope),
         effect=paper_scope.drawn_effect("paper"),
         suite_effect=suite_scope.drawn_effect("suite") if suite_scope else None,
-        # Read last: computing the fields above fills it.
-        files=(*sorted(suite.used if suite else ()), *sorted(paper.used)),
+        # Read last: computing the fields above fills them.
+        files=tuple(sorted(paper.used)),
+        suite_files=tuple(sorted(suite.used)) if suite else (),
     )
 
 

@@ -1,7 +1,7 @@
 """The ledger as files: claims.html, claims.md, claims.csv, and one claim as JSON.
 
-The pages begin with what was measured, the figure of effects and the primary claims. The
-appendix has all rows by theme. The HTML is one file without external resources.
+The pages begin with the answer in short, the main claims and the figure of effects. The appendix
+has all rows by theme. The HTML is one file without external resources.
 """
 
 import json
@@ -13,7 +13,17 @@ from pathlib import Path
 import pandas as pd
 
 from flatminima.claims.interval_arithmetic import Interval
-from flatminima.claims.ledger import ANSWERS, NOT_MEASURED, Judged, Ledger
+from flatminima.claims.ledger import (
+    ANSWERS,
+    INCONCLUSIVE,
+    NOT_MEASURED,
+    NOT_REPLICATED,
+    REPLICATED,
+    Chip,
+    Judged,
+    Ledger,
+    combined,
+)
 from flatminima.errors import UserError
 from flatminima.files import atomic_path
 from flatminima.pages import render
@@ -23,7 +33,7 @@ ASKED = {
     "self": "the paper with itself",
     "sources": "with public sources",
     "measured": "measured on its model",
-    "design": "whether the experiment can show it",
+    "design": "can the experiment show it",
 }
 # Colour of an answer: g favourable (green), r against the paper (red), n neutral. All other
 # answers are yellow.
@@ -37,21 +47,41 @@ COLOURS = {
     "not replicated": "r",
     NOT_MEASURED: "n",
 }
-TITLE = "The paper's claims, compared with {label}"
+TITLES = {
+    "paper": "The paper's claims, against its own numbers and public sources",
+    "replica": "The paper's claims, measured again on {label}",
+    "other": "The paper's claims, with {label} beside them",
+}
 LEAD = (
-    "The ledger lists what the paper claims, sentence by sentence. Each claim has up to four "
-    "separate questions. Does the text agree with itself? Does it agree with public sources? Was "
-    "it measured again on the paper's own model? Can the experiment show it?"
+    "Up to four questions are asked of each claim. Does the paper agree with itself? Do public "
+    "sources agree? Was it measured again on the paper's model? Can the paper's experiment show "
+    "it? The chips answer them. A chip of a main claim is the severest answer among the claim and "
+    "all rows that bear on it; the ids say which rows give it. A measurement counts for its own "
+    "row alone."
 )
 FIGURE = (
-    "Effects, each on its own scale. Blue: computed from the paper's printed numbers, with the "
-    "range that follows from their rounding, their spacing or three runs per side. Orange: this "
-    "suite, with its 95 % interval. Green: the bound that would count as a replication on "
-    "Pythia-160m."
+    "One line for each number, on its own scale; the ends of the scale are printed below the "
+    "line. Blue dot: computed from what the paper prints. Blue bar: the range that follows from "
+    "the rounding of printed numbers, from the distance between printed rows, or from three runs "
+    "per side. A bar that reaches the end of the scale goes on beyond it. Dotted line: no effect "
+    "(a difference of 0, a ratio of 1). Green band: the bound set beforehand; a measurement on "
+    "Pythia-160m replicates the claim if its 95 % interval lies inside. Lines without a band have "
+    "a number of the paper but no bound on this scale."
 )
+ORANGE = {
+    "replica": "Orange: measured on Pythia-160m, with its 95 % interval.",
+    "other": (
+        "Orange, below the band: {label}, with its 95 % interval. The band is not meant for it."
+    ),
+}
+IN_WORDS = {
+    REPLICATED: "as the paper has it",
+    NOT_REPLICATED: "not as the paper has it",
+    INCONCLUSIVE: "cannot be told",
+}
 
 
-def about(ledger: Ledger, suite: Mapping | None, judged: Sequence[Judged]) -> str:
+def about(suite: Mapping | None, judged: Sequence[Judged]) -> str:
     """What was measured for the page, and what it must not be mistaken for."""
     answers = [judged_row.answers["measured"].text for judged_row in judged]
     measurable = [answer for answer in answers if answer]
@@ -68,27 +98,67 @@ def about(ledger: Ledger, suite: Mapping | None, judged: Sequence[Judged]) -> st
     size = "a small experiment" if suite["name"] == "mini" else "an experiment"
     return (
         f"{text} {suite['label']} is {size} of its own; nothing measured on it is a result about "
-        "Pythia. Its own values are given with the claims as analogues."
+        "Pythia. Its values stand apart from the verdicts."
     )
 
 
+def measured_again(suite: Mapping | None, judged: Sequence[Judged]) -> str:
+    """What was measured on the paper's model, with the answers by row, from the answers alone."""
+    if not suite or not suite["is_paper_model"]:
+        return about(suite, judged)
+    sentences = [about(suite, judged)]
+    for answer, words in IN_WORDS.items():
+        ids = [row.row.id for row in judged if row.answers["measured"].text == answer]
+        if ids:
+            sentences.append(f"{words[0].upper()}{words[1:]}: {len(ids)} ({', '.join(ids)}).")
+    return " ".join(sentences)
+
+
+def short_answer(ledger: Ledger, judged: Sequence[Judged]) -> dict:
+    """The first paragraph of the page: lists of judged rows, and a remark.
+
+    ``contradictions`` are all rows that are inconsistent by themselves. ``summary`` of claims.yaml
+    names the rows of the other lists.
+    """
+    judged_by_id = {judged_row.row.id: judged_row for judged_row in judged}
+    parts = {
+        part: [judged_by_id[row_id] for row_id in ledger.summary[part]]
+        for part in ("carries", "cannot", "matter")
+    }
+    contradictions = [row for row in judged if row.answers["self"].text == "inconsistent"]
+    return {**parts, "contradictions": contradictions, "remark": ledger.summary["remark"]}
+
+
 def links(judged: Judged, paths: Mapping[str, str], folder: Path) -> list[tuple[str, str]]:
-    """Names and addresses of the files behind a row; addresses are relative to ``folder``."""
+    """Names and addresses of the paper's files behind a row, relative to ``folder``."""
     targets = []  # text of the link, name in ``paths``, anchor
     for quote in judged.row.quotes:
         targets.append((f"{quote.section}, excerpts.yaml", "excerpts", f"#L{quote.line}"))
     for name in judged.files:
-        if name in paths:
-            targets.append((Path(paths[name]).name, name, ""))
+        targets.append((Path(paths[name]).name, name, ""))
     targets.append(("its row in claims.yaml", "claims", f"#L{judged.row.line}"))
+    return _relative(targets, paths, folder)
+
+
+def suite_links(judged: Judged, paths: Mapping[str, str], folder: Path) -> list[tuple[str, str]]:
+    """Names and addresses of the suite's files that a row read."""
+    targets = [(Path(paths[name]).name, name, "") for name in judged.suite_files if name in paths]
+    return _relative(targets, paths, folder)
+
+
+def _relative(
+    targets: Sequence[tuple[str, str, str]], paths: Mapping[str, str], folder: Path
+) -> list[tuple[str, str]]:
     addresses = [
         (text, os.path.relpath(paths[name], folder) + anchor) for text, name, anchor in targets
     ]
     return list(dict.fromkeys(addresses))  # each once, in order
 
 
-def record(judged: Judged, paths: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """One row as text, with the columns of claims.csv."""
+def record(
+    judged: Judged, chips: Mapping[str, Chip], paths: Mapping[str, str], folder: Path
+) -> dict[str, str]:
+    """One row as text, with the columns of claims.csv. ``chips`` are those of a main claim."""
     row = judged.row
     answer_columns = {}
     for question, answer in judged.answers.items():
@@ -99,18 +169,23 @@ def record(judged: Judged, paths: Mapping[str, str], folder: Path) -> dict[str, 
         "id": row.id,
         "theme": row.theme,
         "primary": "true" if row.primary else "",
+        "chips": "; ".join(
+            f"{ASKED[question]}: {chip.text} ({' '.join(chip.rows)})"
+            for question, chip in chips.items()
+        ),
         "title": row.title,
         "section": ", ".join(dict.fromkeys(quote.section for quote in row.quotes)),
-        "quotation": " [...] ".join(f"{quote.section}: {quote.text}" for quote in row.quotes),
+        "quotation": " [...] ".join(f"{quote.section}: {quote.shown}" for quote in row.quotes),
         "from_printed_numbers": judged.found,
         "arithmetic": judged.arithmetic,
-        "charitable_reading": row.charitable,
+        "charitable_reading": judged.charitable,
         **answer_columns,
         "criterion": judged.criterion,
         "analogue": judged.analogue,
         "public_source": row.source,
         "merges": " ".join(row.merges),
         "evidence": " ".join(address for _, address in links(judged, paths, folder)),
+        "suite_evidence": " ".join(address for _, address in suite_links(judged, paths, folder)),
     }
 
 
@@ -139,6 +214,10 @@ def axis(judged: Judged) -> dict:
             "text": f"{effect:{forest.get('format', '.2f')}}",
         }
 
+    outside_band = False
+    if judged.bound and judged.effect is not None:
+        bound_low, bound_high = judged.bound
+        outside_band = not bound_low <= float(judged.effect) <= bound_high
     no_effect = 1.0 if is_log else 0.0
     return {
         "id": judged.row.id,
@@ -149,6 +228,7 @@ def axis(judged: Judged) -> dict:
         "low": f"{low:g}",
         "high": f"{high:g}",
         "zero": position(no_effect) if low < no_effect < high else None,
+        "outside_band": outside_band,
     }
 
 
@@ -160,6 +240,25 @@ def context(
     folder: Path,
 ) -> dict:
     """Everything that the templates show."""
+    judged_by_id = {judged_row.row.id: judged_row for judged_row in judged}
+    bearing = {
+        judged_row.row.id: [judged_by_id[row_id] for row_id in ledger.bearing_on(judged_row.row)]
+        for judged_row in judged
+    }
+    kind = "paper"
+    if suite:
+        kind = "replica" if suite["is_paper_model"] else "other"
+    label = suite["label"] if suite else ""
+    if kind == "other" and "not Pythia" not in label:
+        label = f"{label} (not Pythia)"
+    axes = [axis(judged_row) for judged_row in judged if judged_row.row.forest]
+    figure = [FIGURE, ORANGE.get(kind, "").format(label=label)]
+    outside = [line["id"] for line in axes if line["outside_band"]]
+    if outside:
+        figure.append(
+            f"Blue outside its band ({', '.join(outside)}): the paper's own number misses "
+            "the bound, see the row."
+        )
     rows_by_theme = [
         (title, [judged_row for judged_row in judged if judged_row.row.theme == theme])
         for theme, title in ledger.themes.items()
@@ -172,19 +271,31 @@ def context(
         for question, answers in ANSWERS.items()
     }
     return {
-        "title": TITLE.format(label=suite["label"] if suite else "the paper's printed tables"),
+        "title": TITLES[kind].format(label=label),
+        "kind": kind,
+        "label": label,
+        "short": short_answer(ledger, judged),
         "lead": LEAD,
-        "about": about(ledger, suite, judged),
-        "figure": FIGURE,
+        "measured_again": measured_again(suite, judged),
+        "figure": " ".join(filter(None, figure)),
+        "bearing": bearing,
+        "chips_of": {
+            judged_row.row.id: combined(judged_row, bearing[judged_row.row.id])
+            for judged_row in judged
+            if judged_row.row.primary
+        },
         "asked": ASKED,
         "answers": ANSWERS,
         "counts": counts,
         "colours": COLOURS,
         "moved": [(old, new) for old, new in sorted(ledger.successors.items()) if old != new],
         "primary": [judged_row for judged_row in judged if judged_row.row.primary],
-        "axes": [axis(judged_row) for judged_row in judged if judged_row.row.forest],
+        "axes": axes,
         "themes": rows_by_theme,
         "links": {judged_row.row.id: links(judged_row, paths, folder) for judged_row in judged},
+        "suite_links": {
+            judged_row.row.id: suite_links(judged_row, paths, folder) for judged_row in judged
+        },
         "provenance": ledger.provenance,
         "changes": _changes_with_present_rows(ledger, judged),
         "suite": suite,
@@ -192,19 +303,33 @@ def context(
 
 
 def _changes_with_present_rows(ledger: Ledger, judged: Sequence[Judged]) -> list[dict]:
-    """The change log. Each entry gets ``now``: its ids, their present ids and judged rows."""
+    """The change log with one entry for each id, which gets its present row."""
     judged_by_id = {judged_row.row.id: judged_row for judged_row in judged}
     changes = []
     for change in ledger.changes:
         entries = []
         for entry in change["entries"]:
-            present_rows = []
             for old_id in entry["ids"]:
-                row_id = ledger.successors[old_id]
-                present_rows.append((old_id, row_id, judged_by_id[row_id]))
-            entries.append({**entry, "now": present_rows})
+                present_row = judged_by_id[ledger.successors[old_id]]
+                entries.append({**entry, "id": old_id, "now": present_row})
         changes.append({**change, "entries": entries})
     return changes
+
+
+def _records(
+    ledger: Ledger, judged: Sequence[Judged], paths: Mapping[str, str], folder: Path
+) -> dict[str, dict[str, str]]:
+    """``record`` of every row, by id."""
+    judged_by_id = {judged_row.row.id: judged_row for judged_row in judged}
+    records = {}
+    for judged_row in judged:
+        row = judged_row.row
+        chips = {}
+        if row.primary:
+            chips = combined(judged_row, [judged_by_id[i] for i in ledger.bearing_on(row)])
+        columns = record(judged_row, chips, paths, folder)
+        records[row.id] = {**columns, "bearing_rows": " ".join(ledger.bearing_on(row))}
+    return records
 
 
 def write(
@@ -221,8 +346,8 @@ def write(
     """
     path = Path(output)
     if path.suffix == ".csv":
-        records = [record(judged_row, paths, path.parent) for judged_row in judged]
-        text = pd.DataFrame(records).to_csv(index=False, lineterminator="\n")
+        records = _records(ledger, judged, paths, path.parent)
+        text = pd.DataFrame(list(records.values())).to_csv(index=False, lineterminator="\n")
     elif path.suffix == ".json":
         text = _claim_as_json(path.stem, ledger, judged, paths, path.parent)
     else:
@@ -240,8 +365,7 @@ def _claim_as_json(
     if claim not in ledger.successors:
         raise UserError(f"unknown claim '{claim}'; valid ids: {', '.join(ledger.successors)}")
     row_id = ledger.successors[claim]
-    [judged_row] = [judged_row for judged_row in judged if judged_row.row.id == row_id]
-    columns = record(judged_row, paths, folder)
+    columns = _records(ledger, judged, paths, folder)[row_id]
     if row_id != claim:
         columns = {"asked_for": claim, "successor": row_id, **columns}
     return json.dumps(columns, ensure_ascii=False, indent=2) + "\n"

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from itertools import product
 
 from flatminima.config.keys import CONTROL, block_weights
-from flatminima.config.plan import checkpoint_files, checkpoint_states, training, weights
+from flatminima.config.plan import (
+    checkpoint_files,
+    checkpoint_states,
+    ledger_facts,
+    training,
+    weights,
+)
 from flatminima.config.plan_forks import branch, fork_measurements, fork_point
 from flatminima.config.suites import Suite, chunk_names, range_name
 from flatminima.config_section import Section
@@ -275,6 +281,21 @@ def findings_inputs(suite: Suite) -> dict[str, str]:
     """Tables of the suite's measurements, by name."""
     names = [name for measure in measured(suite) for name in TABLES[measure]]
     return {name: f"{suite.root}/mechanism/{name}.csv" for name in names}
+
+
+def ledger_tables(suite: Suite) -> dict[str, str]:
+    """The factorial for the extended ledger, where the suite measures it."""
+    if "factorial" not in measured(suite):
+        return {}
+    return {"factorial": f"{suite.root}/mechanism/factorial.csv"}
+
+
+def extended_ledger_facts(suite: Suite) -> dict:
+    """``ledger_facts``, with the cell of the factorial that the low-bit quantizer fills."""
+    facts = ledger_facts(suite)
+    if "factorial" in measured(suite):
+        facts["low_bit_cell"] = probed_cells(suite)["low_bit"]
+    return facts
 
 
 def extended_outputs(suite: Suite, figures: Mapping[str, list[str]]) -> list[str]:
