@@ -78,6 +78,8 @@ MISTAKES = {
         ("probe.low_bits", 1, "low_bits is not known; did you mean low_bit?"),
         ("probe.low_bit", "int4_g46", "'int4_g46' is not known; did you mean int4_g64?"),
         ("probe.high_bit", "int4_g64", "low_bit and high_bit are both 'int4_g64'"),
+        ("probe.also", ["int4_g46"], "probe.also[0]: 'int4_g46' is not known; did you mean"),
+        ("probe.also", ["int4_g64"], "probe.also: 'int4_g64' is measured anyway"),
         ("probe", MINI["probe"] | {"low_bit": "int8_channel", "high_bit": "int4_g64"},
          "low_bit must not have more bits (8) than high_bit (4)"),
         ("label", "two\nlines", "is not valid: string should match pattern"),

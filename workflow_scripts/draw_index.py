@@ -79,9 +79,10 @@ def audit_panel(audit: pd.DataFrame, phases: dict, suite: dict) -> Panel:
     """The gaps of both quantizers in percent and in nats, and the perplexities."""
     labels = role_labels(audit, suite)
     by_role = audit.pivot(index="step", columns="role")
-    looks = {label: LOOKS[role] for role, label in labels.items()}
+    looks = {labels[role]: look for role, look in fork_looks(labels).items()}
     low_bit = labels["low_bit"]
-    quantizers = [low_bit, labels["high_bit"]]
+    further = [label for role, label in labels.items() if role not in LOOKS]
+    quantizers = [low_bit, labels["high_bit"], *further]
 
     gaps = by_role["gap_pct"].rename(columns=labels)[quantizers]
     for end in ("low", "high"):

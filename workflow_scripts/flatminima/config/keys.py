@@ -370,6 +370,9 @@ class Probe(Section):
 
     low_bit: str = key("The quantizer whose collapse is audited.")
     high_bit: str = key("The quantizer with which low_bit is compared.")
+    also: list[str] = key(
+        "Further quantizers to measure. Each is a row per step whose role is its name.", []
+    )
     batch_size: Count = key("Validation sequences per forward pass.")
     steps_per_job: Count = key("Revisions per job.")
     resamples: Resamples = key("Bootstrap resamples for intervals of the gap.")
@@ -377,6 +380,9 @@ class Probe(Section):
     def _mistakes(self) -> Mistakes:
         if self.low_bit == self.high_bit:
             yield "", f"low_bit and high_bit are both {self.low_bit!r}; they must be two quantizers"
+        for name in self.also:
+            if name in (self.low_bit, self.high_bit) or self.also.count(name) > 1:
+                yield "also", f"{name!r} is measured anyway; name each quantizer once"
 
 
 class Kurtosis(Section):
@@ -799,6 +805,7 @@ class Suite(Section):
         names_by_key = {
             "probe.low_bit": self.probe.low_bit,
             "probe.high_bit": self.probe.high_bit,
+            **{f"probe.also[{index}]": name for index, name in enumerate(self.probe.also)},
         }
         replication = self.mechanism and self.mechanism.replication
         if replication and self.source == "pretrain":

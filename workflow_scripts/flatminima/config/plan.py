@@ -252,6 +252,7 @@ def probe(suite: Suite) -> dict:
     section = suite.config.probe
     # One name for both roles is refused when the configuration is read.
     roles = {section.low_bit: "low_bit", section.high_bit: "high_bit"}
+    roles |= {name: name for name in section.also}
     return {
         "quantizers": {name: suite.quantizers[name].dump() for name in roles},
         "roles": roles,

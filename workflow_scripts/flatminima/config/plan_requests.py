@@ -227,7 +227,8 @@ def _forward_seconds(suite: Suite, sequences: int) -> float:
 
 def _probing_seconds(suite: Suite) -> float:
     sequences = suite.config.batches.validation.sequences
-    return _loading_seconds(suite) + FORWARDS_OF_A_PROBE * _forward_seconds(suite, sequences)
+    forwards = FORWARDS_OF_A_PROBE + len(suite.config.probe.also)
+    return _loading_seconds(suite) + forwards * _forward_seconds(suite, sequences)
 
 
 def _training_seconds(suite: Suite, updates: int, sequences: int, rate: float) -> float:
