@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from flatminima import gap_figure
 from flatminima.__main__ import main
 from flatminima.device import choose_threads
 from flatminima.errors import Terminated, UserError
@@ -24,7 +25,7 @@ from flatminima.scoring import Prober
 from flatminima.text.tokens import read_tokens, train_tokenizer
 from flatminima.tools.audit import COLUMNS
 from flatminima.tools.audit_answers import Verdict, answers, even_spacing, harmful_since, judge
-from flatminima.tools.sources import open_source
+from flatminima.tools.sources import learning_rates, open_source
 from tests import synthetic
 from tests.architectures import build
 from tests.conftest import TINY
@@ -240,6 +241,28 @@ def test_threads_are_chosen_by_the_size_of_the_model_and_the_load(monkeypatch):
         assert choose_threads(model)[0] == threads
 
 
+def test_learning_rates_are_those_of_the_whole_log_whatever_its_steps(run, audited, tmp_path):
+    """Logged every 7 steps, saved every 10: the highest rate lies between two checkpoints."""
+    shutil.copytree(run, tmp_path / "run")
+    log = [
+        {"step": step, "learning_rate": 0.01 - abs(step - 14) * 1e-4} for step in range(7, 80, 7)
+    ]
+    state = tmp_path / "run/checkpoint-80/trainer_state.json"
+    state.write_text(json.dumps({"log_history": log}))
+    rates, [note] = learning_rates(open_source(str(tmp_path / "run")))
+    assert len(rates) == 11 and max(rates.values()) == 0.01 and "7 of 8 checkpoints" in note
+    table, sequences = invented(flat, steps=(10, 20, 30))
+    phases = judge(table, sequences, 5).phases
+    table = table.assign(lr_fraction=np.nan)
+    for logged, panels in ((rates, 3), ({}, 2)):
+        figure = gap_figure.draw(table, phases, suite={"label": "x"}, rates=logged)
+        assert len(figure.axes) == panels
+    state.write_text(json.dumps({"log_history": []}))
+    code, printed, _ = audited(tmp_path / "run", revisions=("10", "80"))
+    assert code == PASSED and "no learning rates" in printed
+    assert "% of max" not in (tmp_path / "out/audit.svg").read_text()
+
+
 # Hub repositories
 
 
@@ -433,7 +456,8 @@ def test_wider_and_narrower_floats_in_shards_are_float32(make, audited, tmp_path
         (place / "model.safetensors").unlink()
         models[step].save_pretrained(place, max_shard_size="20KB")
     code, _, record = audited(folder)
-    assert code == PASSED and not record["notes"], "three models"
+    [note] = record["notes"]
+    assert code == PASSED and "no learning rates" in note, "three models, and no log"
     found = pd.read_csv(tmp_path / "out/audit.csv").query("role == 'fp32'").set_index("step")
     ids = torch.from_numpy(read_tokens(tmp_path / "out/validation.safetensors")).long()
     for step, model in models.items():

@@ -4,7 +4,7 @@ The drawing is in the package, not in ``plot_audit.py``, because the command ``f
 draws it as well, also where only the wheel is installed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -24,13 +24,20 @@ MOST_WITH_MARKERS = 40  # checkpoints; more markers than that run into each othe
 
 @style.style()
 def draw(
-    audit: pd.DataFrame, phases: dict, *, suite: dict, paper_points: pd.DataFrame | None = None
+    audit: pd.DataFrame,
+    phases: dict,
+    *,
+    suite: dict,
+    paper_points: pd.DataFrame | None = None,
+    rates: Mapping[int, float] | None = None,
 ) -> Figure:
     """Gap of both quantizers, FP32 perplexity and learning rate over training steps.
 
     ``audit`` and ``phases`` are audit.csv and phases.json of ``suite`` (key ``label``).
     ``paper_points`` is the paper's Table 1, drawn as open markers over the curves. Give it only
-    if the suite is the paper's own model. The paper's figure 1, section 4.2.
+    if the suite is the paper's own model. ``rates`` are learning rates by step from a log; by
+    default those of ``audit`` are drawn. Without any rate there is no panel of rates. The paper's
+    figure 1, section 4.2.
     """
     labels = style.role_labels(audit, suite)
     missing_steps = phases.get("missing", [])
@@ -39,9 +46,12 @@ def draw(
         f"{suite['label']}: {labels['low_bit']} and {labels['high_bit']} against FP32 at "
         f"{checkpoints} checkpoints"
     )
-    figure = style.page(join_notes(title, left_out_words(phases)), 5.4)
-    panels = figure.subplots(3, sharex=True, height_ratios=(2.5, 1.8, 0.6))
-    gap_axes, perplexity_axes, rate_axes = panels
+    lr_fraction = _rates_of_max(audit, rates)
+    heights = (2.5, 1.8, 0.6) if len(lr_fraction) else (2.5, 1.8)
+    page_height = 0.5 + sum(heights)
+    figure = style.page(join_notes(title, left_out_words(phases)), page_height)
+    panels = figure.subplots(len(heights), sharex=True, height_ratios=heights)
+    gap_axes, perplexity_axes = panels[:2]
     gap_axes.set_title(style.shade_phases(panels, phases))
 
     # A curve breaks where a revision is missing: reindexing puts NaN at these steps.
@@ -55,8 +65,9 @@ def draw(
     scale_note = _scale_gaps(gap_axes, audit, phases, paper_points)
     gap_axes.set_ylabel(f"perplexity gap (% of FP32){scale_note}")
     _draw_perplexity(perplexity_axes, by_role["fp32"]["ppl"], phases["convergence"], marker)
-    _draw_learning_rate(rate_axes, by_role["fp32"]["lr_fraction"], marker)
-    _label_steps(rate_axes, audit)
+    if len(lr_fraction):
+        _draw_learning_rate(panels[2], lr_fraction, marker if rates is None else {})
+    _label_steps(panels[-1], audit)
     if paper_points is not None:
         _draw_paper_points(gap_axes, perplexity_axes, paper_points)
     _mark_events(panels, audit, phases)
@@ -113,11 +124,17 @@ def _draw_perplexity(axes: Axes, fp32: pd.Series, best: dict, marker: dict) -> N
     axes.set_ylabel("FP32 perplexity")
 
 
+def _rates_of_max(audit: pd.DataFrame, rates: Mapping[int, float] | None) -> pd.Series:
+    """Learning rates by step as fractions of the highest, up to the last audited step."""
+    if rates is None:
+        return audit[audit["role"] == "fp32"].set_index("step")["lr_fraction"].dropna()
+    logged = pd.Series(rates, dtype=float).sort_index()
+    return (logged / logged.max())[logged.index <= audit["step"].max()]
+
+
 def _draw_learning_rate(axes: Axes, lr_fraction: pd.Series, marker: dict) -> None:
-    percent_of_max = 100 * lr_fraction.dropna()
-    axes.plot(percent_of_max, color=GREY, **marker)
-    label = "LR\n(% of max)" if len(percent_of_max) else "LR\n(not known)"
-    axes.set(ylim=(0, 105), yticks=(0, 50, 100), ylabel=label)
+    axes.plot(100 * lr_fraction, color=GREY, **marker)
+    axes.set(ylim=(0, 105), yticks=(0, 50, 100), ylabel="LR\n(% of max)")
 
 
 def _label_steps(axes: Axes, audit: pd.DataFrame) -> None:
@@ -190,7 +207,7 @@ def _scale_perplexity(axes: Axes, fp32: pd.Series, best: dict) -> str:
 
 def _mark_events(panels: Sequence[Axes], audit: pd.DataFrame, phases: dict) -> None:
     """FP32 convergence and the onset: a line through all panels, a point with its interval."""
-    gap_axes, perplexity_axes, _ = panels
+    gap_axes, perplexity_axes = panels[:2]
     still_falling = phases["convergence"]["step"] == audit["step"].max()
     convergence_name = "FP32 is lowest at the end" if still_falling else "FP32 convergence"
     events = [

@@ -82,6 +82,7 @@ class Measured:
     sequence.
     """
 
+    rates: dict[int, float] = field(default_factory=dict)  # logged learning rates by step
     rows: pd.DataFrame = field(default_factory=pd.DataFrame)
     sequences: pd.DataFrame = field(default_factory=pd.DataFrame)
     prober: Prober | None = None
@@ -166,7 +167,7 @@ def _audit(options: AuditOptions) -> dict:
         write_json(options.folder / RECORD, record)
     with _collected(errors):
         if checkpoint_count > 1:  # one checkpoint makes no curve
-            _draw_figure(options, audited, judgement.phases, measured.prober)
+            _draw_figure(options, measured, judgement.phases)
     with _collected(errors):
         _write_page(options, record, audited)
     with _collected(errors):
@@ -260,6 +261,7 @@ def _measure_all(
     rates, rate_notes = sources.learning_rates(source)
     for line in (*source.notes, *rate_notes):
         _add_note(record, line)
+    measured.rates = rates
     tokenizer = source.tokenizer(options.tokenizer)
 
     score_tables = []
@@ -469,13 +471,11 @@ def _line(texts: Iterable[str], roles: Iterable[str] = ()) -> str:
     return "".join(f"{text:>{width}}" for text, width in zip(texts, widths, strict=True))
 
 
-def _draw_figure(
-    options: AuditOptions, audited: pd.DataFrame, phases: dict, prober: Prober
-) -> None:
+def _draw_figure(options: AuditOptions, measured: Measured, phases: dict) -> None:
     """Draw the gap over the steps, in three file formats."""
     label = options.name.replace("$", r"\$")  # between dollars, matplotlib sets mathematics
-    suite = {"label": label, "quantizers": printed_names(prober.specs)}
-    figure = gap_figure.draw(audited, phases, suite=suite)
+    suite = {"label": label, "quantizers": printed_names(measured.prober.specs)}
+    figure = gap_figure.draw(measured.rows, phases, suite=suite, rates=measured.rates)
     style.save(figure, [options.folder / name for name in FIGURES])
 
 

@@ -204,22 +204,34 @@ def step_in_name(name: str, default: int) -> int:
 
 
 def learning_rates(source: Source) -> tuple[dict[int, float], list[str]]:
-    """Learning rate by step from the Trainer's log of a local run, and notes on problems."""
+    """All logged learning rates of a local run by step, and notes on what is missing.
+
+    They come from the Trainer's log in the last checkpoint. The log may have them at other steps
+    than those of the checkpoints.
+    """
     state = Path(source.places[source.steps[-1]]) / TRAINER_STATE
-    if source.repo is not None or not state.is_file():
+    if source.repo is not None:
         return {}, []
+    if not state.is_file():
+        is_a_run = len(source.places) > 1
+        return {}, [f"no learning rates: there is no {state}"] if is_a_run else []
     try:
         log = read_json(state)["log_history"]
-        logged_rates = {}
+        rates = {}
         for record in log:
             if "learning_rate" in record:
-                logged_rates[record["step"]] = float(record["learning_rate"])
+                rates[int(record["step"])] = float(record["learning_rate"])
     except (ValueError, KeyError, TypeError) as error:
         line = f"{state}: cannot be read ({one_line(error)}); learning rates are left empty"
         return {}, [line]
-    rates = {step: logged_rates[step] for step in source.steps if step in logged_rates}
     if not any(rates.values()):  # a log of zeros is of no use
-        return {}, []
+        return {}, [f"no learning rates: {state} has none above zero"]
+    without = [step for step in source.steps if step not in rates]
+    if without:
+        return rates, [
+            f"learning rates are logged at other steps than {len(without)} of "
+            f"{len(source.steps)} checkpoints, whose rate is left empty; the figure shows the log's"
+        ]
     return rates, []
 
 
