@@ -25,6 +25,7 @@ wildcard_constraints:
     series=r"forks|cycles|variants|cooled",
     condition=r"[^/]+?",
     seed=r"\d+",
+    split=r"validation|train",
 
 
 localrules:

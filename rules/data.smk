@@ -2,9 +2,7 @@
 
 
 rule collect_text:
-    """Documents of both splits, and a record of their sources."""
-    input:
-        files=planned(plan.text_files),
+    """Documents of both splits from installed packages, and a record of their sources."""
     output:
         train="results/{suite}/data/train.jsonl",
         validation="results/{suite}/data/validation.jsonl",
@@ -13,16 +11,45 @@ rule collect_text:
         "logs/{suite}/collect_text.log",
     benchmark:
         "benchmarks/{suite}/collect_text.tsv"
+    wildcard_constraints:
+        suite=suites_where(lambda suite: suite.config.text.source == "packages"),
     conda:
         "../envs/analysis.yaml"
     params:
-        source=planned(plan.text),
-        states=planned(plan.text_states),
+        source=planned(plan.package_text),
         code=code_hash("workflow_scripts/collect_text.py"),
     message:
         "Collecting the documents of {wildcards.suite}"
     script:
         "../workflow_scripts/collect_text.py"
+
+
+# The splits of text from files are separate. An audit needs only the validation text, a few
+# megabytes; the training text of the paper's forks has two thousand million characters.
+rule collect_split:
+    """Documents of one split from the first available file, and a record of their source."""
+    input:
+        files=planned(plan.text_files, "split"),
+        held_out=planned(plan.held_out_text, "split"),
+    output:
+        documents="results/{suite}/data/{split}.jsonl",
+        manifest="results/{suite}/data/{split}_text.json",
+    log:
+        "logs/{suite}/collect_split/{split}.log",
+    benchmark:
+        "benchmarks/{suite}/collect_split/{split}.tsv"
+    wildcard_constraints:
+        suite=suites_where(lambda suite: suite.config.text.source == "files"),
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        text=planned(plan.split_text, "split"),
+        states=planned(plan.text_states, "split"),
+        code=code_hash("workflow_scripts/collect_split.py"),
+    message:
+        "Collecting the {wildcards.split} documents of {wildcards.suite}"
+    script:
+        "../workflow_scripts/collect_split.py"
 
 
 rule train_tokenizer:
@@ -96,7 +123,7 @@ rule copy_tokenizer:
 
 
 rule fix_batches:
-    """Validation batches and training stream, made once and used by all later rules."""
+    """Validation batches and training stream of text from packages, made once for all rules."""
     input:
         train_text="results/{suite}/data/train.jsonl",
         validation_text="results/{suite}/data/validation.jsonl",
@@ -112,7 +139,10 @@ rule fix_batches:
     benchmark:
         "benchmarks/{suite}/fix_batches.tsv"
     wildcard_constraints:
-        suite=suites_where(lambda suite: suite.config.batches.train is not None),
+        suite=suites_where(
+            lambda suite: suite.config.text.source == "packages"
+            and suite.config.batches.train is not None
+        ),
     conda:
         "../envs/analysis.yaml"
     params:
@@ -135,6 +165,37 @@ use rule fix_batches as fix_batches_validation with:
     benchmark:
         "benchmarks/{suite}/fix_batches/validation.tsv"
     wildcard_constraints:
-        suite=suites_where(lambda suite: suite.config.batches.train is None),
+        suite=suites_where(
+            lambda suite: suite.config.text.source == "packages"
+            and suite.config.batches.train is None
+        ),
     message:
         "Making the validation batches of {wildcards.suite}"
+
+
+rule fix_split:
+    """Fixed batches of one split of text from files."""
+    input:
+        documents="results/{suite}/data/{split}.jsonl",
+        source="results/{suite}/data/{split}_text.json",
+        held_out=planned(plan.held_out_text, "split"),
+        tokenizer="results/{suite}/data/tokenizer.json",
+    output:
+        tokens="results/{suite}/data/{split}.safetensors",
+        manifest="results/{suite}/data/{split}.json",
+    log:
+        "logs/{suite}/fix_split/{split}.log",
+    benchmark:
+        "benchmarks/{suite}/fix_split/{split}.tsv"
+    wildcard_constraints:
+        suite=suites_where(lambda suite: suite.config.text.source == "files"),
+    conda:
+        "../envs/analysis.yaml"
+    params:
+        batches=planned(plan.split_batches, "split"),
+        vocabulary=planned(plan.vocabulary),
+        code=code_hash("workflow_scripts/fix_split.py"),
+    message:
+        "Making the {wildcards.split} batches of {wildcards.suite}"
+    script:
+        "../workflow_scripts/fix_split.py"

@@ -392,10 +392,10 @@ rule summarise_mechanism:
 # The ledger again, with the measurements that `all` does not include.
 use rule judge_claims as judge_claims_extended with:
     input:
+        unpack(planned(plan.ledger_files)),
         unpack(planned(plan_mechanism.ledger_tables)),
         unpack(planned(plan_forks.fork_measurements)),
         **OF_THE_PAPER,
-        **OF_THE_SUITE,
         mechanism="results/{suite}/mechanism/findings.csv",
     output:
         "results/{suite}/claims_extended.csv",

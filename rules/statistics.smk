@@ -119,21 +119,13 @@ OF_THE_PAPER = {
     "page_html": "resources/templates/claims.html.j2",
     "page_md": "resources/templates/claims.md.j2",
 }
-# A suite's files that it reads.
-OF_THE_SUITE = {"suite_table": "results/{suite}/suite.csv"} | {
-    Path(name).stem: f"results/{{suite}}/{name}"
-    for name in (
-        *("audit.csv", "kurtosis.csv", "phases.json", "scaling_law.json"),
-        *("forks.csv", "statistics.csv", "early_warning.csv"),
-    )
-}
 
 
 rule judge_claims:
     """Every claim of the paper, compared with its text, public sources and the suite."""
     input:
+        unpack(planned(plan.ledger_files)),
         **OF_THE_PAPER,
-        **OF_THE_SUITE,
     output:
         "results/{suite}/claims.csv",
         "results/{suite}/claims.md",

@@ -87,7 +87,13 @@ def phases(suite: dict) -> dict:
     k = suite["spacing"]
     return {
         "convergence": {"step": 77 * k, "step_low": 75 * k, "step_high": 79 * k},
-        "onset": {"step": 78 * k, "step_low": 77 * k, "step_high": 79 * k, "reason": ""},
+        "onset": {
+            "step": 78 * k,
+            "step_low": 77 * k,
+            "step_high": 79 * k,
+            "reason": "",
+            "delta_bic": 20.0,
+        },
         "lag_steps": k,
         "lag_low": -2 * k,
         "lag_high": 3 * k,
@@ -678,7 +684,7 @@ def test_one_definition_of_kurtosis_has_to_fit_all_numbers():
 
 def test_a_missing_file_or_step_is_named():
     found = judge_row(ROWS["C62"], paper(), measure(statistics=None)).answers["measured"]
-    assert found.text == "not measured" and "statistics is missing" in found.because
+    assert found.text == "not measured" and "needs statistics" in found.because
     lost = pd.DataFrame({"step": [143000], "status": "missing", "weights_sha256": None})
     holed = audit(PYTHIA).query("step != 143000")
     found = judge_row(ROWS["C25"], paper(), measure(audit=holed, suite_table=lost))

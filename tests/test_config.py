@@ -236,10 +236,14 @@ def plan_everything(config: Config) -> None:
         plan.weights(suite, ranges)
         suite.folders(ranges)
         for plan_settings in (
-            *(plan.probe, plan.text, plan.batches, plan.schedule, plan.facts),
+            *(plan.probe, plan.batches, plan.schedule, plan.facts),
             *(plan.tokens_per_step, plan.vocabulary),
         ):
             plan_settings(suite)
+        if suite.config.text.source == "packages":
+            plan.package_text(suite)
+        else:
+            plan.split_text(suite, "validation")
         for measure in set(plan_mechanism.RANGED) & {*plan_mechanism.measured(suite)}:
             assert plan_mechanism.measure_ranges(suite, measure)
             assert plan_mechanism.measure_settings(suite, measure)

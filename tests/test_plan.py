@@ -123,15 +123,20 @@ def test_a_rewarmed_fork_is_drawn_and_calibrated_with_the_rates_of_its_training(
 # Parameters: which job reads which key
 
 SCHEDULES = ("cosine", "sgdr", "oli")
+SPLITS = ("validation", "train")
 
 
 def parameters(suite: Suite) -> dict[str, object]:
     """Params and lists of files of the rules, by name."""
     functions = (
-        *(plan.text, plan.text_files, plan.batches, plan.vocabulary, plan.probe, plan.schedule),
+        *(plan.batches, plan.vocabulary, plan.probe, plan.schedule),
         *(plan.facts, plan.ledger_facts, plan.tokens_per_step, plan.integrity),
     )
     params = {function.__name__: function(suite) for function in functions}
+    if suite.config.text.source == "packages":
+        params["text"] = plan.package_text(suite)
+    else:
+        params |= {f"{split} text": plan.split_text(suite, split) for split in SPLITS}
     params |= {name: getattr(suite, name) for name in ("steps", "last", "spacing", "ranges")}
     params |= {series: plan_forks.runs(suite, series) for series in ("forks", "cycles")}
     for number, job in enumerate(plan.pretraining_jobs(suite)):
@@ -196,10 +201,10 @@ HUB_KEYS = {
     "integrity.duplicate": ("warn", {"integrity"}),
     "tokenizer.end_of_text": ("</s>", {"vocabulary"}),
     "training.seed": (1, set()),
-    "batches.train.sequences": (1000, {"batches", "text"}),
-    "batches.validation.document_start": (True, {"batches", "text"}),
+    "batches.train.sequences": (1000, {"batches", "train text"}),
+    "batches.validation.document_start": (True, {"batches", "validation text"}),
     "batches.validation.end_of_text": (False, {"batches"}),
-    "text.characters_per_token": (9, {"text"}),
+    "text.characters_per_token": (9, {"validation text", "train text"}),
     "architecture.vocab_size": (50_432, {"vocabulary"}),
 }
 
@@ -228,16 +233,18 @@ def text_suite(validation, train, **batches) -> Suite:
     return suite_of("pythia-160m", config)
 
 
+def wanted(suite: Suite, split: str = "validation") -> dict:
+    return plan.split_text(suite, split)["wanted"]
+
+
 def test_eight_characters_of_text_are_collected_per_token():
-    assert plan.text(PYTHIA)["wanted"] == {
-        "validation": {"amount": 8 * 128 * 512},
-        "train": {"amount": 8 * 120_000 * 2048},
-    }
-    starts = plan.text(text_suite([FILE], [FILE], document_start=True))["wanted"]["validation"]
+    assert wanted(PYTHIA) == {"amount": 8 * 128 * 512}
+    assert wanted(PYTHIA, "train") == {"amount": 8 * 120_000 * 2048}
+    starts = wanted(text_suite([FILE], [FILE], document_start=True))
     assert starts == {"amount": 10, "document_of": 8 * 20}
-    short = plan.text(text_suite([FILE], [FILE], longest_document=30))["wanted"]["validation"]
+    short = wanted(text_suite([FILE], [FILE], longest_document=30))
     assert short == {"amount": 2 * 8 * 200, "longest": 8 * 30}
-    assert set(plan.text(MINI)["installed"]) == {"numpy", "scipy", "pandas", "matplotlib"}
+    assert set(plan.package_text(MINI)["installed"]) == {"numpy", "scipy", "pandas", "matplotlib"}
 
 
 def test_a_local_file_is_an_input_if_no_hub_source_comes_before_it(tmp_path, monkeypatch):
@@ -248,12 +255,16 @@ def test_a_local_file_is_an_input_if_no_hub_source_comes_before_it(tmp_path, mon
     a = FILE
     b = {"path": "b.txt"}
     gone = {"path": "gone.txt"}
-    assert plan.text_files(text_suite([a, b], [b])) == ["a.txt", "b.txt"]
-    assert plan.text_files(text_suite([gone, b], [b, a])) == ["b.txt"]
-    assert plan.text_files(text_suite([hub, a], [gone, hub, a])) == []
-    assert plan.text_files(PYTHIA) == plan.text_files(MINI) == []
+    for validation, train, files in (
+        ([a, b], [b], ["a.txt", "b.txt"]),
+        ([gone, b], [b, a], ["b.txt", "b.txt"]),
+        ([hub, a], [gone, hub, a], []),
+    ):
+        suite = text_suite(validation, train)
+        assert [file for split in SPLITS for file in plan.text_files(suite, split)] == files
+    assert plan.text_files(PYTHIA, "validation") == plan.text_files(PYTHIA, "train") == []
     with pytest.raises(ConfigError) as error:
-        plan.text_files(text_suite([a], [gone, {"path": "gone.jsonl"}]))
+        plan.text_files(text_suite([a], [gone, {"path": "gone.jsonl"}]), "train")
     assert str(error.value).startswith("config key suites.pythia-160m.text.train: ")
     assert str(error.value).endswith("gone.txt, gone.jsonl")
 

@@ -189,7 +189,7 @@ def test_ones_own_run_and_quantizer_are_planned_as_a_suite(tmp_path):
     # The block about text takes the place of the suite's own.
     own = yaml.safe_load(mine)
     own["suites"]["mine"] |= yaml.safe_load(text)
-    assert jobs_of("mine", yaml.safe_dump(own))["collect_text"] == 1
+    assert jobs_of("mine", yaml.safe_dump(own))["collect_split"] == 1
     jobs = jobs_of("mini3", quantizer)
     assert jobs["probe_checkpoints"] == 2 and jobs["plot_audit"] == 1
     assert "pretrain_suite_mini3_step5720" in jobs

@@ -16,7 +16,7 @@ from huggingface_hub import constants, hf_hub_download
 
 from flatminima.errors import UserError
 from flatminima.text.corpus import KEY_CHARACTERS, overlap, read_documents, write_documents
-from flatminima.text.sources import TextError, collect, find_file, read_texts
+from flatminima.text.sources import TextError, collect_split, find_file, read_texts
 from flatminima.tools.sources import step_in_name
 from tests.hub.server import TinyHub, point_at
 from tests.workflow import ROOT
@@ -142,14 +142,26 @@ def paths(tmp_path):
     return tmp_path / "out" / "train.jsonl", tmp_path / "out" / "validation.jsonl"
 
 
+def collect(files: dict, train: Path, validation: Path) -> dict[str, dict]:
+    """Collect both splits, the validation text first; returns their records."""
+    text = files["text"]
+    wanted = files["wanted"]
+    return {
+        "validation": collect_split(
+            "validation", text["validation"], wanted["validation"], validation
+        ),
+        "train": collect_split("train", text["train"], wanted["train"], train, validation),
+    }
+
+
 def test_enough_documents_are_taken_and_none_is_in_both_splits(files, paths):
     manifest = collect(files, *paths)
     train, validation = (list(read_documents(path)) for path in paths)
     # Validation: four documents of ten characters are 40. Training: eight of six are 48.
     assert validation == [f"held out {n}" for n in range(4)]
     assert train == [f"seen {n}" for n in range(8)]
-    assert manifest["validation_documents"] == 4
-    assert manifest["train_documents"] == manifest["train"]["documents"] == 8
+    assert manifest["validation"]["documents"] == 4
+    assert manifest["train"]["documents"] == 8
     assert manifest["train"]["characters"] == 48
     assert manifest["train"]["left_out_as_validation"] == 2
     assert manifest["train"]["passed_over"] == []
@@ -165,16 +177,6 @@ def test_one_file_can_be_both_splits(files, paths):
     files["wanted"]["train"] = {"amount": 30}
     assert collect(files, *paths)["train"]["left_out_as_validation"] == 4
     assert list(read_documents(paths[0])) == ["held out 4", "held out 5", "held out 6"]
-
-
-def test_a_suite_that_trains_nothing_needs_no_training_text(files, paths):
-    del files["text"]["train"]
-    del files["wanted"]["train"]
-    manifest = collect(files, *paths)
-    assert paths[0].read_bytes() == b""
-    assert manifest["train"] == {"documents": 0}
-    assert manifest["validation_documents"] == 4
-    assert manifest["train_documents"] == 0
 
 
 def test_a_document_of_any_length_is_in_one_split_only(files, paths, tmp_path):
@@ -226,9 +228,8 @@ def test_no_more_text_is_read_than_needed(files, paths, tmp_path):
 
 
 COLLECT = """
-wanted = {"validation": {"amount": 1000}, "train": {"amount": amount}}
-files = {split: [{"path": f"{split}.jsonl"}] for split in wanted}
-collect({"text": {"source": "files"} | files, "wanted": wanted}, "a.jsonl", "b.jsonl")
+collect_split("validation", [{"path": "validation.jsonl"}], {"amount": 1000}, "b.jsonl")
+collect_split("train", [{"path": "train.jsonl"}], {"amount": amount}, "a.jsonl", "b.jsonl")
 """
 ONE_LINE = """
 train_tokenizer(["the quick brown fox jumps over lazy dogs " * 5] * 5, 300).save("tokenizer.json")
@@ -242,7 +243,7 @@ def peak_mib(code: str, amount: int) -> int:
     if sys.platform != "linux":
         pytest.skip("the peak is read from /proc")
     code = f"""
-from flatminima.text.sources import collect, find_file, read_texts
+from flatminima.text.sources import collect_split, find_file, read_texts
 from flatminima.text.tokens import fix_split, train_tokenizer
 amount = {amount}
 {code}
@@ -364,6 +365,21 @@ FAULTS = {
     "early end": ("/lfs/", "truncate", {"after": 100_000}),
     "short body": ("/lfs/", "short", {"after": 100_000}),
 }
+
+
+def test_only_the_beginning_of_a_large_file_is_read(hub, tmp_path):
+    """A compressed file of 12 MB, of which a suite needs half a megabyte."""
+    noise = random.Random(0)
+    texts = [noise.randbytes(5000).hex() for _ in range(2400)]
+    content = zstandard.compress(jsonl(texts))
+    assert len(content) > 12e6
+    hub.repositories["dataset"][PILE]["main"]["large.jsonl.zst"] = content
+    source = {"repo": PILE, "file": "large.jsonl.zst"}
+    record = collect_split("validation", [source], {"amount": 500_000}, tmp_path / "text.jsonl")
+    assert record["documents"] == 50
+    assert list(read_documents(tmp_path / "text.jsonl")) == texts[:50]
+    assert 250_000 < hub.bytes_sent("/lfs/.*large") < 0.15 * len(content)
+    assert len(hub.asked("/lfs/.*large")) <= 4
 
 
 def test_a_passing_fault_changes_nothing(hub):

@@ -36,15 +36,18 @@ def test_own_text_becomes_batches_an_edit_rebuilds_them_and_a_mistake_gives_one_
     paragraphs = ["\n".join(lines[n : n + 10]) for n in range(0, 3000, 10)]
     (checkout / "text/mine.txt").write_text("\n\n".join(paragraphs))
     build()
-    manifest = json.loads((checkout / "results/tiny/data/text.json").read_text())
-    assert manifest["validation"]["taken"] == manifest["train"]["taken"] == "text/mine.txt"
-    passed_over = manifest["validation"]["passed_over"]
+    validation, train = (
+        json.loads((checkout / f"results/tiny/data/{split}_text.json").read_text())
+        for split in ("validation", "train")
+    )
+    assert validation["taken"] == train["taken"] == "text/mine.txt"
+    passed_over = validation["passed_over"]
     assert passed_over == [{"source": "text/held_out.txt", "reason": "no such file"}]
-    assert manifest["train"]["left_out_as_validation"] == manifest["validation"]["documents"]
+    assert train["left_out_as_validation"] == validation["documents"]
     assert planned(*TARGET, folder=checkout) == {}
 
     (checkout / "text/mine.txt").write_text("\n\n".join(paragraphs[1:]))
     jobs = planned(*TARGET, folder=checkout)
-    assert jobs == {"collect_text": 1, "train_tokenizer": 1, "fix_batches": 1}
+    assert jobs == {"collect_split": 2, "train_tokenizer": 1, "fix_split": 1}
     (checkout / "text/mine.txt").write_text("too short\n\nby far\n")
     build(".jsonl: the text has ")

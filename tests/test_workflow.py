@@ -76,8 +76,7 @@ def test_a_complete_suite_is_planned(clean):
         *("gather_audit", "judge_claims", "plot_audit", "plot_kurtosis", "plot_forks"),
         *("tabulate_audit", "tabulate_forks", "compute_statistics", "render_notebook_tour"),
         *("render_notebook_audit", "render_notebook_kurtosis", "render_notebook_forks"),
-        *("collect_text", "fix_batches", "gather_suite", "gather_kurtosis", "detect_phases"),
-        *("judge_claims_paper", "all"),
+        *("gather_suite", "gather_kurtosis", "detect_phases", "judge_claims_paper", "all"),
     }
     mini = planned(folder=clean)
     paper = planned("--config", "suite=pythia-160m", folder=clean)
@@ -85,6 +84,8 @@ def test_a_complete_suite_is_planned(clean):
         assert {rule: jobs.get(rule) for rule in single_jobs} == dict.fromkeys(single_jobs, 1)
         trained = jobs.get("train_fork", 0) + jobs.get("train_fork_temporary", 0)
         assert trained == jobs["probe_fork"] == 18, "every fork and its cool-down"
+    assert mini["collect_text"] == mini["fix_batches"] == 1
+    assert paper["collect_split"] == paper["fix_split"] == 2
     for rule in ("probe_checkpoints", "measure_kurtosis", "describe_checkpoints"):
         assert mini[rule] == 2 and rule not in paper
     assert mini["pretrain_suite_mini_step2800"] == mini["pretrain_suite_mini_step5720"] == 1
@@ -148,7 +149,8 @@ def test_one_claim_one_revision_and_the_printed_tables(clean):
     drawn = ("plot", "tabulate", "render", "judge_claims_p")
     assert not any(rule.startswith(drawn) for rule in jobs)
     jobs = planned("results/pythia-160m/probes/step70000.csv", folder=clean)
-    data = {"fetch_tokenizer": 1, "collect_text": 1, "fix_batches": 1}
+    # The training text of the forks is not fetched.
+    data = {"fetch_tokenizer": 1, "collect_split": 1, "fix_split": 1}
     assert jobs == data | {"probe_revision": 1, "summarise_probes": 1}
     paper = ("results/paper/claims.md", "results/paper/claims/C63.json")
     assert planned(*paper, folder=clean) == {"judge_claims_paper": 1, "judge_claims_paper_one": 1}

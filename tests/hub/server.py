@@ -93,6 +93,7 @@ class TinyHub:
         self.faults: list[Fault] = []
         self.ignored: set[tuple[str, str]] = set()
         self.requests: list[Request] = []
+        self.sent: list[tuple[str, int]] = []  # path and bytes of the body of each answer
         self.stored: dict[str, bytes] = {}  # by sha256
 
     def __enter__(self) -> "TinyHub":
@@ -121,6 +122,7 @@ class TinyHub:
         self.faults.clear()
         self.ignored.clear()
         self.requests.clear()
+        self.sent.clear()
 
     def commit(self, repo: str, branch: str, kind: str = "model") -> str:
         """The commit of ``branch``, 40 hexadecimal digits."""
@@ -129,6 +131,10 @@ class TinyHub:
     def asked(self, pattern: str) -> list[Request]:
         """Requests in the log whose path contains the regular expression."""
         return [request for request in list(self.requests) if re.search(pattern, request.path)]
+
+    def bytes_sent(self, pattern: str) -> int:
+        """Bytes of all bodies whose path contains the regular expression."""
+        return sum(size for path, size in list(self.sent) if re.search(pattern, path))
 
     def environment(self, home: str | Path, **more: str) -> dict[str, str]:
         """Environment of a subprocess whose libraries use this hub and the cache ``home``."""
@@ -255,6 +261,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
+            hub.sent.append((self.path, len(body)))
             self._send(body, fault)
 
     do_HEAD = do_GET

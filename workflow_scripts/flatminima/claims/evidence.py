@@ -2,15 +2,16 @@
 
 Both are an ``Evidence``: they have the same accessors by the paper's steps, and statistics that
 are written once for both. An accessor records which file it read (``used``), so that a row can
-link to its sources. It raises ``NotMeasured`` if a file or a step is missing, and ``NotFound`` if
-the claimed effect was looked for and does not exist.
+link to its sources. It raises ``NotMeasured`` if a file or a step is missing, ``TooFew`` if the
+checkpoints are too few for its rule, and ``NotFound`` if the claimed effect was looked for and
+does not exist.
 """
 
 # Methods that override others are documented in Evidence.
 # ruff: noqa: D102
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partialmethod
 
 import numpy as np
@@ -31,10 +32,11 @@ from flatminima.equivalents import equivalent_step, grid_steps, schedule_of_kind
 from flatminima.hypothesis_tests import correlate, smallest_p
 from flatminima.intervals import CONFIDENCE, t_interval
 from flatminima.paper import PAPER_LAYERS
-from flatminima.phases import Phases, find_phases
+from flatminima.phases import SPARE, Phases, find_phases
 from flatminima.scaling_law import printed_excess
 from flatminima.schedules import RunSchedule, read_schedule
 
+FEWEST_CHECKPOINTS = 4 + SPARE  # a broken line has four parameters
 KINDS = ("cosine", "sgdr", "oli")  # the three arms of the fork experiment
 WIDER_BITS = (5, 6, 7, 8)  # from which the INT4 loss is predicted
 # Role and column of the audit, by column of the printed Table 1.
@@ -47,6 +49,10 @@ TABLE_1 = {
 
 class NotMeasured(Exception):
     """A measurement that a claim needs is missing; the message names it."""
+
+
+class TooFew(Exception):
+    """The run has too few checkpoints for the rule of a claim; the message has the number."""
 
 
 class NotFound(Exception):
@@ -145,6 +151,10 @@ class Evidence:
     def _loss(self, role: str, place: int | str) -> Interval:
         return (self.at(role, "gap_pct", place) / 100).map(math.log1p)
 
+    def _cells_by_step(self, role: str, column: str, first: int, last: int) -> dict[int, Interval]:
+        """``curve``, which must be complete between two steps of the paper."""
+        return self.curve(role, column)
+
     def _growth(self, role: str, start: int | str = "best") -> Interval:
         return self._loss(role, "end") / self._loss(role, start)
 
@@ -154,7 +164,7 @@ class Evidence:
 
     def _span(self, role: str, column: str, first: int, last: int) -> Interval:
         inside = []
-        for step, cell in self.curve(role, column).items():
+        for step, cell in self._cells_by_step(role, column, first, last).items():
             if first <= self._in_paper_steps(step) <= last:
                 inside.append(float(cell))
         if not inside:
@@ -372,8 +382,9 @@ def _last_probes(table: pd.DataFrame, role: str) -> pd.DataFrame:
 class Measured(Evidence):
     """The measurements of one suite; ranges are the 95 % intervals of its files.
 
-    ``settings`` has name, label, is_paper_model, lr_max, lr_min, warmup_steps, last, spacing,
-    tokens_per_step and, with forks, fork (start, steps, probe_every, seeds, schedules).
+    ``settings`` has name, label, is_paper_model, lr_max, lr_min, warmup_steps, last, spacing (of
+    the complete run), tokens_per_step and fork (start, steps, probe_every, seeds, schedules, or
+    ``None`` without forks).
     ``files`` maps the names of files below ``results/{suite}`` to their content, without those
     that were not measured.
     """
@@ -402,10 +413,51 @@ class Measured(Evidence):
             return 0
         return equivalent_step(place, grid_steps(self.settings["spacing"], last), last)
 
+    def _check_complete(
+        self, measured_steps: Iterable[int], first: float = 0, last: float = math.inf
+    ) -> None:
+        """Raise ``NotMeasured`` unless every evenly spaced checkpoint of a range was measured.
+
+        ``first`` and ``last`` are steps of the paper. A checkpoint counts as measured if its
+        revision is missing or has diverged, since nothing more can be measured there. A suite
+        without an even grid has no checkpoints but its own.
+        """
+        spacing = self.settings["spacing"]
+        if spacing == 1:
+            return
+        expected_steps = [
+            step
+            for step in grid_steps(spacing, self.settings["last"])
+            if first <= self._in_paper_steps(step) <= last
+        ]
+        examined_steps = set(measured_steps)
+        if self._files.get("suite_table") is not None:
+            examined_steps |= set(self._files["suite_table"]["step"])
+        n_measured = len(examined_steps.intersection(expected_steps))
+        if n_measured < len(expected_steps):
+            every = f"all {len(expected_steps)} evenly spaced checkpoints"
+            if first > 0:
+                every += f" from step {expected_steps[0]:,} to {expected_steps[-1]:,}"
+            raise NotMeasured(f"{every}, of which {n_measured} are measured")
+
+    def _check_run(self) -> None:
+        """Raise ``NotMeasured`` for an incomplete run, and ``TooFew`` for a complete short one."""
+        rows = self._files.get("audit")
+        if rows is None:
+            return
+        self._check_complete(rows["step"])
+        n_checkpoints = len(even_steps(rows["step"], self.settings["spacing"]))
+        if n_checkpoints < FEWEST_CHECKPOINTS:
+            raise TooFew(
+                f"{n_checkpoints} evenly spaced checkpoints are too few; "
+                f"the rule needs {FEWEST_CHECKPOINTS}"
+            )
+
     def excess(self) -> Interval:
+        self._check_run()
         law = self.file("scaling_law")
         if "reason" in law:
-            raise NotMeasured(law["reason"])
+            raise TooFew(law["reason"])
         return read_interval(law, "excess", "excess_low", "excess_high")
 
     def _rows(self, role: str) -> pd.DataFrame:
@@ -426,7 +478,13 @@ class Measured(Evidence):
         return ""
 
     def curve(self, role: str, column: str) -> dict[int, Interval]:
+        return self._cells_by_step(role, column)
+
+    def _cells_by_step(
+        self, role: str, column: str, first: float = 0, last: float = math.inf
+    ) -> dict[int, Interval]:
         rows = self._rows(role)
+        self._check_complete(rows.index, first, last)
         even = rows.loc[even_steps(rows.index, self.settings["spacing"])]
         return {int(step): self._cell(row, column) for step, row in even.iterrows()}
 
@@ -437,10 +495,14 @@ class Measured(Evidence):
         return read_interval(row, "gap_pct", "gap_low_pct", "gap_high_pct")
 
     def best(self) -> Interval:
+        self._check_run()
         return read_interval(self.file("phases")["convergence"], "step", "step_low", "step_high")
 
     def onset(self) -> Interval:
+        self._check_run()
         onset = self.file("phases")["onset"]
+        if onset["step"] is None and onset["delta_bic"] is None:  # nothing could be fitted
+            raise TooFew(onset["reason"])
         if onset["step"] is None:
             raise NotFound(f"no onset found: {onset['reason']}")
         return read_interval(onset, "step", "step_low", "step_high")
@@ -464,7 +526,10 @@ class Measured(Evidence):
 
     def _name(self, kind: str) -> str:
         """The name of the suite's forks of a kind."""
-        name = schedule_of_kind(self.settings["fork"]["schedules"], kind)
+        fork = self.settings["fork"]
+        if fork is None:
+            raise NotMeasured("forks")
+        name = schedule_of_kind(fork["schedules"], kind)
         if name is None:
             raise NotMeasured(f"forks of the kind {kind}")
         return name
@@ -534,6 +599,7 @@ class Measured(Evidence):
         """Excess kurtosis by step: mean_over_tensors, pooled, or the largest matrix."""
         statistic = "per_tensor" if definition == "largest" else definition
         table = self.file("kurtosis")
+        self._check_complete(table["step"])
         rows = table[table["statistic"] == statistic]
         return rows.groupby("step")["excess_kurtosis"].max()
 

@@ -25,6 +25,7 @@ from flatminima.claims.evidence import (
     NotFound,
     NotMeasured,
     Printed,
+    TooFew,
 )
 from flatminima.claims.interval_arithmetic import Interval, interval, printed
 from flatminima.errors import ConfigError, suggest
@@ -374,7 +375,7 @@ class Scope:
             return expression
         try:
             return eval(expression, self.names)
-        except (NotMeasured, NotFound):
+        except (NotMeasured, NotFound, TooFew):
             raise
         except Exception as error:
             raise ConfigError(f"claims.yaml, {self.row.id}: {expression!r}: {error}") from error
@@ -405,7 +406,7 @@ class Scope:
         expression = forest.get(side) or forest.get("value") or self.row.measured["value"]
         try:
             return interval(self.value(expression))
-        except (NotFound, NotMeasured):
+        except (NotFound, NotMeasured, TooFew):
             return None
 
 
@@ -509,7 +510,9 @@ def _measured_answer(paper_scope: Scope, replica_scope: Scope | None) -> Answer:
     try:
         value = replica_scope.value(definition["value"])
     except NotMeasured as missing:
-        return Answer(NOT_MEASURED, rule, f"{missing} is missing; {command}")
+        return Answer(NOT_MEASURED, rule, f"needs {missing}; {command}")
+    except TooFew as reason:
+        return Answer(INCONCLUSIVE, rule, str(reason))
     except NotFound as reason:
         return Answer(NOT_REPLICATED, rule, str(reason))
     number = f"{interval(value):{definition.get('format', '.2f')}}"
@@ -552,6 +555,9 @@ def _analogue(paper_scope: Scope, suite_scope: Scope) -> str:
     except NotFound as reason:
         text = str(reason)
         answer = NOT_REPLICATED
+    except TooFew as reason:
+        text = str(reason)
+        answer = INCONCLUSIVE
     except NotMeasured:
         return ""
     return f"{text}; this suite {ANALOGUE_ANSWERS[answer]} the bound, which is no test of the paper"

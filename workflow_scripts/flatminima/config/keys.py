@@ -254,10 +254,10 @@ class TextFile(Section):
 class FileText(Section):
     """Documents of named files.
 
-    Each split has an ordered list of sources. The first available one is used. data/text.json
-    records the choice and why earlier sources were not used. Documents of the validation text are
-    left out of the training text, so both splits may name the same file. train is read only if
-    the suite has batches.train.
+    Each split has an ordered list of sources. The first available one is used. The file
+    data/{split}_text.json records the choice and why earlier sources were not used. Documents of
+    the validation text are left out of the training text, so both splits may name the same file.
+    train is read only if the suite has batches.train.
     """
 
     source: Literal["files"] = key("Documents of named files.")

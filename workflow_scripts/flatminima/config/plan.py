@@ -19,6 +19,7 @@ from flatminima.config.loading import ROOT, read_yaml
 from flatminima.config.suites import Suite
 from flatminima.errors import ConfigError, find
 from flatminima.files import DIGESTS_FILE, read_digests
+from flatminima.paper import PAPER_LAST_STEP, PAPER_SPACING
 from flatminima.quantizer_specs import printed_names
 from flatminima.revisions import LocalCheckpoint, file_states
 from flatminima.text.corpus import package_versions
@@ -99,21 +100,24 @@ def deployed_states(suite: Suite) -> dict[str, list[int]]:
 TOKENIZER_FILE = "tokenizer.json"
 
 
-def text(suite: Suite) -> dict:
-    """Sources of the documents and, for files, the amount of text per split."""
-    config = suite.config
-    if config.text.source == "packages":
-        # The versions are a param, so that another version of a package reruns the rule.
-        installed = package_versions(config.text.packages)
-        return {"text": config.text.dump(), "installed": installed}
-    characters_per_token = config.text.characters_per_token
+def package_text(suite: Suite) -> dict:
+    """Packages from which the documents of both splits are taken, and their versions."""
+    # The versions are a param, so that another version of a package reruns the rule.
+    installed = package_versions(suite.config.text.packages)
+    return {"text": suite.config.text.dump(), "installed": installed}
+
+
+def split_text(suite: Suite, split: str) -> dict:
+    """Sources of one split's documents, for text from files, and the amount of text."""
+    sources = suite.key(f"text.{split}")
+    amount = _text_amount(suite.key(f"batches.{split}"), suite.config.text.characters_per_token)
     # The name ``wanted`` is that of the script's parameter; see ``up_to`` in text/sources.py.
-    amounts = {
-        split: _text_amount(batches, characters_per_token)
-        for split, batches in config.batches
-        if batches
-    }
-    return {"text": config.text.dump(exclude={"characters_per_token"}), "wanted": amounts}
+    return {"sources": [source.dump() for source in sources], "wanted": amount}
+
+
+def held_out_text(suite: Suite, split: str) -> list[str]:
+    """Documents that are left out of a split: those of the validation text, out of training."""
+    return [f"{suite.root}/data/validation.jsonl"] if split == "train" else []
 
 
 def _text_amount(batches: Batches, characters_per_token: int) -> dict[str, int]:
@@ -130,36 +134,26 @@ def _text_amount(batches: Batches, characters_per_token: int) -> dict[str, int]:
     return amount
 
 
-def text_files(suite: Suite) -> list[str]:
-    """Local files from which the text is certainly taken. Changes in them rerun ``collect_text``.
+def text_files(suite: Suite, split: str) -> list[str]:
+    """Local files from which a split is certainly taken. Changes in them rerun ``collect_split``.
 
     A local file counts if all sources before it are local files too: a hub source before it may
     be available or not. Raises ``ConfigError`` for a split with only local files that are all
     missing.
     """
-    text_section = suite.config.text
-    if text_section.source != "files":
-        return []
-    files = []
-    for split, batches in suite.config.batches:
-        if not batches:
-            continue
-        paths = [source.path for source in getattr(text_section, split)]
-        existing = [path for path in paths if path and Path(path).is_file()]
-        if all(paths) and not existing:
-            raise ConfigError(
-                f"config key suites.{suite.name}.text.{split}: no such file: {', '.join(paths)}"
-            )
-        paths_before_hub_sources = takewhile(bool, paths)
-        first_existing = next((path for path in paths_before_hub_sources if path in existing), None)
-        if first_existing:
-            files.append(first_existing)
-    return list(dict.fromkeys(files))
+    paths = [source.path for source in suite.key(f"text.{split}")]
+    existing = [path for path in paths if path and Path(path).is_file()]
+    if all(paths) and not existing:
+        raise ConfigError(
+            f"config key suites.{suite.name}.text.{split}: no such file: {', '.join(paths)}"
+        )
+    paths_before_hub_sources = takewhile(bool, paths)
+    return [path for path in paths_before_hub_sources if path in existing][:1]
 
 
-def text_states(suite: Suite) -> dict[str, list[int]]:
+def text_states(suite: Suite, split: str) -> dict[str, list[int]]:
     """State of each of the files in ``text_files``."""
-    return file_states(text_files(suite))
+    return file_states(text_files(suite, split))
 
 
 def tokenizer_file(suite: Suite) -> str:
@@ -206,6 +200,12 @@ def batches(suite: Suite) -> dict:
                 f"longer than the model accepts ({longest}, {file}); valid: 2 to {longest}"
             )
     return cuts
+
+
+def split_batches(suite: Suite, split: str) -> dict:
+    """``batches`` of one split. Raises ``ConfigError`` if the suite does not have it."""
+    suite.key(f"batches.{split}")
+    return batches(suite)[split]
 
 
 def vocabulary(suite: Suite) -> dict:
@@ -352,29 +352,49 @@ def index_files(suite: Suite) -> dict[str, str]:
     names = ["audit.csv", "phases.json", "kurtosis.csv"]
     if suite.config.fork:
         names.append("forks.csv")
-    if suite.config.fork and suite.is_even:
+    if has_ledger(suite):
         names.append("claims.csv")
     return {name.partition(".")[0]: f"{suite.root}/{name}" for name in names}
+
+
+def has_ledger(suite: Suite) -> bool:
+    """Whether a suite's front page and ``all`` include the ledger of the paper's claims."""
+    return suite.config.is_paper_model or bool(suite.config.fork and suite.is_even)
+
+
+def ledger_files(suite: Suite) -> dict[str, str]:
+    """The suite's files that the ledger reads, by the names that claims.yaml uses."""
+    names = ["audit.csv", "kurtosis.csv", "phases.json", "scaling_law.json"]
+    if suite.config.fork:
+        names += ["forks.csv", "statistics.csv"]
+    if suite.config.training:
+        names.append("early_warning.csv")
+    files = {name.partition(".")[0]: f"{suite.root}/{name}" for name in names}
+    return {"suite_table": f"{suite.root}/suite.csv", **files}
 
 
 def ledger_facts(suite: Suite) -> dict:
     """Facts of the suite that the ledger of the paper's claims needs.
 
-    Raises ``ConfigError`` if the suite has no forks or no evenly spaced grid.
+    For chosen revisions of the paper's own run, ``spacing`` is that of the complete run, so that
+    the ledger can tell which revisions are lacking. Raises ``ConfigError`` for another suite
+    without an evenly spaced grid.
     """
-    fork_keys = {"start", "steps", "probe_every", "batch_size", "seeds", "schedules"}
-    fork = suite.key("fork").dump(include=fork_keys)
-    if not suite.is_even:
+    config = suite.config
+    is_part_of_papers_run = config.is_paper_model and suite.last == PAPER_LAST_STEP
+    if not suite.is_even and not is_part_of_papers_run:
         raise ConfigError(
             f"config key suites.{suite.name}.grid: the ledger of claims needs powers_of_two, "
             "spacing and last"
         )
+    fork_keys = {"start", "steps", "probe_every", "batch_size", "seeds", "schedules"}
     return {
         **facts(suite),
-        **suite.config.grid.dump(),
-        **schedule(suite),
+        **config.grid.dump(),
+        **(schedule(suite) or {}),
+        "spacing": suite.spacing if suite.is_even else PAPER_SPACING,
         "tokens_per_step": tokens_per_step(suite),
-        "fork": fork,
+        "fork": config.fork and config.fork.dump(include=fork_keys),
     }
 
 
@@ -394,7 +414,7 @@ def final_outputs(suite: Suite, outputs: Mapping[str, Sequence[str]]) -> list[st
         "checkpoints": True,
         "forks": config.fork,
         "learning rate": config.training,
-        "ledger": config.fork and suite.is_even,
+        "ledger": has_ledger(suite),
     }
     return [
         f"{suite.root}/{name}"

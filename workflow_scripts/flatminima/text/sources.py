@@ -9,7 +9,7 @@ import io
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path, PurePosixPath
@@ -27,6 +27,10 @@ logger = logging.getLogger(__name__)
 
 REMOTE = "hf://"
 MAIN = "main"  # default branch of a hub dataset
+# Bytes of one request for a part of a file. With large blocks, a few documents would cost megabytes
+# more than they have; with small ones, a large text would need thousands of requests.
+SMALLEST_BLOCK = 2**18
+LARGEST_BLOCK = 5 * 2**20
 
 
 class TextError(UserError):
@@ -38,13 +42,15 @@ class TextFile:
     """An available file of text.
 
     ``name`` is for messages. ``location`` is a path, or begins with ``hf://``. ``field`` is the
-    key or column that contains the text.
+    key or column that contains the text. A file of the hub is read in blocks of ``block_bytes``,
+    and only as many as are needed.
     """
 
     name: str
     location: str
     field: str = "text"
     commit: str | None = None
+    block_bytes: int = LARGEST_BLOCK
 
     @property
     def format(self) -> str:
@@ -134,8 +140,9 @@ def _lines(file: TextFile) -> Iterator[tuple[str, str]]:
     if file.location.startswith(REMOTE):
         # ``ask`` repeats the opening only. Once it is open, the client repeats broken reads.
         hub = HfFileSystem(skip_instance_cache=True)
-        open_stream = partial(hub.open, file.location.removeprefix(REMOTE), "rb")
         # The stream is read as far as documents are needed; the rest is never fetched.
+        location = file.location.removeprefix(REMOTE)
+        open_stream = partial(hub.open, location, "rb", block_size=file.block_bytes)
         stream = ask(open_stream, file.name, file.commit)
     else:
         stream = open(file.location, "rb")  # noqa: SIM115
@@ -193,7 +200,7 @@ def _parquet_fields(file: TextFile) -> Iterator[tuple[str, object]]:
 _READERS = {"json": _json_fields, "text": _paragraphs, "parquet": _parquet_fields}
 
 
-# Both splits
+# One split
 
 
 def up_to(texts: Iterable[str], wanted: Mapping[str, int]) -> Iterator[str]:
@@ -217,36 +224,29 @@ def up_to(texts: Iterable[str], wanted: Mapping[str, int]) -> Iterator[str]:
             return
 
 
-def collect(source: Mapping, train: str | Path, validation: str | Path) -> dict:
-    """Write the documents of both splits and return the manifest.
-
-    ``source["text"]`` is the suite's section of the configuration. For text from files,
-    ``source["wanted"]`` is the amount of text per split (see ``up_to``).
-    """
-    text = source["text"]
-    if text["source"] == "packages":
-        return corpus.collect_packages(text, train, validation)
-    records = {}
-    # Keys of the validation documents, which are left out of training. So validation comes first.
-    held_out: set[bytes] = set()
-    for split, path in (("validation", validation), ("train", train)):
-        amount = source["wanted"].get(split)
-        records[split] = _collect_split(split, text.get(split), amount, held_out, path)
-        held_out = set(map(corpus.document_key, corpus.read_documents(path)))
-    counts = {f"{split}_documents": record["documents"] for split, record in records.items()}
-    return {"source": "files", **records, **counts}
+def block_bytes(wanted: Mapping[str, int]) -> int:
+    """Bytes of one request for a hub file from which ``wanted`` is read (see ``up_to``)."""
+    characters = wanted["amount"] * wanted.get("document_of", 1)
+    return min(max(characters, SMALLEST_BLOCK), LARGEST_BLOCK)
 
 
-def _collect_split(
-    split: str, sources: Sequence[Mapping], wanted: Mapping | None, held_out: set[bytes], path: str
+def collect_split(
+    split: str,
+    sources: Sequence[Mapping],
+    wanted: Mapping[str, int],
+    output: str | Path,
+    held_out: str | Path | None = None,
 ) -> dict:
-    """Write the text of one split and return its record.
+    """Write the documents of one split to ``output`` and return their record.
 
-    Without ``wanted``, the suite needs no text for this split: the file has no documents.
+    ``sources`` are in order of preference, and ``wanted`` is the amount of text (see ``up_to``).
+    Documents of the file ``held_out`` are left out. Raises ``TextError`` with one line.
     """
-    if wanted is None:
-        return {"documents": corpus.write_documents(path, [])}
+    held_out_keys: set[bytes] = set()
+    if held_out is not None:
+        held_out_keys = set(map(corpus.document_key, corpus.read_documents(held_out)))
     file, passed_over = _first_available(split, sources)
+    file = replace(file, block_bytes=block_bytes(wanted))
     # Longer documents are cut, but not before the end of the text that ``document_key`` reads.
     longest = max(corpus.KEY_CHARACTERS, *wanted.values()) + 1
     left_out = 0
@@ -254,18 +254,19 @@ def _collect_split(
     def documents() -> Iterator[str]:
         nonlocal left_out
         for text in read_texts(file):
-            if corpus.document_key(text) in held_out:
+            if corpus.document_key(text) in held_out_keys:
                 left_out += 1
             else:
                 yield text[:longest]
 
     texts = progress(up_to(documents(), wanted), f"documents from {file.name}")
-    corpus.write_documents(path, texts)
+    corpus.write_documents(output, texts)
     return {
+        "source": "files",
         "taken": file.name,
         "commit": file.commit,
         "field": None if file.format == "text" else file.field,
-        **corpus.tally(corpus.read_documents(path)),
+        **corpus.tally(corpus.read_documents(output)),
         "left_out_as_validation": left_out,
         "passed_over": passed_over,
     }

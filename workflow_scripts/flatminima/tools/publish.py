@@ -28,6 +28,8 @@ _KEYS_OF_CHECKPOINTS = {"repo", "revision", "pattern", "integrity"}
 # Copied if they exist: manifests of the text, and tables that no other file is made from.
 _OPTIONAL_FILES = (
     "data/text.json",
+    "data/train_text.json",
+    "data/validation_text.json",
     "data/train.json",
     "data/validation.json",
     "cycles.csv",
