@@ -1,4 +1,7 @@
 # make            everything of the suite that config.yaml names
+# make headline   the paper's two numbers on its own model, in about twenty minutes: fetches two
+#                 revisions of Pythia-160m. SUITE= asks the same of another model
+# make table1     the ten revisions of the paper's Table 1, in about an hour
 # make test       the test suite
 # make test-slow  the tests that take minutes: kills, a SLURM cluster, extended
 # make figures    every table, figure and notebook; with SOURCE=published from the stored
@@ -13,7 +16,7 @@
 # make lock       write envs/requirements.lock again (needs uv)
 #
 # SUITE=name selects another suite. CONFIG=mine.yaml adds a configuration of your own. Both work
-# with all, figures, report, plan, freeze and publish.
+# with all, figures, headline, table1, report, plan, freeze and publish.
 
 PYTHON ?= python3
 CORES ?= all
@@ -26,8 +29,10 @@ BIN := .venv/bin
 CONFIGURED = $(if $(CONFIG),--configfile $(CONFIG)) $(if $(SUITE),--config suite=$(SUITE))
 SUITE_OPTIONS = $(if $(SUITE),--suite $(SUITE)) $(if $(CONFIG),--configfile $(CONFIG))
 READY := .venv/ready
+PART_SUITE = $(or $(SUITE),pythia-160m)
+TABLE_1 = results/$(PART_SUITE)/table1/table1.csv results/$(PART_SUITE)/table1/fig1_audit.svg
 
-.PHONY: all figures publish test test-slow report plan freeze bench zoo lint lock clean
+.PHONY: all headline table1 figures publish test test-slow report plan freeze bench zoo lint lock clean
 .DEFAULT_GOAL := all
 
 # This file is written when the environment is complete.
@@ -46,6 +51,13 @@ $(READY): envs/requirements.lock
 
 all: $(READY)
 	$(BIN)/snakemake --cores $(CORES) all $(CONFIGURED)
+
+# First what it costs and whether it can run here. Then the measurement, which keeps what it has
+# when it is interrupted. At last the page, as text.
+headline table1: $(READY)
+	@$(BIN)/flatminima plan --part $@ --suite $(PART_SUITE) $(if $(CONFIG),--configfile $(CONFIG))
+	@$(BIN)/snakemake --cores $(CORES) results/$(PART_SUITE)/$@.csv $(if $(filter table1,$@),$(TABLE_1)) $(if $(CONFIG),--configfile $(CONFIG))
+	@cat results/$(PART_SUITE)/$@.md
 
 # The stored measurements of a suite are a suite of their own, called NAME-published.
 figures: $(READY)

@@ -26,6 +26,7 @@ wildcard_constraints:
     condition=r"[^/]+?",
     seed=r"\d+",
     split=r"validation|train",
+    part=r"headline|table1|measured",
 
 
 localrules:
@@ -79,6 +80,7 @@ include: "rules/probe.smk"
 include: "rules/fork.smk"
 include: "rules/statistics.smk"
 include: "rules/figures.smk"
+include: "rules/parts.smk"
 include: "rules/published.smk"
 include: "rules/notebooks.smk"
 include: "rules/example.smk"

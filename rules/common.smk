@@ -14,7 +14,7 @@ from snakemake.common.configfile import load_configfile
 sys.path.insert(0, Path(workflow.basedir, "workflow_scripts").as_posix())
 
 from flatminima.code_hash import code_hash
-from flatminima.config import plan, plan_forks, plan_mechanism, plan_requests
+from flatminima.config import plan, plan_forks, plan_mechanism, plan_parts, plan_requests
 from flatminima.config.keys import CONTROL
 from flatminima.config.loading import as_in_a_file, complete_config, merge, read_yaml
 from flatminima.config.plan_forks import Branch

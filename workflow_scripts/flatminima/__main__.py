@@ -148,6 +148,11 @@ def parser() -> argparse.ArgumentParser:
                 default=5.0,
                 help="duration of each timing on this machine (default: 5; 0: no timing)",
             )
+            command.add_argument(
+                "--part",
+                choices=["headline", "table1"],
+                help="only what this part of the suite needs, and whether it can run here",
+            )
         if name == "publish":
             command.add_argument(
                 "--measured-by",
@@ -209,8 +214,12 @@ def _need_clone(command: str) -> None:
         )
 
 
-def _plan(suite: str | None, configfiles: list[str], seconds: float) -> int:
+def _plan(suite: str | None, configfiles: list[str], seconds: float, part: str | None) -> int:
     _need_clone("plan")
+    if part is not None:
+        from flatminima.tools.part_costs import plan_part
+
+        return plan_part(suite, configfiles, seconds, part)
     from flatminima.tools.costs import plan_suite
 
     return plan_suite(suite, configfiles, seconds)

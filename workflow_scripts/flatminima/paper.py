@@ -4,6 +4,7 @@ The tables of the paper are in ``resources/paper``, and so is what the ledger of
 """
 
 PAPER_MODEL = "Pythia-160m"
+PAPER_FORK_STEP = 70_000  # the start of the forks (section 5.1)
 PAPER_LAST_STEP = 143_000
 PAPER_SPACING = 1_000  # steps between the evenly spaced checkpoints
 PAPER_TOKENS_PER_STEP = 2_097_152  # 1,024 sequences of 2,048 tokens

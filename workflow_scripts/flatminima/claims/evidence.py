@@ -435,10 +435,12 @@ class Measured(Evidence):
             examined_steps |= set(self._files["suite_table"]["step"])
         n_measured = len(examined_steps.intersection(expected_steps))
         if n_measured < len(expected_steps):
-            every = f"all {len(expected_steps)} evenly spaced checkpoints"
+            span = ""
             if first > 0:
-                every += f" from step {expected_steps[0]:,} to {expected_steps[-1]:,}"
-            raise NotMeasured(f"{every}, of which {n_measured} are measured")
+                span = f" from step {expected_steps[0]:,} to {expected_steps[-1]:,}"
+            raise NotMeasured(
+                f"all {len(expected_steps)} evenly spaced checkpoints{span} ({n_measured} measured)"
+            )
 
     def _check_run(self) -> None:
         """Raise ``NotMeasured`` for an incomplete run, and ``TooFew`` for a complete short one."""

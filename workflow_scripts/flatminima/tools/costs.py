@@ -24,8 +24,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from flatminima.config.keys import PYTHIA_VOCABULARY, ForeignArchitecture
 from flatminima.config.keys import Suite as SuiteConfig
+from flatminima.config.plan import split_text
 from flatminima.config.plan_requests import forward_flop
-from flatminima.config.suites import read_suite
+from flatminima.config.suites import Suite, read_suite
 from flatminima.device import choose_device, prepare_backend
 from flatminima.errors import UserError
 from flatminima.jobs import dry_run
@@ -330,6 +331,14 @@ def count_rows(costs: Mapping, shape: Shape, revisions: int) -> Iterator[Row]:
         yield "", f"{costs['probes']:.2g} FLOP", "computed: probes on the way"
 
 
+def text_row(suite: Suite, split: str) -> Row:
+    """How much text of one split is read, for text from files."""
+    wanted = split_text(suite, split)["wanted"]
+    characters = wanted["amount"] * wanted.get("document_of", 1)
+    note = "computed: at most, of the first source that is available; read as a stream"
+    return f"{split} text", f"{size(characters)} of characters", note
+
+
 def plan_suite(name: str | None, configfiles: Sequence[str], seconds: float) -> int:
     """Print the costs of a suite and return Snakemake's exit code for its dry run.
 
@@ -350,6 +359,10 @@ def plan_suite(name: str | None, configfiles: Sequence[str], seconds: float) -> 
     revisions = len(suite.steps)
     costs = suite_costs(suite.config, shape, revisions=revisions, last=suite.last)
     rows = list(count_rows(costs, shape, revisions))
+    if suite.config.text.source == "files":
+        rows.append(text_row(suite, "validation"))
+        if suite.config.fork:
+            rows.append(text_row(suite, "train"))
     if seconds > 0:
         rows += time_rows(suite.config, config, costs, revisions, seconds)
     plan = dry_run("--config", f"suite={suite.name}", configfiles=configfiles)
