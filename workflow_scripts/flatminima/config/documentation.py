@@ -110,8 +110,9 @@ also replaced as a whole, because half of one and half of another would mean not
 - an entry whose `kind` changes, such as a quantizer or one of the `rivals`.
 
 A key without a value (`fork:`) removes the lower value. A suite that `extends` another does not
-inherit `label` and `is_paper_model`. If its `source` differs, it does not inherit `repo`,
-`revision`, `pattern`, `grid` and `integrity` either.
+inherit `label`. It inherits `is_paper_model` if model, validation text and quantizers are the same.
+With a `grid` of listed steps it inherits neither `fork` nor `mechanism`. If its `source` differs,
+it does not inherit `repo`, `revision`, `pattern`, `grid` and `integrity` either.
 """
 
 

@@ -3,7 +3,9 @@
 One rule (``merge``) merges files over ``config.yaml``, ``--config``, and a suite over the suite
 that it ``extends``. Mappings are merged key by key. Everything else is replaced, and so are the
 sections ``grid``, ``text``, ``tokenizer`` and ``schedules`` and an entry whose ``kind`` changes.
-``label`` and ``is_paper_model`` are not inherited. A key without a value (``fork:``) is removed,
+``label`` is not inherited, and ``is_paper_model`` only with the same model, validation text and
+quantizers. A suite of listed steps inherits neither ``fork`` nor ``mechanism``, which belong to a
+complete grid. A key without a value (``fork:``) is removed,
 together with the value it would inherit. The first mistake is reported in one line with the key,
 the value and what is valid.
 """
@@ -29,6 +31,13 @@ REPLACED_SECTIONS = ("grid", "text", "tokenizer", "schedules")
 NOT_INHERITED = ("label", "is_paper_model", "extends")
 # Not inherited from a suite whose checkpoints come from another source.
 KEYS_OF_SOURCE = ("repo", "revision", "pattern", "grid", "integrity")
+# A suite of listed steps does not inherit these: their steps are those of the complete grid.
+KEYS_OF_COMPLETE_GRID = ("fork", "mechanism")
+# A suite in which these keys are the parent's is the same model, measured in the same way.
+KEYS_OF_MEASUREMENT = (
+    *("source", "repo", "revision", "pattern", "architecture", "tokenizer", "text.validation"),
+    *("batches.validation", "probe.low_bit", "probe.high_bit"),
+)
 # Defaults of a suite, by its source.
 DEFAULTS = {
     "local": {
@@ -182,9 +191,23 @@ def _inherit(parent: Mapping, section: Mapping) -> dict:
     left_out = set(NOT_INHERITED)
     if section.get("source", parent.get("source")) != parent.get("source"):
         left_out.update(KEYS_OF_SOURCE)
+    grid = section.get("grid")
+    if isinstance(grid, Mapping) and "steps" in grid:
+        left_out.update(KEYS_OF_COMPLETE_GRID)
     inherited = {key: setting for key, setting in parent.items() if key not in left_out}
     own_keys = {key: setting for key, setting in section.items() if key != "extends"}
-    return merge(inherited, own_keys)
+    merged = merge(inherited, own_keys)
+    if "is_paper_model" in parent and "is_paper_model" not in own_keys:
+        is_same = all(_key(parent, path) == _key(merged, path) for path in KEYS_OF_MEASUREMENT)
+        merged["is_paper_model"] = parent["is_paper_model"] and is_same
+    return merged
+
+
+def _key(section: object, path: str) -> object:
+    """A key of nested mappings, such as ``text.validation``; ``None`` if it is not there."""
+    for name in path.split("."):
+        section = section.get(name) if isinstance(section, Mapping) else None
+    return section
 
 
 def _with_defaults(section: object) -> object:
