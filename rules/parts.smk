@@ -118,9 +118,9 @@ use rule tabulate_audit as tabulate_audit_of_part with:
     output:
         table("results/{suite}/{part}/table1", "Audit", "1"),
     log:
-        "logs/{suite}/tabulate_audit/{part}.log",
+        "logs/{suite}/tabulate_audit_of_part/{part}.log",
     benchmark:
-        "benchmarks/{suite}/tabulate_audit/{part}.tsv"
+        "benchmarks/{suite}/tabulate_audit_of_part/{part}.tsv"
     message:
         "Table 1 of {wildcards.suite} ({wildcards.part})"
 

@@ -134,6 +134,9 @@ rule judge_claims:
         "logs/{suite}/judge_claims.log",
     benchmark:
         "benchmarks/{suite}/judge_claims.tsv"
+    # results/paper has rules of its own below. Its name is no suite, so the inputs would fail.
+    wildcard_constraints:
+        suite=r"(?!paper/)[^/]+",
     localrule: True
     conda:
         "../envs/analysis.yaml"
