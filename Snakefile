@@ -4,12 +4,15 @@
 results/ can also be built on its own.
 """
 
+import os
+
 from snakemake.utils import min_version
 
 min_version("9.0")
 
 
-configfile: "config.yaml"
+# Beside this file, because the workflow may be run from another folder or as a module.
+configfile: os.path.relpath(workflow.current_basedir.join("config.yaml").get_path_or_uri(True))
 
 
 report: "rules/report/workflow.rst"

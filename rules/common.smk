@@ -10,13 +10,16 @@ from pathlib import Path
 
 from snakemake.common.configfile import load_configfile
 
+# The folder of this workflow. `workflow.basedir` would be the caller's, where this is a module.
+HERE = Path(workflow.current_basedir.get_path_or_uri(True)).parent
+
 # Snakemake puts a script's folder on the path of its job, but not on the path of this process.
-sys.path.insert(0, Path(workflow.basedir, "workflow_scripts").as_posix())
+sys.path.insert(0, (HERE / "workflow_scripts").as_posix())
 
 from flatminima.code_hash import code_hash
 from flatminima.config import plan, plan_forks, plan_mechanism, plan_parts, plan_requests
 from flatminima.config.keys import CONTROL
-from flatminima.config.loading import as_in_a_file, complete_config, merge, read_yaml
+from flatminima.config.loading import as_in_a_file, complete_config, merge, own_path, read_yaml
 from flatminima.config.plan_forks import Branch
 from flatminima.config.suites import Suite, find_suite
 from flatminima.errors import ConfigError
@@ -34,15 +37,20 @@ def one_line(function, *arguments, **fixed):
 def merged_config():
     """config.yaml, the files of --configfile and --config, merged in this order.
 
-    Snakemake's own `config` is merged key by key everywhere. `merge` replaces some sections.
+    Snakemake's own `config` is merged key by key everywhere. `merge` replaces some sections. A run
+    from another folder may have a config.yaml there, which comes after the workflow's own. As a
+    module of another workflow, the workflow gets only what `config:` of the module says.
     """
-    if workflow.modifier.skip_configfile:  # used as a module: the user's configuration is complete
-        return config
+    is_module = len(workflow.modifier_stack) > 1
+    if is_module:
+        return merge(read_yaml(HERE / "config.yaml"), config)
     settings = workflow.config_settings
     paths = []
     if not settings.replace_workflow_config:
         # Snakemake lists the files of --configfile first, then those of the workflow.
         paths += workflow.configfiles[len(settings.configfiles) :]
+        if Path.cwd() != HERE and Path("config.yaml").is_file():
+            paths.append("config.yaml")
     paths += settings.configfiles
     merged = {}
     for path in paths:

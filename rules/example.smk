@@ -49,7 +49,7 @@ rule audit_example:
 
 use rule render_notebook_tour as render_notebook_your_run with:
     input:
-        notebook="notebooks/your_run.ipynb",
+        notebook=own_path("notebooks/your_run.ipynb"),
         results=[
             "results/example/monitor.json",
             "results/example/audit/audit.csv",

@@ -6,7 +6,7 @@ rule tabulate_audit:
     input:
         audit="results/{suite}/audit.csv",
         phases="results/{suite}/phases.json",
-        paper="resources/paper/table1.csv",
+        paper=own_path("resources/paper/table1.csv"),
     output:
         table("results/{suite}/tables/table1", "Audit", "1"),
     log:
@@ -30,7 +30,7 @@ use rule tabulate_audit as tabulate_forks with:
     input:
         forks="results/{suite}/forks.csv",
         statistics="results/{suite}/statistics.csv",
-        paper="resources/paper/table2.csv",
+        paper=own_path("resources/paper/table2.csv"),
     output:
         table("results/{suite}/tables/table2", "Forks", "2"),
     log:
@@ -52,7 +52,7 @@ rule plot_audit:
     input:
         audit="results/{suite}/audit.csv",
         phases="results/{suite}/phases.json",
-        table1="resources/paper/table1.csv",
+        table1=own_path("resources/paper/table1.csv"),
     output:
         figure("results/{suite}/figures/fig1_audit", "Audit", "1"),
     log:
@@ -124,7 +124,7 @@ rule plot_bit_widths:
     input:
         audit="results/{suite}/audit.csv",
         phases="results/{suite}/phases.json",
-        table1="resources/paper/table1.csv",
+        table1=own_path("resources/paper/table1.csv"),
     output:
         figure("results/{suite}/figures/fig5_bit_widths", "Audit", "5"),
     log:
@@ -149,7 +149,7 @@ rule plot_scaling_law:
         audit="results/{suite}/audit.csv",
         kurtosis="results/{suite}/kurtosis.csv",
         scaling_law="results/{suite}/scaling_law.json",
-        table1="resources/paper/table1.csv",
+        table1=own_path("resources/paper/table1.csv"),
     output:
         figure("results/{suite}/figures/fig14_scaling_law", "Audit", "14"),
     log:
@@ -361,7 +361,7 @@ rule plot_tokens:
     """Figure 15: onsets by tokens per weight."""
     input:
         replication_runs="results/{suite}/mechanism/replication_runs.csv",
-        table1="resources/paper/table1.csv",
+        table1=own_path("resources/paper/table1.csv"),
     output:
         figure("results/{suite}/figures/fig15_tokens", "Beyond the paper", "15"),
     log:
@@ -397,7 +397,7 @@ FIGURES_BEYOND_THE_PAPER = {
 rule plot_lambada:
     """Figure 4: LAMBADA perplexity of Pythia's checkpoints, as its authors published it."""
     input:
-        lambada="resources/paper/pythia_lambada.csv",
+        lambada=own_path("resources/paper/pythia_lambada.csv"),
     output:
         figure("results/paper/figures/fig4_lambada", "Audit", "4"),
     log:
@@ -419,7 +419,7 @@ rule draw_index:
     """The front page of a suite: drawings to look around in, claims, links to the rest."""
     input:
         unpack(planned(plan.index_files)),
-        template="resources/templates/suite.html.j2",
+        template=own_path("resources/templates/suite.html.j2"),
     output:
         page=in_report("results/{suite}/index.html", "Audit", "Front page"),
     log:

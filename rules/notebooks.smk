@@ -29,7 +29,7 @@ for notebook, needed in NOTEBOOKS.items():
         name:
             f"render_notebook_{notebook}"
         input:
-            notebook=f"notebooks/{notebook}.ipynb",
+            notebook=own_path(f"notebooks/{notebook}.ipynb"),
             results=[f"results/{{suite}}/{name}" for name in needed],
         output:
             executed=f"results/{{suite}}/notebooks/{notebook}.ipynb",

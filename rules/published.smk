@@ -22,7 +22,7 @@ for suite in [suite_of(name) for name in checked_config.suites]:
         conda:
             "../envs/analysis.yaml"
         params:
-            folder=suite.config.measurements,
+            folder=own_path(suite.config.measurements),
             code=code_hash("workflow_scripts/restore_measurements.py"),
         message:
             f"Restoring the measurements of {suite.name}"

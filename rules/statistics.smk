@@ -111,13 +111,13 @@ rule warn_early:
 
 # The paper's files that the ledger of claims reads.
 OF_THE_PAPER = {
-    "claims": "resources/paper/claims.yaml",
-    "excerpts": "resources/paper/excerpts.yaml",
-    "table1": "resources/paper/table1.csv",
-    "table2": "resources/paper/table2.csv",
-    "lambada": "resources/paper/pythia_lambada.csv",
-    "page_html": "resources/templates/claims.html.j2",
-    "page_md": "resources/templates/claims.md.j2",
+    "claims": own_path("resources/paper/claims.yaml"),
+    "excerpts": own_path("resources/paper/excerpts.yaml"),
+    "table1": own_path("resources/paper/table1.csv"),
+    "table2": own_path("resources/paper/table2.csv"),
+    "lambada": own_path("resources/paper/pythia_lambada.csv"),
+    "page_html": own_path("resources/templates/claims.html.j2"),
+    "page_md": own_path("resources/templates/claims.md.j2"),
 }
 
 

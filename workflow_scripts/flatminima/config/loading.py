@@ -88,6 +88,18 @@ def read_yaml(path: Path) -> dict:
     return content
 
 
+def own_path(path: str) -> str:
+    """Path of a file or folder of the workflow, which may be run from another folder.
+
+    ``path`` is unchanged if it exists from the working folder, or nowhere. A run in the clone then
+    has short paths in its records, and a user can have a file of that name.
+    """
+    in_the_clone = ROOT / path
+    if Path(path).exists() or not in_the_clone.exists():
+        return path
+    return in_the_clone.as_posix()
+
+
 def as_in_a_file(setting: object) -> object:
     """Convert a setting of ``--config`` to what the same text in a file would mean.
 

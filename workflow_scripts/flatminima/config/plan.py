@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flatminima.config.keys import Batches, Integrity
-from flatminima.config.loading import ROOT, read_yaml
+from flatminima.config.loading import ROOT, own_path, read_yaml
 from flatminima.config.suites import Suite
 from flatminima.errors import ConfigError, find
 from flatminima.files import DIGESTS_FILE, read_digests
@@ -439,7 +439,7 @@ PUBLISHED = ROOT / "resources/published"
 
 def frozen_names(suite: Suite) -> list[str]:
     """Names of the stored files, below the suite's folder. ``ConfigError`` if there are none."""
-    names = list(read_digests(Path(suite.config.measurements)))
+    names = list(read_digests(Path(own_path(suite.config.measurements))))
     if not names:
         raise _missing_file(suite, DIGESTS_FILE)
     return names
@@ -447,7 +447,7 @@ def frozen_names(suite: Suite) -> list[str]:
 
 def frozen_files(suite: Suite) -> list[str]:
     """Paths of the stored files and of their list. ``ConfigError`` if one of them is missing."""
-    folder = suite.config.measurements
+    folder = own_path(suite.config.measurements)
     names = [DIGESTS_FILE, *frozen_names(suite)]
     for name in names:
         if not Path(folder, name).is_file():
@@ -456,7 +456,7 @@ def frozen_files(suite: Suite) -> list[str]:
 
 
 def _missing_file(suite: Suite, name: str) -> ConfigError:
-    folder = Path(suite.config.measurements)
+    folder = Path(own_path(suite.config.measurements))
     if not folder.is_dir():
         published = sorted(path.parent for path in PUBLISHED.glob("*/suite.yaml"))
         valid = ", ".join(path.relative_to(ROOT).as_posix() for path in published)
