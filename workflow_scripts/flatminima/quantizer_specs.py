@@ -17,6 +17,7 @@ from flatminima.config_section import LARGEST_COUNT, Section
 from flatminima.errors import UserError
 
 Layers = Literal["blocks", "blocks+head"]
+Equalize = Literal["none", "norm", "max"]
 Granularity = Literal["tensor", "channel", "group"]
 
 # Roles: what a row of a measured table is about, whatever names the quantizers have.
@@ -58,6 +59,20 @@ class _Quantizer(Section):
         "blocks",
         description="Which linear layers are quantized: all but the output head, or with it.",
     )
+    equalize: Equalize = Field(
+        "none",
+        description="Scale channels before rounding, where this leaves the model's function as it "
+        "is: to columns of equal norm, or of equal largest magnitude. Uses the weights alone.",
+    )
+
+    def _with_repairs(self, name: str) -> str:
+        """``name`` with what is done beside rounding to nearest."""
+        repairs = {
+            "none": "",
+            "norm": ", equalized",
+            "max": ", equalized by largest magnitude",
+        }
+        return name + repairs[self.equalize]
 
     def group_length(self, in_features: int) -> int:
         """Weights along the inputs that share a scale in a row of ``in_features``."""
@@ -110,7 +125,7 @@ class AffineQuantizer(_Quantizer):
     @property
     def label(self) -> str:
         """``INT4`` for 4 bits."""
-        return f"INT{self.bits}"
+        return self._with_repairs(f"INT{self.bits}")
 
     @property
     def description(self) -> str:
@@ -118,7 +133,7 @@ class AffineQuantizer(_Quantizer):
         symmetry = "symmetric" if self.symmetric else "asymmetric"
         units = {"tensor": "tensor", "channel": "output channel"}
         unit = units.get(self.granularity, f"group of {self.group_size}")
-        return f"{self.label} {symmetry}, per {unit}"
+        return self._with_repairs(f"INT{self.bits} {symmetry}, per {unit}")
 
     def count_groups(self, out_features: int, in_features: int) -> int:
         """Number of scales of one ``[out_features, in_features]`` matrix."""
@@ -149,12 +164,12 @@ class CodeBookQuantizer(_Quantizer):
     @property
     def label(self) -> str:
         """``NF4`` for nf4."""
-        return self.kind.upper()
+        return self._with_repairs(self.kind.upper())
 
     @property
     def description(self) -> str:
         """Label and block size."""
-        return f"{self.label}, per block of {self.row_group}"
+        return self._with_repairs(f"{self.kind.upper()}, per block of {self.row_group}")
 
 
 def _affine_by_default(definition: object) -> object:

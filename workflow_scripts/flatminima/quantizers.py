@@ -23,6 +23,7 @@ A four-bit code book scales a group, replaces each weight by the nearest entry (
 a tie) and scales back. A group whose scale is zero becomes zero.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -30,6 +31,7 @@ import torch
 from scipy.special import ndtri
 from torch import Tensor, nn
 
+from flatminima.equalization import MatrixScales, equalized_layers
 from flatminima.errors import Diverged, UserError
 from flatminima.layers import count_weights, kind_of, linear_layers, not_selected
 from flatminima.quantizer_specs import AffineQuantizer, AnyQuantizer
@@ -187,11 +189,15 @@ class Quantized(Mapping):
 
     With ``keep`` all weights are quantized once and kept. Otherwise a weight is quantized each time
     it is read, so that only one is in memory.
+
+    With ``spec.equalize``, weights are scaled, quantized and scaled back. This gives the same
+    function as a scaled and quantized model, and the rest of the model stays as it is.
     """
 
     def __init__(self, model: nn.Module, spec: AnyQuantizer, *, keep: bool) -> None:
         self._layers = linear_layers(model, spec.layers)
         self._spec = spec
+        self._scales = equalizing_scales_of(model, spec)
         self._kept: dict[str, Tensor] = {}
         if keep:
             self._kept = dict(self)
@@ -202,7 +208,10 @@ class Quantized(Mapping):
         layer = self._layers[name]
         try:
             # One matrix per expert, each [out, in]: groups run along the inputs.
-            quantized = [fake_quantize(matrix, self._spec) for matrix in layer.matrices()]
+            quantized = [
+                _scaled_and_quantized(matrix, self._spec, self._scales.get(name))
+                for matrix in layer.matrices()
+            ]
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}: {error}") from error
         return layer.restored(torch.stack(quantized))
@@ -212,6 +221,23 @@ class Quantized(Mapping):
 
     def __len__(self) -> int:
         return len(self._layers)
+
+
+def _scaled_and_quantized(
+    matrix: Tensor, spec: AnyQuantizer, scales: MatrixScales | None
+) -> Tensor:
+    """``fake_quantize`` of a scaled matrix ``[out, in]``, in the scale of the model."""
+    if scales is None:
+        return fake_quantize(matrix, spec)
+    factors = scales.of(matrix)
+    return fake_quantize(matrix * factors, spec).div_(factors)
+
+
+def equalizing_scales_of(model: nn.Module, spec: AnyQuantizer) -> dict[str, MatrixScales]:
+    """Scales by parameter name of the weights that ``spec`` equalizes."""
+    if spec.equalize == "none":
+        return {}
+    return equalized_layers(model, linear_layers(model, spec.layers), spec.equalize)
 
 
 def quantized_weights(model: nn.Module, spec: AnyQuantizer) -> dict[str, Tensor]:
@@ -230,6 +256,8 @@ def coverage(model: nn.Module, spec: AnyQuantizer, read: Collection[str] | None 
     - ``narrowed``: inputs of layers narrower than a group, by ``kind_of`` their names
     - ``left``: weights left unchanged, by ``kind_of`` their names
     - ``unread``: the part of ``left`` that was selected but not read
+    - ``not_equalized``: with ``spec.equalize``, quantized weights whose columns have no free
+      scale, by ``kind_of`` their names
     """
     selected = linear_layers(model, spec.layers)
     used = selected
@@ -240,7 +268,7 @@ def coverage(model: nn.Module, spec: AnyQuantizer, read: Collection[str] | None 
     bits = sum(shape.numel() * spec.storage_bits(*shape[1:]) for shape in shapes)
     left = not_selected(model, used)
     not_read = {kind_of(name) for name in selected if name not in used}
-    return {
+    record = {
         "weights": weights,
         "of": count_weights(model),
         "matrices": sum(shape[0] for shape in shapes),
@@ -254,6 +282,14 @@ def coverage(model: nn.Module, spec: AnyQuantizer, read: Collection[str] | None 
         "left": left,
         "unread": {kind: left[kind] for kind in sorted(not_read)},
     }
+    if spec.equalize != "none":
+        scales = equalizing_scales_of(model, spec)
+        not_equalized: Counter[str] = Counter()
+        for name, layer in used.items():
+            if name not in scales or (scales[name].columns == 1.0).all():
+                not_equalized[kind_of(name)] += layer.weight.numel()
+        record["not_equalized"] = dict(not_equalized)
+    return record
 
 
 def coverage_line(coverage: Mapping) -> str:
@@ -268,6 +304,8 @@ def coverage_line(coverage: Mapping) -> str:
         line += f"; groups narrowed to the rows of {_counts_text(coverage['narrowed'])}"
     if coverage["unread"]:
         line += f"; not read when the model ran: {', '.join(coverage['unread'])}"
+    if coverage.get("not_equalized"):
+        line += f"; not equalized: {_counts_text(coverage['not_equalized'])}"
     return line
 
 
