@@ -83,7 +83,7 @@ def quantize_code_book(weight: np.ndarray, kind: str) -> np.ndarray:
         nf4_book() if kind == "nf4" else sorted({s * x for x in spelled for s in (-1, 1)})
     )
     size = {"nf4": 64, "mxfp4": 32, "nvfp4": 16}[kind]
-    whole = abs(weight).max() / (6 * 448)
+    tensor_scale = abs(weight).max() / (6 * 448)
     result = np.zeros_like(weight)
     for row in range(len(weight)):
         for start in range(0, weight.shape[1], size):
@@ -96,7 +96,7 @@ def quantize_code_book(weight: np.ndarray, kind: str) -> np.ndarray:
             elif kind == "mxfp4":
                 scale = 2.0 ** (math.floor(math.log2(largest)) - 2)
             else:
-                scale = _e4m3(largest / 6 / whole) * whole
+                scale = _e4m3(largest / 6 / tensor_scale) * tensor_scale
             if scale > 0:
                 nearest = abs(block[:, None] / scale - book).argmin(axis=1)
                 result[row, start : start + size] = book[nearest] * scale

@@ -53,7 +53,8 @@ FRESH = {
 PAPER_TABLE1 = pd.read_csv(ROOT / "resources/paper/table1.csv")
 PAPER_TABLE2 = pd.read_csv(ROOT / "resources/paper/table2.csv")
 ROLES = ("fp32", "low_bit", "high_bit")
-SEQUENCES, LENGTH = 256, 64
+SEQUENCES = 256
+LENGTH = 64
 
 
 def grid(suite: dict, *, short: bool = False) -> list[int]:
@@ -97,7 +98,8 @@ def fork_schedules(suite: dict) -> dict[str, dict]:
 
 def facts(suite: dict) -> dict:
     """``suite`` with what its plan says of training and forks; fits ``audit`` and ``forks``."""
-    k, lr = suite["spacing"], schedule(suite)
+    k = suite["spacing"]
+    lr = schedule(suite)
     training = {
         "schedule": "cosine_neox_v1",
         "lr_max": lr.lr_max,
@@ -161,7 +163,9 @@ def _rows(suite: dict, keys: pd.DataFrame, ppl: np.ndarray, gaps: dict) -> pd.Da
 
 def audit(suite: dict = MINI, *, short: bool = False, negative_int8: bool = False) -> pd.DataFrame:
     """audit.csv; with ``negative_int8`` the control's gap scatters around zero."""
-    steps, lr, rng = grid(suite, short=short), schedule(suite), np.random.default_rng(1)
+    steps = grid(suite, short=short)
+    lr = schedule(suite)
+    rng = np.random.default_rng(1)
     ppl = _curve(suite, steps, "fp32_ppl", 61441.0) * np.exp(rng.normal(0, 0.003, len(steps)))
     low = _curve(suite, steps, "int4_gap_pct", 0.02) * np.exp(rng.normal(0, 0.03, len(steps)))
     high = _curve(suite, steps, "int8_gap_pct", 0.001) * np.exp(rng.normal(0, 0.2, len(steps)))
@@ -190,7 +194,8 @@ def phases(suite: dict = MINI, *, onset: bool = True) -> dict:
     segments = []
     for phase, name, first_step, last_step in edges:
         part = table.loc[first_step:last_step]
-        gap, ppl = part["gap_pct", "low_bit"].to_list(), part["ppl", "fp32"].to_list()
+        gap = part["gap_pct", "low_bit"].to_list()
+        ppl = part["ppl", "fp32"].to_list()
         segments.append(
             {
                 "phase": phase,
@@ -212,7 +217,7 @@ def phases(suite: dict = MINI, *, onset: bool = True) -> dict:
         low, high = (step_at(suite, end) for end in (paper_low, paper_high))
         return {"step": step, "step_low": low, "step_high": high}
 
-    found = interval(diverged, 78_000, 84_000)
+    onset_interval = interval(diverged, 78_000, 84_000)
     return {
         "suite": suite["name"],
         "rule": "Invented for tests.",
@@ -223,7 +228,7 @@ def phases(suite: dict = MINI, *, onset: bool = True) -> dict:
             "rise_pct": 100 * (final_ppl / best_ppl - 1),
         },
         "rapid_learning_end": interval(learned, 6_000, 9_000),
-        "onset": (found if onset else dict.fromkeys(found))
+        "onset": (onset_interval if onset else dict.fromkeys(onset_interval))
         | {
             "detected": onset,
             "delta_bic": 120.0 if onset else -3.0,
@@ -248,8 +253,8 @@ def suite_table(suite: dict = MINI, *, missing: tuple = ()) -> pd.DataFrame:
 def kurtosis(suite: dict = MINI, *, short: bool = False) -> pd.DataFrame:
     """kurtosis.csv: eight tensors, their mean and the pooled value."""
     steps = grid(suite, short=short)
-    known = np.array([0, 30, 70, 87, 100, 120, 143]) * suite["last"] / 143
-    mean = np.interp(steps, known, [0.0, 8.0, 22.0, 27.9, 15.0, 8.0, 3.3])
+    known_steps = np.array([0, 30, 70, 87, 100, 120, 143]) * suite["last"] / 143
+    mean = np.interp(steps, known_steps, [0.0, 8.0, 22.0, 27.9, 15.0, 8.0, 3.3])
     layers = (
         "attention.query_key_value",
         "attention.dense",
@@ -274,15 +279,19 @@ def kurtosis(suite: dict = MINI, *, short: bool = False) -> pd.DataFrame:
 
 def forks(suite: dict = MINI) -> pd.DataFrame:
     """forks.csv: three schedules, three seeds, thirty probes each."""
-    k, rng = suite["spacing"], np.random.default_rng(3)
-    baseline, start = schedule(suite), 70 * k
+    k = suite["spacing"]
+    rng = np.random.default_rng(3)
+    baseline = schedule(suite)
+    start = 70 * k
     tables = []
     for name, definition in fork_schedules(suite).items():
         lr = fork_schedule(definition, baseline=baseline, start=start, stop=start + 30 * k)
         steps = pd.Series(start + np.arange(1, 31) * k)
-        done, rate = (steps - start) / (30 * k), (steps - 1).map(lr)
+        done = (steps - start) / (30 * k)
+        rate = (steps - 1).map(lr)
         phase = steps.map(lambda step, of=lr: of.last_update_phase(step) or "")
-        bump, fraction = phase == "bump", rate / baseline.lr_max
+        bump = phase == "bump"
+        fraction = rate / baseline.lr_max
         gap = {"cosine": 4 + 8.3 * done, "sgdr": 4 + 9 * done + 5 * fraction}.get(
             name, (4 + 2 * done).where(~bump, 22)
         )
@@ -333,15 +342,16 @@ def replication(suite: dict = FRESH) -> tuple[pd.DataFrame, pd.DataFrame]:
     rows = audit(suite)
     rows = rows[rows["step"] % suite["spacing"] == 0]
     rows = rows[(rows["step"] > 0) & (rows["role"] != "high_bit")].drop(columns="suite")
-    runs, comparison = [], []
+    runs = []
+    comparison = []
     for number, (width, seed, decay) in enumerate(product((16, 32), (0, 1), (0.0, 0.1))):
-        about = {"suite": suite["name"], "width": width, "seed": seed, "weight_decay": decay}
+        run_labels = {"suite": suite["name"], "width": width, "seed": seed, "weight_decay": decay}
         added = rows["delta_nll_nats_per_token"] * (1 + 0.05 * number)
         nll = rows["nll_nats_per_token"] + 0.01 * number
         seen = rows["step"] * 32 * LENGTH / (12 * width**2)
         runs.append(
             rows.assign(
-                **about,
+                **run_labels,
                 weights=12 * width**2,
                 tokens_per_weight=seen,
                 nll_nats_per_token=nll,
@@ -356,7 +366,7 @@ def replication(suite: dict = FRESH) -> tuple[pd.DataFrame, pd.DataFrame]:
         }
         onset = step_at(suite, 80_000) if number % 2 else np.nan
         best = step_at(suite, 77_000) + number * suite["spacing"]
-        comparison.append({**about, "fp32_step": best, "onset_step": onset, **slopes, **ends})
+        comparison.append({**run_labels, "fp32_step": best, "onset_step": onset, **slopes, **ends})
     return pd.concat(runs, ignore_index=True), pd.DataFrame(comparison)
 
 

@@ -53,63 +53,73 @@ def test_table_1_has_na_in_the_row_and_a_note_and_a_suite_without_holes_neither(
         return {path.suffix: " ".join(path.read_text().split("\n")) for path in paths}
 
     assert not any("NA" in text for text in printed(synthetic.audit(), synthetic.phases()).values())
-    found = printed(without(synthetic.audit()), PHASES)
-    [row] = [cell for cell in found[".csv"].split(" ") if cell.startswith("NA,3080,")]
-    own, paper = row.split(",")[:10], row.split(",")[10:]
-    assert own == ["NA", "3080", *["NA"] * 8]
-    assert "NA" not in paper and paper[1] == "77000"
+    text_by_suffix = printed(without(synthetic.audit()), PHASES)
+    [row] = [cell for cell in text_by_suffix[".csv"].split(" ") if cell.startswith("NA,3080,")]
+    suite_cells = row.split(",")[:10]
+    paper_cells = row.split(",")[10:]
+    assert suite_cells == ["NA", "3080", *["NA"] * 8]
+    assert "NA" not in paper_cells and paper_cells[1] == "77000"
     # The note is one; LaTeX has the two ends of the interval in the cell of the gap.
-    assert [text.count("NA") for text in found.values()] == [9, 9, 7]
-    for text in (found[".md"], found[".tex"]):
+    assert [text.count("NA") for text in text_by_suffix.values()] == [9, 9, 7]
+    for text in (text_by_suffix[".md"], text_by_suffix[".tex"]):
         assert WORDS in text
     diverged = synthetic.phases() | {"diverged": [LOST]}
-    found = printed(without(synthetic.audit()), diverged)
+    text_by_suffix = printed(without(synthetic.audit()), diverged)
     # A heading in the caption, and the cells that have no number.
-    assert [text.count("diverged") for text in found.values()] == [0, 10, 8]
-    assert [text.count("NA") for text in found.values()] == [9, 0, 0]
-    assert "NA [" not in found[".tex"] and "[NA" not in found[".tex"]
+    assert [text.count("diverged") for text in text_by_suffix.values()] == [0, 10, 8]
+    assert [text.count("NA") for text in text_by_suffix.values()] == [9, 0, 0]
+    assert "NA [" not in text_by_suffix[".tex"] and "[NA" not in text_by_suffix[".tex"]
 
 
 def test_phases_and_early_warnings_pass_over_the_hole_and_say_so():
     audit, sequences = run_of()
     rates = audit.assign(lr_fraction=1.0 - audit["step"] / 4000)
     rest = {"spacing": 100, "resamples": 10, "seed": 0}
-    whole = describe_phases(audit, sequences, **rest)
-    alarms = warning_table(rates, sequences, whole, spacing=100)
-    assert "missing" not in whole and not alarms["note"].str.contains("missing").any()
-    for lost, last in ((1500, 4000), (4000, 3900)):
-        there, scores = (table[table["step"] != lost] for table in (rates, sequences))
-        left = describe_phases(there, scores, **rest, missing=[lost])
-        assert left["missing"] == [lost] and left["segments"][-1]["last_step"] == last
-        assert sum(part["n"] for part in left["segments"]) < sum(p["n"] for p in whole["segments"])
-        assert lost not in [left[name]["step"] for name in ("convergence", "onset")]
-        json.dumps(left, allow_nan=False)
-        found = warning_table(there, scores, whole, spacing=100)
-        assert (found["evaluations"] == alarms["evaluations"] - 1).all()
-        if lost < 4000:  # a hole at the end is none in the series of what was measured
-            assert found["note"].str.endswith("missing: step 1,500").all()
+    phases_without_hole = describe_phases(audit, sequences, **rest)
+    alarms = warning_table(rates, sequences, phases_without_hole, spacing=100)
+    assert "missing" not in phases_without_hole and not alarms["note"].str.contains("missing").any()
+    for lost_step, last in ((1500, 4000), (4000, 3900)):
+        present_rates, scores = (table[table["step"] != lost_step] for table in (rates, sequences))
+        phases_with_hole = describe_phases(present_rates, scores, **rest, missing=[lost_step])
+        assert (
+            phases_with_hole["missing"] == [lost_step]
+            and phases_with_hole["segments"][-1]["last_step"] == last
+        )
+        assert sum(part["n"] for part in phases_with_hole["segments"]) < sum(
+            p["n"] for p in phases_without_hole["segments"]
+        )
+        assert lost_step not in [
+            phases_with_hole[name]["step"] for name in ("convergence", "onset")
+        ]
+        json.dumps(phases_with_hole, allow_nan=False)
+        warnings = warning_table(present_rates, scores, phases_without_hole, spacing=100)
+        assert (warnings["evaluations"] == alarms["evaluations"] - 1).all()
+        if lost_step < 4000:  # a hole at the end is none in the series of what was measured
+            assert warnings["note"].str.endswith("missing: step 1,500").all()
 
 
 def test_statistics_leave_it_out_and_note_it():
     more = {"spacing": MINI["spacing"], "baseline": "cosine"}
-    audit, kurtosis = without(synthetic.audit()), without(synthetic.kurtosis())
-    found = all_statistics(synthetic.forks(), audit, kurtosis, PHASES, **more)
-    whole = synthetic.statistics()
-    assert len(found) == len(whole)
-    about_run = found["unit"].isin(["checkpoint", "stretch"])
-    assert found.loc[about_run, "note"].str.contains(WORDS).all()
-    assert not found.loc[~about_run, "note"].fillna("").str.contains("missing").any()
-    assert not whole["note"].fillna("").str.contains("missing").any()
+    audit = without(synthetic.audit())
+    kurtosis = without(synthetic.kurtosis())
+    statistics = all_statistics(synthetic.forks(), audit, kurtosis, PHASES, **more)
+    complete_statistics = synthetic.statistics()
+    assert len(statistics) == len(complete_statistics)
+    about_run = statistics["unit"].isin(["checkpoint", "stretch"])
+    assert statistics.loc[about_run, "note"].str.contains(WORDS).all()
+    assert not statistics.loc[~about_run, "note"].fillna("").str.contains("missing").any()
+    assert not complete_statistics["note"].fillna("").str.contains("missing").any()
     diverged = {"diverged": [LOST]} | synthetic.phases()
     others = all_statistics(synthetic.forks(), audit, kurtosis, diverged, **more)
     assert others.loc[about_run, "note"].str.contains("diverged: step 3,080").all()
-    counts = pd.concat([found["n_a"], whole["n_a"]], axis=1)[about_run]
+    counts = pd.concat([statistics["n_a"], complete_statistics["n_a"]], axis=1)[about_run]
     assert (counts.iloc[:, 0] < counts.iloc[:, 1]).sum() >= 4
-    assert found.loc[about_run & (found["n_a"] > 20), "value"].notna().all()
+    assert statistics.loc[about_run & (statistics["n_a"] > 20), "value"].notna().all()
 
 
 def test_figures_say_so():
-    audit, kurtosis = without(synthetic.audit()), without(synthetic.kurtosis())
+    audit = without(synthetic.audit())
+    kurtosis = without(synthetic.kurtosis())
     figures = [
         gap_figure.draw(audit, PHASES, suite=MINI),
         plot_kurtosis.draw(kurtosis, audit, PHASES, suite=MINI),

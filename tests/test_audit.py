@@ -75,15 +75,15 @@ def audited(tmp_path, text, capsys):
     """Run the command into ``tmp_path/out``; gives exit code, what it printed, and the record."""
 
     def run(target, **options):
-        given = {"data": text, "out": tmp_path / "out", **SMALL, **options}
-        words = [
+        all_options = {"data": text, "out": tmp_path / "out", **SMALL, **options}
+        arguments = [
             ["--" + name.replace("_", "-"), *(v if isinstance(v, tuple) else [v])]
-            for name, v in given.items()
+            for name, v in all_options.items()
             if v not in (None, True)
         ]
-        flags = [f"--{name}" for name, value in given.items() if value is True]
+        flags = [f"--{name}" for name, value in all_options.items() if value is True]
         capsys.readouterr()
-        code = main(["audit", str(target), *map(str, sum(words, [])), *flags])
+        code = main(["audit", str(target), *map(str, sum(arguments, [])), *flags])
         out, err = capsys.readouterr()
         lines = (err if "Error: " in err or not out else out).splitlines()
         errors = [line for line in lines if line.startswith("Error: ")]
@@ -113,9 +113,9 @@ def test_a_run_is_audited_whole(run, audited, tmp_path):
     assert len(sequences) == 8 * 3 * 4
     # What was measured is what the workflow's probe measures.
     prober = Prober(str(out / "validation.safetensors"), record["probe"], torch.get_num_threads())
-    own = prober(load_model(run / "checkpoint-40"), 40).reset_index(drop=True)
+    expected_scores = prober(load_model(run / "checkpoint-40"), 40).reset_index(drop=True)
     stored = sequences[sequences.step == 40].reset_index(drop=True)
-    pd.testing.assert_frame_equal(own, stored)
+    pd.testing.assert_frame_equal(expected_scores, stored)
     # It ends in what a trainer asks; scripts get the same as JSON, readers as one page.
     assert lines[-5:] == record["answers"] and lines[-5].startswith("Cost now: ")
     best = table.loc[table[table.role == "low_bit"].ppl.idxmin()]
@@ -286,9 +286,11 @@ def test_a_hub_repository_is_audited_and_each_revision_has_its_identity(hub, aud
     assert "tiny/run at step24: it has no weights" in record["left_out"]["24"]
     assert steps_of(tmp_path) == [8, 16, 32]
     assert not list((tmp_path / "out").rglob("model.safetensors"))
-    known = record["checkpoints"]
-    assert known["8"]["commit"] == hub.commit("tiny/run", "step8") and known["8"]["files"]
-    assert known["16"]["weights_sha256"] == known["32"]["weights_sha256"]
+    checkpoints = record["checkpoints"]
+    assert (
+        checkpoints["8"]["commit"] == hub.commit("tiny/run", "step8") and checkpoints["8"]["files"]
+    )
+    assert checkpoints["16"]["weights_sha256"] == checkpoints["32"]["weights_sha256"]
     assert record["notes"] == ["steps 16, 32 hold the same weights"]
     # Where all are the same, the hub ignores the revision.
     code, printed, _ = audited("tiny/run", revisions=("step16", "step32"), **small)
@@ -438,9 +440,9 @@ def test_what_cannot_be_measured_is_a_named_row_and_the_others_go_on(make, audit
         spoil(folder / f"checkpoint-{20 + number}")
     code, printed, record = audited(folder)
     assert code == PASSED and steps_of(tmp_path) == [10, 20 + len(kinds)]
-    for number, (_, words) in enumerate(kinds):
+    for number, (_, key_words) in enumerate(kinds):
         [line] = [li for li in printed.splitlines() if f"checkpoint-{20 + number}: " in li]
-        assert words in line and "Error(" not in line
+        assert key_words in line and "Error(" not in line
         assert (str(20 + number) in record["left_out"]) == (number < len(REFUSED))
     # Alone, each is the end of the audit.
     code, printed, _ = audited(folder, revisions=(str(19 + len(REFUSED)),))
@@ -509,12 +511,14 @@ def test_models_of_many_kinds_are_measured_and_described(make, audited):
 
 def test_documents_end_and_sequences_begin_as_the_tokenizer_says(make, audited, tmp_path):
     folder = make(steps=(10,))
-    for configured, said in ((2, 2), ([], None), ([5, 0], 5), (0, None)):
+    for configured, printed_id in ((2, 2), ([], None), ([5, 0], 5), (0, None)):
         edit(folder / "checkpoint-10", eos_token_id=configured)
         code, printed, _ = audited(folder)
         assert code == PASSED and "<|endoftext|> (id 0) between documents" in printed
-        assert (f"eos_token_id of the configuration is {said}" if said else "(id 0)") in printed
-        assert ("eos_token_id" in printed) == (said is not None)
+        assert (
+            f"eos_token_id of the configuration is {printed_id}" if printed_id else "(id 0)"
+        ) in printed
+        assert ("eos_token_id" in printed) == (printed_id is not None)
         assert (read_tokens(tmp_path / "out/validation.safetensors") == 0).any()
     path = str(folder / "tokenizer.json")
     tokenizer = Tokenizer.from_file(path)
@@ -575,8 +579,8 @@ def invented(gap, steps=range(100, 3100, 100), half=0.1):
         delta_nll_nats_per_token=np.log1p(value / 100),
         gap_high_pct=value + half,
     )
-    each = table.merge(pd.DataFrame({"sequence": range(4)}), how="cross").assign(scored=63)
-    return table, each.assign(nll_nats=each.nll_nats_per_token * 63)
+    per_sequence = table.merge(pd.DataFrame({"sequence": range(4)}), how="cross").assign(scored=63)
+    return table, per_sequence.assign(nll_nats=per_sequence.nll_nats_per_token * 63)
 
 
 def explodes(step):

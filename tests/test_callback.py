@@ -118,11 +118,11 @@ def test_save_probe_and_stop_at_the_step_of_convergence(tmp_path, caplog, monkey
     # TensorBoard has what the monitor says.
     [file] = list((tmp_path / "events").rglob("events.out.tfevents*"))
     events = EventAccumulator(str(file)).Reload()
-    found = {t: [(e.step, e.value) for e in events.Scalars(t)] for t in events.Tags()["scalars"]}
-    assert found["eval/converged"] == [(1, 0), (2, 0), (3, 0), (4, 1)]
-    assert found["eval/evaluations_without_fall"][-1] == (4, 2)
-    assert found["eval/loss_slope_per_1000_steps"] == [(3, 0), (4, 0)]
-    assert found["eval/int4_gap_pct"] == [(4, pytest.approx(event["int4_gap_pct"], rel=1e-6))]
+    scalars = {t: [(e.step, e.value) for e in events.Scalars(t)] for t in events.Tags()["scalars"]}
+    assert scalars["eval/converged"] == [(1, 0), (2, 0), (3, 0), (4, 1)]
+    assert scalars["eval/evaluations_without_fall"][-1] == (4, 2)
+    assert scalars["eval/loss_slope_per_1000_steps"] == [(3, 0), (4, 0)]
+    assert scalars["eval/int4_gap_pct"] == [(4, pytest.approx(event["int4_gap_pct"], rel=1e-6))]
     [line] = [line for line in caplog.messages if "has converged" in line]
     assert line.startswith("monitor: eval_loss has converged at step 4 (no fall in 2 evaluations")
     assert f"INT4 gap {event['int4_gap_pct']:.2f} %" in line
@@ -197,27 +197,34 @@ def test_a_resumed_run_ends_with_the_same_monitors(tmp_path, restore):
     data = rows(1) if restore else {"a": rows(1, 4), "b": rows(2, 4)}
 
     def run(folder, checkpoint=None):
-        found = [ConvergenceCallback({**SETTINGS, "noise": 3.0}, metric=name) for name in metrics]
+        monitors = [
+            ConvergenceCallback({**SETTINGS, "noise": 3.0}, metric=name) for name in metrics
+        ]
         trainer = trainer_of(
             tiny_llama(),
             folder,
-            found[0],
+            monitors[0],
             lr=0.003,
             save_strategy="steps",
             save_steps=6,
             restore_callback_states_from_checkpoint=restore,
             data=data,
         )
-        for callback in found[1:]:
+        for callback in monitors[1:]:
             callback.attach(trainer)
         trainer.train(resume_from_checkpoint=checkpoint)
-        known = trainer.callback_handler.callbacks
-        return [saved(one) for one in known if isinstance(one, ConvergenceCallback)]
+        callbacks = trainer.callback_handler.callbacks
+        return [
+            saved(callback) for callback in callbacks if isinstance(callback, ConvergenceCallback)
+        ]
 
-    whole = run(tmp_path / "whole")
-    assert run(tmp_path / "resumed", str(tmp_path / "whole/checkpoint-6")) == whole
-    assert len(whole) == len(metrics) and whole[0] != whole[-1] or restore
-    assert whole[0]["monitor"]["state"]["step"] == 8 and len(whole[0]["monitor"]["recent"]) == 3
+    uninterrupted = run(tmp_path / "whole")
+    assert run(tmp_path / "resumed", str(tmp_path / "whole/checkpoint-6")) == uninterrupted
+    assert len(uninterrupted) == len(metrics) and uninterrupted[0] != uninterrupted[-1] or restore
+    assert (
+        uninterrupted[0]["monitor"]["state"]["step"] == 8
+        and len(uninterrupted[0]["monitor"]["recent"]) == 3
+    )
 
 
 def test_a_run_that_resumes_without_its_monitor_says_so_and_starts_a_new_one(
@@ -327,17 +334,17 @@ def test_a_model_in_pieces_or_that_looks_ahead_or_without_its_ids_is_not_probed(
 
 
 def test_a_metric_that_never_comes_is_said_at_the_start(tmp_path, caplog):
-    one = rows(1)
+    one_set = rows(1)
     several = {"a": rows(1, 4), "b": rows(2, 4)}
     for data, strategy, metric, line in (
-        (one, "no", "eval_loss", "no evaluation is planned"),
+        (one_set, "no", "eval_loss", "no evaluation is planned"),
         (
             several,
             "steps",
             "eval_loss",
             "'eval_loss' is not evaluated; valid: eval_a_loss, eval_b_loss",
         ),
-        (one, "steps", "eval_los", "'eval_los' is not evaluated; valid: eval_loss"),
+        (one_set, "steps", "eval_los", "'eval_los' is not evaluated; valid: eval_loss"),
         (several, "steps", "eval_b_loss", None),
     ):
         callback = ConvergenceCallback(SETTINGS, metric=metric)

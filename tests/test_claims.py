@@ -71,7 +71,8 @@ def rows(keys: pd.DataFrame, ppl, **gaps) -> pd.DataFrame:
 
 def audit(suite: dict) -> pd.DataFrame:
     """A run through the numbers of Table 1 on the suite's grid, without noise."""
-    table, n = pd.read_csv(PATHS["table1"]), np.arange(144)
+    table = pd.read_csv(PATHS["table1"])
+    n = np.arange(144)
     # The text has 14 % at 80,000, between two rows.
     table.loc[5.5] = [2, 80000, 33.9, 14.0, 0.11, 47.0]
     table = table.sort_index()
@@ -102,7 +103,8 @@ def phases(suite: dict) -> dict:
 
 def kurtosis(suite: dict) -> pd.DataFrame:
     n = np.arange(144)
-    steps, mean = n * suite["spacing"], np.interp(n, [0, 87, 143], [1.2, 27.9, 3.3])
+    steps = n * suite["spacing"]
+    mean = np.interp(n, [0, 87, 143], [1.2, 27.9, 3.3])
     shifts = {"per_tensor": 9, "mean_over_tensors": 0, "pooled": 5}
     parts = [
         pd.DataFrame({"step": steps, "statistic": name, "excess_kurtosis": mean + shift})
@@ -113,14 +115,15 @@ def kurtosis(suite: dict) -> pd.DataFrame:
 
 def forks(suite: dict) -> pd.DataFrame:
     """Three runs of each kind that end at the paper's means; the control repeats the audit."""
-    fork, n = suite["fork"], np.arange(1, 31)
+    fork = suite["fork"]
+    n = np.arange(1, 31)
     bump = n % 3 == 0
     kinds = {
         "cosine": (2.5 + 9.8 * n / 30, 44.0, None),
         "sgdr": (7 + 9.7 * n / 30, 44.1, None),
         "oli": (np.where(bump, 9.9, 5.3), 76.0, np.where(bump, "bump", "cool")),
     }
-    found = []
+    probes = []
     for (seed, offset), (name, (gap, ppl, phase)) in product(
         enumerate((-0.3, 0.0, 0.3)), kinds.items()
     ):
@@ -134,8 +137,8 @@ def forks(suite: dict) -> pd.DataFrame:
                 "lr_fraction_last_update": 0.3,
             }
         )
-        found.append(rows(keys, ppl, low_bit=gap + offset, high_bit=0.1))
-    return pd.concat(found, ignore_index=True)
+        probes.append(rows(keys, ppl, low_bit=gap + offset, high_bit=0.1))
+    return pd.concat(probes, ignore_index=True)
 
 
 def statistics(**differences: tuple[float, float, float]) -> pd.DataFrame:
@@ -157,7 +160,7 @@ def statistics(**differences: tuple[float, float, float]) -> pd.DataFrame:
 
 def findings(**changed: tuple[float, float, float]) -> pd.DataFrame:
     """mechanism/findings.csv as the paper would have it."""
-    known = {
+    numbers = {
         "prediction_added_loss_papers_layers_r2": (0.5, 0.4, 0.6),
         "trace_growth": (0.9, 0.8, 0.95),
         "top_eigenvalue_growth": (0.9, 0.8, 1.0),
@@ -173,7 +176,7 @@ def findings(**changed: tuple[float, float, float]) -> pd.DataFrame:
         "variance_added_loss_bits_share": (0.8, 0.8, 0.8),
         "variance_added_loss_granularity_share": (0.1, 0.1, 0.1),
     }
-    table = pd.DataFrame(known | changed, ["value", "low", "high"]).T
+    table = pd.DataFrame(numbers | changed, ["value", "low", "high"]).T
     return table.rename_axis("finding").reset_index()
 
 
@@ -312,7 +315,8 @@ def test_every_computed_answer_looks_at_evidence_and_no_two_rows_ask_the_same():
 
 def test_accusations_compute_and_read_charitably_and_judgements_have_reasons(judged):
     for name, j in judged.items():
-        own, sources = j.answers["self"].text, j.answers["sources"].text
+        own = j.answers["self"].text
+        sources = j.answers["sources"].text
         against = own in ("inconsistent", "expectation not met", "slip")
         if against or own == "loose wording" or sources == "differs":
             assert j.row.charitable and (j.row.quotes or j.answers["self"].rule == "judgement")
@@ -753,7 +757,8 @@ def test_both_kinds_of_evidence_agree_on_the_same_numbers(pythia):
     # Cool probes alone, at 5.3 %, against cosine at their steps, at 7.4 % on average.
     assert pythia.smallest_improvement() == pytest.approx(2.1)
     # Two trends are no correlation.
-    levels, rest = pythia.kurtosis_correlation(), pythia.kurtosis_correlation(detrended=True)
+    levels = pythia.kurtosis_correlation()
+    rest = pythia.kurtosis_correlation(detrended=True)
     assert float(levels) < -0.6 and levels.high - levels.low > 0.5
     assert abs(float(rest)) < abs(float(levels))
 

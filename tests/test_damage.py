@@ -100,8 +100,8 @@ def test_a_damaged_checkpoint_or_configuration_is_named(data, tmp_path):  # noqa
 def test_a_flipped_bit_between_writing_and_reading_is_found(data, tmp_path, checkpoint):  # noqa: F811
     """Nothing else would tell: the file is as valid as before. The digests are sha256sum's."""
     command = ["sha256sum", "--check", "--strict", DIGESTS_FILE]
-    told = subprocess.run(command, cwd=checkpoint, capture_output=True, check=True).stdout
-    assert {*told.splitlines()} == {b"config.json: OK", b"model.safetensors: OK"}
+    checked = subprocess.run(command, cwd=checkpoint, capture_output=True, check=True).stdout
+    assert {*checked.splitlines()} == {b"config.json: OK", b"model.safetensors: OK"}
     path = checkpoint / WEIGHTS_FILE
     config = checkpoint / "config.json"
     text = config.read_text()
@@ -133,9 +133,9 @@ def test_a_damaged_state_is_not_gone_on_from_and_named_by_whoever_needs_it(
 ):
     """It would end in other numbers, or fail for ever."""
     folder = tmp_path / "damaged"
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    train_until(whole, 8, train=start["train"])
+    uninterrupted = tmp_path / "whole"
+    uninterrupted.mkdir()
+    train_until(uninterrupted, 8, train=start["train"])
     interrupted(monkeypatch, 6, job=lambda: train_until(folder, 8, train=start["train"]))
     state = folder / "unfinished" / "state.safetensors"
     other = tmp_path / "state8.safetensors"
@@ -147,7 +147,7 @@ def test_a_damaged_state_is_not_gone_on_from_and_named_by_whoever_needs_it(
     caplog.set_level(logging.INFO, "flatminima")
     train_until(folder, 8, train=start["train"])
     assert "resuming from step" not in caplog.text
-    assert outputs(folder) == outputs(whole)
+    assert outputs(folder) == outputs(uninterrupted)
     for job in (
         lambda: train_until(folder, 40, train=start["train"], state=str(other), begin=8),
         lambda: run_fork(tmp_path, start | {"state": str(other)}),
@@ -300,8 +300,11 @@ def test_a_disk_that_is_full_in_the_middle_of_a_run_or_read_only(tmp_path_factor
             run = snakemake(target, *command, folder=folder)
             assert bool(run.returncode) == bool(fault) and fault in run.stdout, run.stdout[-5000:]
             written = outputs(results)
-            whole = [name for name in written if not name.startswith("tiny/unfinished/")]
-            assert whole and [name for name in whole if written[name] != expected[name]] == []
+            complete_files = [name for name in written if not name.startswith("tiny/unfinished/")]
+            assert (
+                complete_files
+                and [name for name in complete_files if written[name] != expected[name]] == []
+            )
             assert not mount("remount,size=200m" if fault else "remount,ro")
     finally:
         subprocess.run(["umount", "--lazy", str(results)], check=True)

@@ -121,8 +121,8 @@ def test_a_converted_model_is_scored_beside_its_own_full_precision(prober, monke
     gaps = summarise(simulated, ["step"], resamples=20, seed=0).set_index("role")["gap_pct"]
     assert same.simulated_gap_pct == gaps["low_bit"] == -same.difference_points
     assert table.loc["zeroed"].counterpart == "int8_channel"
-    own = prober(zeroed(wide_model(), "blocks", 0), 5).query("role == 'fp32'")["nll_nats"]
-    expected = own.sum() / (24 * 15)
+    fp32_nll = prober(zeroed(wide_model(), "blocks", 0), 5).query("role == 'fp32'")["nll_nats"]
+    expected = fp32_nll.sum() / (24 * 15)
     assert table.loc["zeroed"].nll_nats_per_token == pytest.approx(expected, rel=1e-12)
     assert table.n_sequences.tolist()[:2] == [24, 24] and table.n_tokens["same"] == 24 * 15
     # What cannot be run is a row with its reason.
@@ -143,9 +143,9 @@ def test_script_writes_the_same_bytes_twice(validation, tmp_path):
     table = pd.read_csv(tmp_path / "a.csv")
     assert table.groupby("step").format.apply(list).to_dict() == {4: [*FORMATS], 9: [*FORMATS]}
     assert set(table.suite) == {"tiny"}
-    for _, found in table.set_index("format").groupby("step"):
-        q4 = found.loc["gguf_q4_1"]
-        q8 = found.loc["gguf_q8_0"]
+    for _, rows in table.set_index("format").groupby("step"):
+        q4 = rows.loc["gguf_q4_1"]
+        q8 = rows.loc["gguf_q8_0"]
         assert (q4.status, q8.status, q4.version) == ("measured", "measured", q8.version)
         assert q4.difference_points == pytest.approx(q4.gap_pct - q4.simulated_gap_pct)
         assert q4.kl_nats_per_token > 50 * q8.kl_nats_per_token > 0

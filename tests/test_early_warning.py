@@ -138,20 +138,23 @@ def wide(table):
 
 def test_the_error_of_a_rise_is_that_of_paired_sequences():
     table = scores([3.0, 2.9, 2.95, 2.8, 2.9], STEPS[:5], np.full(40, 63))
-    found, fp32 = above_best_beyond_noise(fp32_scores(table)), wide(table)
-    assert list(found.index) == list(STEPS[:5]) and found.iloc[0] == found.iloc[1] == 0.0
+    multiples = above_best_beyond_noise(fp32_scores(table))
+    fp32 = wide(table)
+    assert (
+        list(multiples.index) == list(STEPS[:5]) and multiples.iloc[0] == multiples.iloc[1] == 0.0
+    )
     for at, best in ((30, 20), (50, 40)):
         difference = (fp32.loc[at] - fp32.loc[best]) / 63
-        assert found[at] == pytest.approx(difference.mean() / stats.sem(difference), rel=1e-12)
+        assert multiples[at] == pytest.approx(difference.mean() / stats.sem(difference), rel=1e-12)
     # Hard and easy sequences are the same in both evaluations, so the error is small.
-    assert found[30] > 5
+    assert multiples[30] > 5
     # Where sequences are unequally long it is near that of a bootstrap.
     rng = np.random.default_rng(5)
     scored = rng.integers(5, 64, 200)
     table = scores([3.0, 3.01], STEPS[:2], scored, seed=3, shared=0.0)
     rise = np.diff(wide(table), axis=0)[0]
-    drawn = rng.integers(0, 200, (4000, 200))
-    error = (rise[drawn].sum(axis=1) / scored[drawn].sum(axis=1)).std()
+    resampled_rows = rng.integers(0, 200, (4000, 200))
+    error = (rise[resampled_rows].sum(axis=1) / scored[resampled_rows].sum(axis=1)).std()
     expected = rise.sum() / scored.sum() / error
     assert above_best_beyond_noise(fp32_scores(table))[20] == pytest.approx(expected, rel=0.05)
 
@@ -203,7 +206,10 @@ def test_rules_of_a_learning_rate_that_is_not_known_have_no_answer(suite):
 def test_the_monitor_sees_what_a_loop_would_have_told_it(suite):
     audit, sequences = suite
     losses = audit[audit.role == "fp32"].set_index("step")["nll_nats_per_token"]
-    nll, monitor, rings, error = wide(sequences), ConvergenceMonitor(), [], None
+    nll = wide(sequences)
+    monitor = ConvergenceMonitor()
+    rings = []
+    error = None
     for step in STEPS:
         if step > STEPS[0]:
             change = (nll.loc[step].to_numpy(), nll.loc[step - 10].to_numpy())

@@ -228,8 +228,8 @@ def test_forks_are_gathered_and_tested_and_no_claim_about_the_paper_is_settled(t
         for name in ("tiny", "paper")
     )
     assert set(ledger["measured"]) == {"", "not measured"}
-    asked = ["id", "self", "sources", "design"]
-    pd.testing.assert_frame_equal(ledger[asked], printed[asked])
+    paper_columns = ["id", "self", "sources", "design"]
+    pd.testing.assert_frame_equal(ledger[paper_columns], printed[paper_columns])
 
 
 def test_a_single_step_and_a_claim_are_targets_with_the_rows_of_the_whole(tiny, tmp_path):
@@ -242,9 +242,9 @@ def test_a_single_step_and_a_claim_are_targets_with_the_rows_of_the_whole(tiny, 
     assert run.returncode == 0, run.stdout[-3000:]
     for target, path in steps.items():
         series = (p.read_text() for p in (root / target).glob("step*-step*.csv"))
-        whole = next(text for text in series if "\n40," in text).splitlines()
-        rows = [line for line in whole if line.startswith(("step", "40,"))]
+        series_lines = next(text for text in series if "\n40," in text).splitlines()
+        rows = [line for line in series_lines if line.startswith(("step", "40,"))]
         assert path.read_text().splitlines() == rows
-    found = json.loads(claim.read_text())
+    claim_row = json.loads(claim.read_text())
     ledger = pd.read_csv(root / "claims.csv", dtype=str).set_index("id")
-    assert found["id"] == "C39" and found["self"] == ledger.loc["C39", "self"]
+    assert claim_row["id"] == "C39" and claim_row["self"] == ledger.loc["C39", "self"]

@@ -45,11 +45,11 @@ def test_figures_and_notebook_are_there_and_the_measurements_agree_with_the_audi
         pd.read_csv(built / f"{name}.csv")
         for name in ("audit", "mechanism/sensitivity", "mechanism/drift", "mechanism/layers")
     )
-    own = sensitivity.query("perturbation == 'low_bit' and tensor == 'all'")
-    assert set(own["step"]) <= set(audit["step"])
+    low_bit_rows = sensitivity.query("perturbation == 'low_bit' and tensor == 'all'")
+    assert set(low_bit_rows["step"]) <= set(audit["step"])
     # To second order and at this size the prediction is the measurement.
-    off = (own["predicted_nats"] - own["measured_nats"]).abs().max()
-    assert off < 0.1 * own["measured_nats"].abs().max() + 1e-4
+    off = (low_bit_rows["predicted_nats"] - low_bit_rows["measured_nats"]).abs().max()
+    assert off < 0.1 * low_bit_rows["measured_nats"].abs().max() + 1e-4
     assert list(drift["step"]) == sorted(audit["step"].unique())
     assert drift["index"].between(0.8, 1.2).all()
     assert set(layers["probe"]) == {"fp32", "all", "in", "out"}

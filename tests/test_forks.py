@@ -93,8 +93,8 @@ def test_a_rival_changes_what_its_line_says():
         assert variant(name).training == control["training"] | {key: value}
     assert variant("wsd").definition.dump() == {"kind": "wsd", "decay_steps": 400}
     for name in set(names(MINI, "rivals")) & set(trained(MINI)):
-        own = variant(name).fork
-        assert {k: v for k, v in own.items() if k != "probe_at"} == control["fork"], name
+        fork_settings = variant(name).fork
+        assert {k: v for k, v in fork_settings.items() if k != "probe_at"} == control["fork"], name
     assert variant("bf16").compute == control["compute"] | {"precision": "bf16"}
     fast = changed("mini", "compute", {"tf32": True})
     assert variant("bf16", fast).compute == variant("bf16").compute | {"tf32": True}
@@ -130,13 +130,13 @@ def test_conditions_have_keys_and_one_that_is_not_there_is_one_line():
         ("variants", "oli_x2_p375", "fork.amplitudes"),
     ):
         assert plan_forks.branch(PYTHIA, series, name).key == key
-    for ask, named in (
+    for ask, key_word in (
         (lambda: settings_of(MINI, "forks", "olli"), "'olli'.*did you mean oli"),
         (lambda: plan_forks.branch(MINI, "variants", "ema").inputs(), "'ema'"),
         (lambda: settings_of(MINI, "cycles", "sgdr-coolfirst"), "'sgdr-coolfirst'"),
         (lambda: plan_forks.average_steps(MINI, "wsd"), "'wsd'.*early_stop"),
     ):
-        with pytest.raises(ConfigError, match=named):
+        with pytest.raises(ConfigError, match=key_word):
             ask()
     kept = changed("pythia-160m", "fork.keep_checkpoints", True)
     assert [suite.config.keeps_forks for suite in (MINI, PYTHIA, kept)] == [True, False, True]
@@ -228,16 +228,17 @@ def test_rivals_are_gathered_with_the_two_perplexities_side_by_side(tmp_path):
     }
     plain = table[~table["schedule"].str.startswith("oli")]
     assert set(plain["step"]) == {4000} and plain["update_phase"].isna().all()
-    found, own = (
+    last_steps, expected_last_steps = (
         part[part["schedule"] == "oli"].groupby("update_phase")["step"] for part in (table, forks)
     )
-    assert found.unique().map(list).to_dict() == {k: [v] for k, v in own.max().items()}
+    assert last_steps.unique().map(list).to_dict() == {
+        k: [v] for k, v in expected_last_steps.max().items()
+    }
     assert (table["seed"].isna() == (table["group"] == "average")).all()
-    found = plot_rivals.compare(table)
-    np.testing.assert_allclose(
-        found["low_bit_ppl"], found["fp32_ppl"] * (1 + found["gap_pct"] / 100), rtol=1e-9
-    )
-    assert found.groupby("schedule", sort=False).size().to_dict() == {
+    side_by_side = plot_rivals.compare(table)
+    expected_ppl = side_by_side["fp32_ppl"] * (1 + side_by_side["gap_pct"] / 100)
+    np.testing.assert_allclose(side_by_side["low_bit_ppl"], expected_ppl, rtol=1e-9)
+    assert side_by_side.groupby("schedule", sort=False).size().to_dict() == {
         "cosine": 3,
         "sgdr": 3,
         "oli": 6,
@@ -257,11 +258,11 @@ def test_the_average_is_the_weighted_mean_of_the_weights_and_is_probed(tmp_path)
     models = [build_model(TINY, TINY_VOCABULARY, seed) for seed in range(3)]
     for model, folder in zip(models, folders, strict=True):
         save_model(model, Path(folder))
-    found = flat(average_checkpoints.average_model(folders, shares, "cpu"))
+    average = flat(average_checkpoints.average_model(folders, shares, "cpu"))
     expected = sum(share * flat(model) for share, model in zip(shares, models, strict=True))
-    torch.testing.assert_close(found, expected, rtol=1.2e-7, atol=0)  # half a unit of float32
-    one = average_checkpoints.average_model(folders[:1], [1.0], "cpu")
-    assert torch.equal(flat(one), flat(models[0]))
+    torch.testing.assert_close(average, expected, rtol=1.2e-7, atol=0)  # half a unit of float32
+    average_of_one = average_checkpoints.average_model(folders[:1], [1.0], "cpu")
+    assert torch.equal(flat(average_of_one), flat(models[0]))
     save_model(build_model({**TINY, "num_layers": 1}, TINY_VOCABULARY, 0), tmp_path / "other")
     with pytest.raises(ValueError, match="other"):
         average_checkpoints.average_model([folders[0], str(tmp_path / "other")], [0.5, 0.5], "cpu")
@@ -304,12 +305,12 @@ def test_the_mean_step_of_the_grid_is_four_times_the_mean_move_to_it(tiny_model)
 def test_gradient_statistics_agree_with_autograd(tiny_model, tiny_tokens):
     weights = linear_weights(tiny_model)
     settings = {"start": 0, "batches": 1, "batch_size": 9, "training": {"eps": 1e-3}}
-    found = amplitude.gradient_statistics(tiny_model, tiny_tokens, weights, settings)
+    statistics = amplitude.gradient_statistics(tiny_model, tiny_tokens, weights, settings)
     tiny_model.zero_grad()
     ids = torch.from_numpy(tiny_tokens.astype(np.int64))
     tiny_model(input_ids=ids, labels=ids).loss.backward()
     sizes = torch.cat([w.grad.abs().flatten() for w in weights.values()])
-    assert found == pytest.approx(
+    assert statistics == pytest.approx(
         {
             "global_norm": torch.cat([p.grad.flatten() for p in tiny_model.parameters()])
             .norm()
@@ -353,11 +354,11 @@ def test_amplitudes_follow_from_updates_and_the_grid(tmp_path, tiny_model):
             threads=1,
             code="abc",
         )
-        found = read_json(tmp_path / "calibration.json")
-        amplitudes = found["amplitudes"]
-        half = found["mean_grid_step"] / 2
-        assert found["assumed"] in amplitudes and ("adam_restored" in amplitudes) == restored
-        for name, update in found["updates_per_unit_rate"].items():
+        calibration = read_json(tmp_path / "calibration.json")
+        amplitudes = calibration["amplitudes"]
+        half = calibration["mean_grid_step"] / 2
+        assert calibration["assumed"] in amplitudes and ("adam_restored" in amplitudes) == restored
+        for name, update in calibration["updates_per_unit_rate"].items():
             assert amplitudes[name] == pytest.approx(half / (5e-3 * update))
     assert amplitudes["adam_bump"] == pytest.approx(amplitudes["adam_fresh"] / 3)
     assert amplitudes["gradient"] > 10 * amplitudes["adam_fresh"]
@@ -367,4 +368,4 @@ def test_amplitudes_follow_from_updates_and_the_grid(tmp_path, tiny_model):
         v = optimizer.state[w]["exp_avg_sq"].double() / (1 - 0.95**12)
         by_hand.append((m.abs() / (v.sqrt() + 1e-8)).flatten())
     size = torch.cat(by_hand).mean().item()
-    assert found["updates_per_unit_rate"]["adam_restored"] == pytest.approx(size, rel=1e-6)
+    assert calibration["updates_per_unit_rate"]["adam_restored"] == pytest.approx(size, rel=1e-6)

@@ -125,7 +125,9 @@ def test_t_tests_without_an_answer_say_why():
 @pytest.mark.parametrize("count", [16, 28, 42])
 def test_intervals_of_correlations_hold_their_95_percent(count):
     for rho, true in product((0.0, 0.7, 0.9), (0.0, 0.6)):
-        rng, held, trials = np.random.default_rng(1), np.zeros(3), 300
+        rng = np.random.default_rng(1)
+        held = np.zeros(3)
+        trials = 300
         for _ in range(trials):
             x = ar1(rng, count, rho)
             y = true * x + np.sqrt(1 - true**2) * ar1(rng, count, rho)

@@ -23,7 +23,8 @@ from flatminima.integrity import (
 )
 
 GRID = EvenGrid(powers_of_two=10, spacing=1000, last=40_000).revisions
-TENSORS, SIZE = 8, 64
+TENSORS = 8
+SIZE = 64
 
 
 def walk(grid=GRID, *, seed: int = 0, straight: float = 0.3, half: bool = False) -> dict:
@@ -35,7 +36,8 @@ def walk(grid=GRID, *, seed: int = 0, straight: float = 0.3, half: bool = False)
     random = np.random.default_rng(seed)
     weights = random.normal(0, 0.02, (TENSORS, SIZE))
     drift = random.normal(0, 1, (TENSORS, SIZE))
-    path, before = {}, 0
+    path = {}
+    before = 0
     for step in grid:
         rate = 1e-4 * min(1.0, step / 1430) * (0.1 + 0.9 * (1 - step / grid[-1]))
         done = step - before
@@ -49,7 +51,8 @@ def walk(grid=GRID, *, seed: int = 0, straight: float = 0.3, half: bool = False)
 
 def tables(path: dict, missing: tuple = (), shapes: dict | None = None):
     """The tables of revisions and fingerprints; the sketch is the weights themselves."""
-    revisions, prints = [], []
+    revisions = []
+    prints = []
     for step, weights in path.items():
         hashes = [str(hash(tensor.tobytes())) for tensor in weights]
         revisions.append((step, "present", "", "-".join(hashes)))
@@ -59,12 +62,16 @@ def tables(path: dict, missing: tuple = (), shapes: dict | None = None):
             (step, f"t{i}", shape, SIZE, h, squares[i], weights[i].astype(float).tolist())
             for i, h in enumerate(hashes)
         ]
-        whole = weights.astype(float).ravel()
-        prints.append((step, WHOLE_MODEL, "", weights.size, "", squares.sum(), whole.tolist()))
+        flat_weights = weights.astype(float).ravel()
+        prints.append(
+            (step, WHOLE_MODEL, "", weights.size, "", squares.sum(), flat_weights.tolist())
+        )
     revisions += [(step, "missing", "no such revision", None) for step in missing]
     columns = ["step", "tensor", "shape", "n_weights", "sha256", "sum_of_squares", "sketch"]
-    named = ["step", "status", "reason", "weights_sha256"]
-    return pd.DataFrame(revisions, columns=named), pd.DataFrame(prints, columns=columns)
+    columns_of_revisions = ["step", "status", "reason", "weights_sha256"]
+    return pd.DataFrame(revisions, columns=columns_of_revisions), pd.DataFrame(
+        prints, columns=columns
+    )
 
 
 def steps_by_kind(path: dict, **more) -> dict[str, list[tuple]]:
@@ -103,7 +110,8 @@ def test_steps_0_and_1_may_be_the_same_and_no_others():
 
 
 def test_final_weights_under_early_steps():
-    path, random = walk(), np.random.default_rng(1)
+    path = walk()
+    random = np.random.default_rng(1)
     for early in ((64, 5000, 6000, 7000, 39_000), tuple(GRID[:-1])):  # all: an ignored branch
         faults = {step: path[40_000] for step in early}
         assert steps_by_kind(path | faults) == {"final_weights_early": [early]}
@@ -127,7 +135,8 @@ def test_a_shard_of_another_step():
 
 def test_a_tensor_that_stands_still_or_is_rounded_to_and_fro_is_not_stale():
     """A scale of the norms near 1 in half precision is the same at 16 and 64, not at 32."""
-    path, start = {step: weights.copy() for step, weights in walk().items()}, walk()[0][2]
+    path = {step: weights.copy() for step, weights in walk().items()}
+    start = walk()[0][2]
     for step in GRID:
         path[step][0] = path[8][0] if step <= 64 else path[step][0]
         path[step][1] = path[30_000][1] if step >= 30_000 else path[step][1]
@@ -145,7 +154,8 @@ def test_two_steps_in_each_others_place():
 
 
 def test_weights_of_another_run():
-    path, other = walk(), walk(seed=1)
+    path = walk()
+    other = walk(seed=1)
     for steps in (
         (4,),
         (5000,),
@@ -172,7 +182,8 @@ def test_weights_of_another_run():
 def mini():
     """Steps of mini's own run, L2 distances between its revisions, and their norms."""
     stored = np.load(Path(__file__).parent / "data/mini_path.npz")
-    steps, norms = stored["steps"], stored["norms"].astype(float)
+    steps = stored["steps"]
+    norms = stored["norms"].astype(float)
     apart = np.zeros((len(steps), len(steps)))
     apart[np.triu_indices(len(steps), 1)] = stored["apart"]
     return steps, apart + apart.T, norms
@@ -194,7 +205,8 @@ def test_how_often_a_healthy_run_is_named(mini):
         (20, 0.002),
         (40, 0.002),
     ):
-        random, alarms = np.random.default_rng(0), 0
+        random = np.random.default_rng(0)
+        alarms = 0
         for _ in range(1000):
             chosen = np.sort(random.choice(len(mini[0]), count, replace=False))
             # Of steps 0 and 1, which are one model, only the first.
@@ -213,11 +225,13 @@ def test_how_often_a_healthy_run_is_named(mini):
 def test_another_run_among_them_is_named_all_the_same(mini, count, least):
     """One of random revisions replaced by weights that have nothing in common with the rest."""
     steps, apart, norms = mini
-    random, hits = np.random.default_rng(1), 0
+    random = np.random.default_rng(1)
+    hits = 0
     for _ in range(200):
         chosen = np.sort(random.choice(np.arange(12, len(steps)), count, replace=False))
         at = random.integers(2, count - 2)
-        distance, norm = apart[np.ix_(chosen, chosen)].copy(), norms[chosen]
+        distance = apart[np.ix_(chosen, chosen)].copy()
+        norm = norms[chosen]
         away = np.sqrt(norm**2 + norm[at] ** 2)
         distance[at], distance[:, at], distance[at, at] = away, away, 0.0
         findings = list(out_of_place(steps[chosen].tolist(), distance, norm))

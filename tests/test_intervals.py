@@ -60,8 +60,8 @@ def test_means_weigh_every_token_alike_where_sequences_are_ragged():
             "kl_nats_per_token": nll.mean() / 10,
             "top1_changed_pct": 100 * (nll > 3).mean(),
         }
-        found = summary.loc[role, list(expected)].to_dict()
-        assert found == pytest.approx(expected, rel=1e-12, abs=1e-12)
+        measured = summary.loc[role, list(expected)].to_dict()
+        assert measured == pytest.approx(expected, rel=1e-12, abs=1e-12)
     zero = ["delta_nll_nats_per_token", "gap_pct", "gap_low_pct", "gap_high_pct"]
     assert (summary.loc["fp32", zero] == 0).all()
 
@@ -86,7 +86,9 @@ def test_intervals_are_the_percentiles_of_whole_stretches_drawn_anew():
 @pytest.mark.parametrize(("rho", "rho_added"), [(0.0, 0.0), (0.55, 0.2)])
 def test_95_percent_over_correlated_text_hold_more_than_92(rho, rho_added):
     """The rho of neighbouring sequences measured on mini; single ones would hold 70 and 88."""
-    count, steps, added = 256, range(400), 0.08
+    count = 256
+    steps = range(400)
+    added = 0.08
     rng = np.random.default_rng(5)
     base = 2.7 + 0.7 * np.array([ar1(rng, count, rho) for _ in steps])
     low_bit = base + added + 0.09 * np.array([ar1(rng, count, rho_added) for _ in steps])
@@ -97,12 +99,12 @@ def test_95_percent_over_correlated_text_hold_more_than_92(rho, rho_added):
     )
     rows = summarise(sequences, ["step"], resamples=400, seed=1)
     gap = rows[rows.role == "low_bit"]
-    held = {
+    coverage = {
         "fp32": rows[rows.role == "fp32"].eval("ppl_low <= @np.exp(2.7) <= ppl_high").mean(),
         "low_bit": gap.eval("ppl_low <= @np.exp(2.7 + @added) <= ppl_high").mean(),
         "gap": gap.eval("gap_low_pct <= 100 * @np.expm1(@added) <= gap_high_pct").mean(),
     }
-    assert min(held.values()) > 0.92 and max(held.values()) < 0.985, held
+    assert min(coverage.values()) > 0.92 and max(coverage.values()) < 0.985, coverage
     if rho:
         errors = stats.sem(base, axis=1), stats.sem(low_bit - base, axis=1)
         singly = [
@@ -177,16 +179,18 @@ def test_blocks_are_as_long_and_intervals_as_wide_as_the_dependence_asks_for():
     # The variance of the mean of such a series is (1 + 0.8) / (1 - 0.8) = 9 times larger.
     assert 2.0 < (high - low) / (high_end - low_end) < 3.5
     # What seeds share at a step stays together.
-    shared, own = differences[:60], rng.normal(size=(60, 3))
+    shared = differences[:60]
+    independent = rng.normal(size=(60, 3))
     three = stationary_bootstrap(np.repeat(shared, 3, axis=1))
     assert three[:2] == pytest.approx(stationary_bootstrap(shared)[:2], rel=1e-12)
-    low, high, *_ = stationary_bootstrap(own)
-    low_end, high_end, *_ = stationary_bootstrap(np.repeat(own[:, :1], 3, axis=1))
+    low, high, *_ = stationary_bootstrap(independent)
+    low_end, high_end, *_ = stationary_bootstrap(np.repeat(independent[:, :1], 3, axis=1))
     assert high - low < 0.8 * (high_end - low_end)
 
 
 def test_how_often_intervals_of_30_dependent_probes_hold_the_true_mean():
-    held, repeats = np.zeros(3), 150
+    held = np.zeros(3)
+    repeats = 150
     for seed in range(repeats):
         rng = np.random.default_rng(seed)
         three = np.column_stack([ar1(rng, 30, 0.5) for _ in range(3)])

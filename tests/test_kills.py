@@ -167,7 +167,7 @@ def test_twenty_kills_at_random_moments(tmp_path_factory):
     folder = copy_checkout(tmp_path_factory.mktemp("killed"))
     chance = random.Random(11)
     kills = Counter()
-    whole = 0
+    finished_suites = 0
     planning = 2.0
     while kills.total() < KILLS:
         started = time.monotonic()
@@ -186,12 +186,12 @@ def test_twenty_kills_at_random_moments(tmp_path_factory):
             continue
         assert process.returncode == 0, (folder / "said.txt").read_text()[-3000:]
         assert_same(results(folder), expected)
-        whole += 1
-        for made in ("results", ".snakemake"):
-            shutil.rmtree(folder / made)
+        finished_suites += 1
+        for output_folder in ("results", ".snakemake"):
+            shutil.rmtree(folder / output_folder)
     run = snakemake("--cores", "2", "--configfile", TINY, folder=folder)
     assert run.returncode == 0, run.stdout[-5000:]
     assert_same(results(folder), expected)
-    print(f"{kills.total()} kills survived: {dict(kills)}; {whole + 1} suites finished")
+    print(f"{kills.total()} kills survived: {dict(kills)}; {finished_suites + 1} suites finished")
     assert not list(folder.glob("results/*/unfinished/*/*/*"))
     assert not list(folder.rglob("results/**/.*.tmp"))

@@ -62,9 +62,11 @@ def test_all_are_the_pure_functions(run, bump, cool, amplitude, first, later, ba
     lr_max, lr_min, warmup, total = run
     start = min(warmup + later, total - 1)
     base = pure_run(baseline, *run)
-    whole = {"cosine": get_cosine_schedule, "cosine_neox_v1": get_cosine_neox_schedule}[baseline]
+    make_scheduler = {"cosine": get_cosine_schedule, "cosine_neox_v1": get_cosine_neox_schedule}[
+        baseline
+    ]
     optimizer = optimizer_of(lr_max)
-    scheduler = whole(optimizer, warmup, total, min_lr=lr_min)
+    scheduler = make_scheduler(optimizer, warmup, total, min_lr=lr_min)
     same(optimizer, scheduler, [base(step) for step in range(total + 5)])
     oli = {"bump_steps": bump, "cool_steps": cool, "amplitude": amplitude, "first": first}
     kinds = (("sgdr", get_sgdr_schedule, {"period": cool}), ("oli", get_oli_schedule, oli))
@@ -102,7 +104,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits(name, stopped):
         optimizer = optimizer_of(0.3, 0.003)
         return optimizer, FACTORIES[name](optimizer)
 
-    whole = rates_of(*begun(), 41)
+    uninterrupted = rates_of(*begun(), 41)
     optimizer, scheduler = begun()
     first = rates_of(optimizer, scheduler, stopped)
     file = io.BytesIO()
@@ -112,12 +114,12 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits(name, stopped):
     optimizer, scheduler = begun()
     optimizer.load_state_dict(saved["o"])
     scheduler.load_state_dict(saved["s"])
-    assert first + rates_of(optimizer, scheduler, 41 - stopped) == whole
+    assert first + rates_of(optimizer, scheduler, 41 - stopped) == uninterrupted
     # Each group has its own highest rate.
-    assert all(b == pytest.approx(a / 100, rel=1e-14) for a, b in whole)
+    assert all(b == pytest.approx(a / 100, rel=1e-14) for a, b in uninterrupted)
     if name in ("cosine", "neox"):
         lowest = {"cosine": 0.06, "neox": 0.03}[name]
-        assert whole[-1][0] == pytest.approx(lowest, rel=1e-14)
+        assert uninterrupted[-1][0] == pytest.approx(lowest, rel=1e-14)
 
 
 def test_the_schedule_of_a_whole_run_takes_nothing_of_a_fork():

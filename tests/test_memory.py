@@ -113,15 +113,15 @@ def test_deployed_formats(folders, validation, loads, tmp_path, monkeypatch):
 
 
 def test_the_audit(folders, loads, tmp_path):
-    words = [f"word{number}" for number in range(TINY_VOCABULARY - 1)]
-    vocabulary = {word: index for index, word in enumerate([*words, "[UNK]"])}
+    vocabulary_words = [f"word{number}" for number in range(TINY_VOCABULARY - 1)]
+    vocabulary = {word: index for index, word in enumerate([*vocabulary_words, "[UNK]"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     from tokenizers.pre_tokenizers import Whitespace
 
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     random = np.random.default_rng(0)
-    text = "\n\n".join(" ".join(random.choice(words, 80)) for _ in range(20))
+    text = "\n\n".join(" ".join(random.choice(vocabulary_words, 80)) for _ in range(20))
     (tmp_path / "text.txt").write_text(text)
     options = AuditOptions(
         str(tmp_path / "runs"),

@@ -61,11 +61,11 @@ def test_committed_notebooks_are_bare_and_stand_alone_and_name_their_sources(nam
     assert not re.search(r"/home/|/root/|/tmp/|https?://", code)
     assert max(source.count("\n") for source in sources[1:]) < 20, "a cell can be copied"
     # They end with questions about cells that are there, and with the rules behind their files.
-    asked = re.findall(r"^- In `([a-z-]+)`.*\?$", cells[-2].source, flags=re.M)
-    assert len(asked) in (2, 3) and set(asked) <= {cell.id for cell in cells[:-2]}
-    named = dict(re.findall(r"^\| `([\w./]+)` \| `(\w+)` \|$", cells[-1].source, flags=re.M))
-    assert named.keys() == set(re.findall(r'results / "([\w./]+)"', code))
-    assert set(named.values()) <= rule_names()
+    exercises = re.findall(r"^- In `([a-z-]+)`.*\?$", cells[-2].source, flags=re.M)
+    assert len(exercises) in (2, 3) and set(exercises) <= {cell.id for cell in cells[:-2]}
+    rule_of_file = dict(re.findall(r"^\| `([\w./]+)` \| `(\w+)` \|$", cells[-1].source, flags=re.M))
+    assert rule_of_file.keys() == set(re.findall(r'results / "([\w./]+)"', code))
+    assert set(rule_of_file.values()) <= rule_names()
 
 
 @pytest.mark.parametrize("name", RENDERED)

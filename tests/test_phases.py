@@ -124,7 +124,8 @@ GROWTH = {
     ),
 )
 def test_false_alarms_are_as_often_as_every_onset_says(growth, lag_one, name):
-    rng, runs = np.random.default_rng(8), 400
+    rng = np.random.default_rng(8)
+    runs = 400
     deltas = [GROWTH[growth](ar1(rng, len(STEPS), lag_one)) for _ in range(runs)]
     alarms = 100 * np.mean([find_onset(STEPS, d, 5_000).step is not None for d in deltas])
     error = np.sqrt(FALSE_ALARMS_PCT[name] * (100 - FALSE_ALARMS_PCT[name]) / runs)
@@ -132,7 +133,8 @@ def test_false_alarms_are_as_often_as_every_onset_says(growth, lag_one, name):
 
 
 def test_convergence_is_where_the_smooth_curve_is_lowest():
-    rng, found = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+    found = []
     for _ in range(30):
         nll = NLL + 0.01 * rng.normal(size=len(STEPS))
         smooth = find_phases(STEPS, nll, np.full(len(STEPS), 0.1)).convergence
@@ -194,7 +196,8 @@ def test_ruptures_finds_the_same_breaks():
 def suite(onset=True):
     """Audit and scores of a small suite: convergence near 2,400 of 4,000, onset at 2,800."""
     rng = np.random.default_rng(0)
-    difficulty, fragility = rng.normal(0, 0.4, 24), rng.gamma(8, 1 / 8, 24)
+    difficulty = rng.normal(0, 0.4, 24)
+    fragility = rng.gamma(8, 1 / 8, 24)
     tables = []
     last = -0.3 if onset else -2.4 + 1_200 * 0.6 / 2_800  # without: the same slope throughout
     for step in [0, 1, 2, 4, *range(100, 4_001, 100)]:
@@ -214,9 +217,9 @@ def described(audit, sequences, spacing=100, resamples=20):
 
 def test_description_has_every_part_and_its_interval():
     audit, sequences = suite()
-    found = described(audit, sequences, resamples=40)
+    description = described(audit, sequences, resamples=40)
     onset, convergence, early = (
-        found[part] for part in ("onset", "convergence", "rapid_learning_end")
+        description[part] for part in ("onset", "convergence", "rapid_learning_end")
     )
     for part, step, tolerance in (
         (convergence, 2_400, 200),
@@ -226,22 +229,23 @@ def test_description_has_every_part_and_its_interval():
         assert part["step_low"] <= part["step"] <= part["step_high"]
         assert abs(part["step"] - step) <= tolerance
     assert onset["detected"] and onset["detected_share"] == 1.0
-    assert onset["false_alarms_pct"] == FALSE_ALARMS_PCT and found["rule"] == RULE
-    assert found["lag_steps"] == onset["step"] - convergence["step"]
-    assert found["lag_low"] <= found["lag_steps"] <= found["lag_high"]
-    segments = found["segments"]
+    assert onset["false_alarms_pct"] == FALSE_ALARMS_PCT and description["rule"] == RULE
+    assert description["lag_steps"] == onset["step"] - convergence["step"]
+    assert description["lag_low"] <= description["lag_steps"] <= description["lag_high"]
+    segments = description["segments"]
     assert [s["name"] for s in segments] == ["rapid learning", "plateau", "divergence"]
     assert [s["last_step"] for s in segments[:2]] == [s["first_step"] for s in segments[1:]]
     assert (segments[0]["first_step"], segments[2]["last_step"]) == (100, 4_000)
     low_bit = audit[audit.role == "low_bit"].set_index("step").gap_pct
-    inside, last = low_bit[low_bit.index >= onset["step"]], segments[2]
+    inside = low_bit[low_bit.index >= onset["step"]]
+    last = segments[2]
     assert (last["gap_min_pct"], last["gap_max_pct"]) == (inside.min(), inside.max())
     assert last["n"] == len(inside) and last["gap_last_pct"] == low_bit[4_000]
     # Powers of two do not count, and the same seed gives the same numbers.
     early = audit.step < 100
     spoiled = audit.assign(ppl=audit.ppl.mask(early, 1.0))
     spoiled["nll_nats_per_token"] = spoiled.nll_nats_per_token.mask(early, 0.0)
-    assert described(spoiled, sequences, resamples=40) == found
+    assert described(spoiled, sequences, resamples=40) == description
 
 
 def test_without_an_onset_there_are_two_segments_and_a_reason():

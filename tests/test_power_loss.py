@@ -32,8 +32,8 @@ def renamed(monkeypatch):
 
     def state_of(path: Path) -> tuple:
         """What changes with every write to a file, whatever its name."""
-        found = path.stat()
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        status = path.stat()
+        return status.st_ino, status.st_size, status.st_mtime_ns
 
     def flush(descriptor):
         fsync(descriptor)
@@ -42,7 +42,8 @@ def renamed(monkeypatch):
         unsafe.discard(path)
 
     def move(source, target):
-        source, target = Path(source), Path(target)
+        source = Path(source)
+        target = Path(target)
         files = [p for p in source.rglob("*") if p.is_file()] if source.is_dir() else [source]
         unsafe.update(path for path in files if state_of(path) not in flushed)
         unsafe.add(target.parent)  # until its new entry is flushed

@@ -106,18 +106,17 @@ def test_the_numbers_are_those_of_the_rules_for_checkpoints_on_disk(
         run_script(script, tmp_path, input=files, output=written, params=params)
     for name in ("sequences", "provenance", "kurtosis", "fingerprints"):
         assert Path(out[name]).read_bytes() == Path(outputs(probed)[name]).read_bytes(), name
-    fetched, found = (
+    fetched, on_disk = (
         pd.read_csv(outputs(folder)["revisions"], index_col="step") for folder in (probed, tmp_path)
     )
-    same = [c for c in found if c not in ("commit", "files")]
-    pd.testing.assert_frame_equal(
-        fetched.loc[steps, same], found[same], check_dtype=False
-    )  # counts beside a gap are floats to pandas
+    same = [column for column in on_disk if column not in ("commit", "files")]
+    # Counts beside a gap are floats to pandas.
+    pd.testing.assert_frame_equal(fetched.loc[steps, same], on_disk[same], check_dtype=False)
     for step, origin in origins.items():
         row = fetched.loc[step]
         assert row["commit"] == origin["commit"] == hub.commit(REPO, f"step{step}")
-        named = dict(file.rsplit(":", 1) for file in row["files"].split())
-        assert named == origin["files"]
+        digests = dict(file.rsplit(":", 1) for file in row["files"].split())
+        assert digests == origin["files"]
     # A missing revision has a row that says so, and no number.
     assert list(fetched.index) == list(STEPS)
     assert fetched.loc[LOST].dropna().to_dict() == {
@@ -187,10 +186,10 @@ def test_what_stops_the_suite_names_the_command_that_fetches_it_again(validation
         folder.mkdir()
         probe(validation, folder, [step])
     hub.clear()
-    found = [outputs(folder) for folder in folders]
+    outputs_by_folder = [outputs(folder) for folder in folders]
     tables = {
-        "tables": [out["revisions"] for out in found],
-        "fingerprints": [out["fingerprints"] for out in found],
+        "tables": [out["revisions"] for out in outputs_by_folder],
+        "fingerprints": [out["fingerprints"] for out in outputs_by_folder],
     }
     last = gather(tmp_path, tables, {}).splitlines()[-1]
     assert last.startswith("Error: suite tiny: revisions do not match their names: ")
@@ -202,7 +201,11 @@ def test_what_stops_the_suite_names_the_command_that_fetches_it_again(validation
     assert not (tmp_path / "suite.csv").exists()
     # On disk there is nothing to fetch again; and what is only warned of is written.
     assert "--forcerun" not in gather(tmp_path, tables, {}, measured_by=None)
-    said = gather(tmp_path, tables, {"final_weights_early": "warn"}).splitlines()
-    assert any(line.startswith("warning: final_weights_early: step 2") for line in said)
-    assert said[-1].startswith("1 missing;") and wanted[1] in said[-1] and wanted[0] not in said[-1]
+    message_lines = gather(tmp_path, tables, {"final_weights_early": "warn"}).splitlines()
+    assert any(line.startswith("warning: final_weights_early: step 2") for line in message_lines)
+    assert (
+        message_lines[-1].startswith("1 missing;")
+        and wanted[1] in message_lines[-1]
+        and wanted[0] not in message_lines[-1]
+    )
     assert not (tmp_path / "refused/suite.csv").exists()

@@ -114,7 +114,7 @@ def test_the_trainer_is_watched(tmp_path):
         {"input_ids": row, "labels": row}
         for row in np.random.default_rng(0).integers(0, 64, (16, 16))
     ]
-    given = {
+    namespace = {
         "model": model,
         "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-9),
         "train": rows,
@@ -131,10 +131,10 @@ def test_the_trainer_is_watched(tmp_path):
             logging_steps=1,
         ),
     }
-    exec(compile(blocks("python", "training")[CALLBACK], "training.md", "exec"), given)
+    exec(compile(blocks("python", "training")[CALLBACK], "training.md", "exec"), namespace)
     # A rate of nearly zero: no loss is lower than the first.
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
-    history = given["trainer"].state.log_history
+    history = namespace["trainer"].state.log_history
     # Ten evaluations fill the window, five more are the patience.
     [probed] = [entry["step"] for entry in history if "eval_int4_gap_pct" in entry]
     assert probed == 28
@@ -183,13 +183,14 @@ def test_ones_own_run_and_quantizer_are_planned_as_a_suite(tmp_path):
         target = f"results/{suite}/figures/fig1_audit.pdf"
         return planned(target, "--configfile", "mine.yaml", folder=folder)
 
-    mine, text, *_, quantizer = blocks("yaml", "own-model")
+    mine, text, *others = blocks("yaml", "own-model")
+    [quantizer] = [block for block in others if "mini3:" in block]
     jobs = jobs_of("mine", mine)
     assert jobs["probe_checkpoints"] == jobs["plot_audit"] == 1
     # The block about text takes the place of the suite's own.
-    own = yaml.safe_load(mine)
-    own["suites"]["mine"] |= yaml.safe_load(text)
-    assert jobs_of("mine", yaml.safe_dump(own))["collect_split"] == 1
+    configuration = yaml.safe_load(mine)
+    configuration["suites"]["mine"] |= yaml.safe_load(text)
+    assert jobs_of("mine", yaml.safe_dump(configuration))["collect_split"] == 1
     jobs = jobs_of("mini3", quantizer)
     assert jobs["probe_checkpoints"] == 2 and jobs["plot_audit"] == 1
     assert "pretrain_suite_mini3_step5720" in jobs

@@ -48,14 +48,14 @@ def test_the_law_is_fitted_up_to_the_onset_where_that_comes_before_convergence()
         "convergence": {"step": 3920},
         "onset": {"step": 3120},
     }
-    found = suite_excess(audit, phases, spacing=40)
-    assert found["tokens_stop"] == 1024 * 3120
-    assert found["exponent"] == pytest.approx(0.4)
-    assert found["excess"] == pytest.approx(np.exp(2.6))
-    assert excess_answer(found) is Answer.LEFT
+    law = suite_excess(audit, phases, spacing=40)
+    assert law["tokens_stop"] == 1024 * 3120
+    assert law["exponent"] == pytest.approx(0.4)
+    assert law["excess"] == pytest.approx(np.exp(2.6))
+    assert excess_answer(law) is Answer.LEFT
     for onset in (None, 4000):
-        found = suite_excess(audit, phases | {"onset": {"step": onset}}, spacing=40)
-        assert found["tokens_stop"] == 1024 * 3920
+        law = suite_excess(audit, phases | {"onset": {"step": onset}}, spacing=40)
+        assert law["tokens_stop"] == 1024 * 3920
 
 
 def test_the_papers_rows_leave_theirs():
@@ -83,7 +83,9 @@ def test_the_sentence_says_no_more_than_the_interval():
 @pytest.mark.parametrize("count", [12, 28, 42])
 @pytest.mark.parametrize("rho", [0.0, 0.5, 0.7])
 def test_slopes_and_predictions_hold_their_95_percent(count, rho):
-    rng, held, trials = np.random.default_rng(3), np.zeros(2), 200
+    rng = np.random.default_rng(3)
+    held = np.zeros(2)
+    trials = 200
     x = np.arange(count + 10.0)
     for _ in range(trials):
         y = 0.1 * x + ar1(rng, len(x), rho)

@@ -33,7 +33,8 @@ FIXED = whole_run("cosine", MAX, MIN, WARMUP, TOTAL)
 PYTHIA = whole_run("cosine_neox_v1", MAX, MIN, WARMUP, TOTAL)
 MINI = whole_run("cosine_neox_v1", 3e-3, 3e-4, 57, 5_720)
 BASE = whole_run("cosine", 1e-2, 1e-3, 10, 1_000)
-START, STOP = 400, 700
+START = 400
+STOP = 700
 
 # Step and learning rate in percent of the maximum, as printed in the paper's Table 1.
 TABLE_1 = {

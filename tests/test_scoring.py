@@ -274,23 +274,23 @@ def test_a_head_whose_outputs_are_changed_afterwards_is_not_taken_apart(tiny_mod
 def test_weights_made_when_they_are_read_give_the_same_bits_one_at_a_time(
     tiny_model, tiny_tokens, spec, at_once
 ):
-    held = Quantized(tiny_model, spec, keep=True)
-    made = Quantized(tiny_model, spec, keep=False)
+    kept_weights = Quantized(tiny_model, spec, keep=True)
+    lazy_weights = Quantized(tiny_model, spec, keep=False)
     alive = []
 
     class Watched(dict):
         def __getitem__(self, name):
             assert all(weight() is None for weight in alive), "the last one is still there"
-            weight = made[name]
+            weight = lazy_weights[name]
             alive.append(weakref.ref(weight))
             return weight
 
-    name = next(iter(held))
-    assert held[name] is held[name] and made[name] is not made[name]
-    weights = held, Watched.fromkeys(made), {}
-    found, same, plain = (pieces_of(tiny_model, tiny_tokens, w, at_once) for w in weights)
-    assert all(torch.equal(a, b) for a, b in zip(found, same, strict=True))
-    assert len(alive) >= len(made) and not torch.equal(torch.cat(plain), torch.cat(found))
+    name = next(iter(kept_weights))
+    assert kept_weights[name] is kept_weights[name] and lazy_weights[name] is not lazy_weights[name]
+    weights = kept_weights, Watched.fromkeys(lazy_weights), {}
+    logits, same, plain = (pieces_of(tiny_model, tiny_tokens, w, at_once) for w in weights)
+    assert all(torch.equal(a, b) for a, b in zip(logits, same, strict=True))
+    assert len(alive) >= len(lazy_weights) and not torch.equal(torch.cat(plain), torch.cat(logits))
 
 
 def test_the_model_is_whole_again_even_after_an_error(tiny_model, tiny_tokens):
@@ -323,8 +323,8 @@ def test_weights_that_are_read_without_a_call_and_shared_ones_are_replaced():
 
     new = {f"{name}.weight": torch.randn(3, 3) for name in ("first", "other", "unread")}
     forward = ModelForward(Model(), new)
-    (found,) = forward(torch.eye(4, 3)[None])
-    torch.testing.assert_close(found, new["first.weight"].T @ new["other.weight"].T)
+    (logits,) = forward(torch.eye(4, 3)[None])
+    torch.testing.assert_close(logits, new["first.weight"].T @ new["other.weight"].T)
     assert forward.read == {"first.weight", "other.weight"}
 
 

@@ -159,8 +159,8 @@ def test_no_measurement_ends_at_a_model_that_has_diverged(
     if measure == "factorial":
         outputs["sequences"] = "factorial.parquet"
     log = run_script(f"measure_{measure}", tmp_path, input=inputs, output=outputs, params=params)
-    said = log.read_text() + caplog.text
-    assert "step 7 is left out" in said and DIVERGED_TENSOR in said
+    messages = log.read_text() + caplog.text
+    assert "step 7 is left out" in messages and DIVERGED_TENSOR in messages
     assert set(read_content(tmp_path / table)["step"]) == set(steps) - {7}
 
 

@@ -57,7 +57,8 @@ def test_summaries_pool_all_probes_and_name_the_phase_of_the_last(forks, fork_ta
 
 
 def test_cool_probes_are_compared_with_cosine_at_matching_steps(forks, fork_table):
-    cool, cosine = gaps_of(forks, "oli", ["cool"]), gaps_of(forks, "cosine")
+    cool = gaps_of(forks, "oli", ["cool"])
+    cosine = gaps_of(forks, "cosine")
     matching = cosine.loc[cool.index]
     for label, others in (("matching steps", matching), ("all probes", cosine)):
         for test, equal in (("Student t", True), ("Welch t", False)):
@@ -144,7 +145,9 @@ def scores(schedule, seed):
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory):
     """Scores read from their files, forks.csv that belongs to them, and the rows of both."""
-    folder, paths, forks = tmp_path_factory.mktemp("forks"), [], []
+    folder = tmp_path_factory.mktemp("forks")
+    paths = []
+    forks = []
     for schedule, seed in product(SCHEDULES, (0, 1)):
         table = scores(schedule, seed)
         paths.append(folder / f"{schedule}-seed{seed}.parquet")
@@ -183,8 +186,10 @@ def test_other_text_is_drawn_once_for_all_runs(experiment, name, measure, steps)
     # Eight sequences are eight stretches, of which a draw takes five.
     times = np.random.default_rng(7).multinomial(5, [1 / 8] * 8, 400)
     times = np.vstack([np.ones(8), times])
-    own, cosine = (gap_of(sequences, one, steps, times) for one in (schedule, "cosine"))
-    value, *values = own - cosine
+    schedule_gaps, cosine_gaps = (
+        gap_of(sequences, schedule_name, steps, times) for schedule_name in (schedule, "cosine")
+    )
+    value, *values = schedule_gaps - cosine_gaps
     row = select(table, comparison=f"{name} v cosine", measure=measure)
     assert close(row.value, value) and close(row.difference, row.value)
     assert close(row.interval_low, np.percentile(values, 2.5))
@@ -214,7 +219,8 @@ def test_a_probe_without_scores_is_named_and_a_schedule_may_have_hyphens(experim
 
 @pytest.mark.parametrize("onset", [True, False])
 def test_kurtosis_is_correlated_over_phase_3_or_after_convergence(onset):
-    audit, kurtosis = synthetic.audit(), synthetic.kurtosis()
+    audit = synthetic.audit()
+    kurtosis = synthetic.kurtosis()
     rows = rows_of(kurtosis_rows(kurtosis, audit, synthetic.phases(onset=onset), 40))
     start, label = (80 * 40, "phase 3") if onset else (77 * 40, "after convergence")
     gap = audit[(audit.role == "low_bit") & (audit.step >= start)].set_index("step").gap_pct
@@ -245,7 +251,8 @@ def test_bit_widths_are_compared_by_sums_that_keep_every_checkpoint():
 
 
 def test_a_tiny_suite_that_converges_at_its_end_gives_rows_without_values():
-    audit, kurtosis = synthetic.audit(short=True), synthetic.kurtosis(short=True)
+    audit = synthetic.audit(short=True)
+    kurtosis = synthetic.kurtosis(short=True)
     phases = {"onset": {"step": None}, "convergence": {"step": int(audit.step.max())}}
     rows = rows_of(kurtosis_rows(kurtosis, audit, phases, 13 * 40))
     late = rows[rows.comparison.str.endswith("(after convergence)")]
@@ -264,8 +271,11 @@ def test_every_p_belongs_to_a_family_and_one_row_is_primary():
     table = synthetic.statistics(primary=primary)
     assert list(table.columns) == COLUMNS and "text" not in set(table.unit)
     assert (table.family != "").equals(table.p_value.notna())
-    [named] = table[table.family == "primary"].to_dict("records")
-    assert primary.items() <= named.items() and named["p_adjusted"] == named["p_value"]
+    [primary_row] = table[table.family == "primary"].to_dict("records")
+    assert (
+        primary.items() <= primary_row.items()
+        and primary_row["p_adjusted"] == primary_row["p_value"]
+    )
     rest = table[table.family == "exploratory"]
     theirs = multipletests(rest.p_value, method="holm")[1]
     assert rest.p_adjusted.to_numpy() == pytest.approx(theirs, rel=1e-12)

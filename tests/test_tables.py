@@ -84,8 +84,8 @@ def test_table2_finds_the_suites_schedules_by_their_kind(written, tmp_path):
     renamed = {"sgdr": "restarts", "oli": "waves"}
     statistics = synthetic.statistics()
     for old, new in renamed.items():
-        named = statistics["comparison"].str.replace(rf"^{old}\b", new, regex=True)
-        statistics["comparison"] = named
+        renamed_comparisons = statistics["comparison"].str.replace(rf"^{old}\b", new, regex=True)
+        statistics["comparison"] = renamed_comparisons
     suite = synthetic.facts(synthetic.MINI)
     conditions = suite["conditions"]
     decayed = {"definition": {"kind": "cosine", "weight_decay": 0.1}}
@@ -98,8 +98,8 @@ def test_table2_finds_the_suites_schedules_by_their_kind(written, tmp_path):
         tables.forks_table(forks, statistics, PAPER["forks"], suite=suite),
         [tmp_path / "renamed.csv"],
     )
-    found = pd.read_csv(tmp_path / "renamed.csv")
-    pd.testing.assert_frame_equal(found, numbers(written("forks")))
+    renamed_table = pd.read_csv(tmp_path / "renamed.csv")
+    pd.testing.assert_frame_equal(renamed_table, numbers(written("forks")))
 
 
 def test_the_papers_columns_are_its_printed_numbers(written):
@@ -147,10 +147,12 @@ def test_table2_is_the_forks_with_the_seed_as_the_unit(written):
         }
         assert {key: row[key] for key in expected} == pytest.approx(expected, rel=1e-12)
         against = of_seeds(control[control["step"].isin(probes["step"])])
-        for how, own, other in zip(("final", "mean"), (final, mean), against, strict=True):
-            wins = f"{sum(a < b for a in own for b in other)}/9"
-            shown = row[f"wins, {how}"]
-            assert pd.isna(shown) if schedule == "cosine" else shown == wins
+        for how, condition_gaps, other in zip(
+            ("final", "mean"), (final, mean), against, strict=True
+        ):
+            wins = f"{sum(a < b for a in condition_gaps for b in other)}/9"
+            printed_wins = row[f"wins, {how}"]
+            assert pd.isna(printed_wins) if schedule == "cosine" else printed_wins == wins
 
 
 def test_markdown_and_latex_print_the_same_cells_rounded_from_the_numbers(written):
@@ -180,7 +182,8 @@ def test_markdown_and_latex_print_the_same_cells_rounded_from_the_numbers(writte
 @pytest.mark.parametrize("suite", [synthetic.MINI, synthetic.PYTHIA], ids=lambda s: s["name"])
 @pytest.mark.parametrize("name", NAMES)
 def test_not_comparable_is_said_exactly_where_it_is_so(name, suite, written):
-    files, own = written(name, suite), suite["is_paper_model"]
+    files = written(name, suite)
+    own = suite["is_paper_model"]
     for suffix, text in files.items():
         assert ("not comparable" in text) is not own, suffix
         assert suffix == "csv" or suite["label"] in text
@@ -204,7 +207,8 @@ def test_a_suite_without_a_step_or_a_condition_has_empty_cells(written):
 
 
 def test_table1_of_a_run_without_an_even_grid_has_the_nearest_shares(written):
-    audit, steps = synthetic.audit(), [0, 100, 500, 700, 1000]
+    audit = synthetic.audit()
+    steps = [0, 100, 500, 700, 1000]
     audit = audit.iloc[: 3 * len(steps)].assign(step=np.repeat(steps, 3), lr_fraction=np.nan)
     suite = {**synthetic.MINI, "spacing": 1, "last": 1000}
     frame = numbers(written("audit", suite, audit=audit, phases=synthetic.phases()))

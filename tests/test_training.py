@@ -357,7 +357,7 @@ def test_dropout_changes_no_update_and_a_resumed_job_is_the_same_to_the_bit(tmp_
     dropping = job("dropping", 0.1, 12)
     assert_equal(dropping, plain)
     assert_equal(job("resumed", 0.1, 12, stopped=True), plain)
-    named = {"attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1}
-    for name, rates in (("plain", None), ("dropping", named), ("resumed", named)):
+    dropout_rates = {"attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1}
+    for name, rates in (("plain", None), ("dropping", dropout_rates), ("resumed", dropout_rates)):
         record = json.loads((tmp_path / f"{name}.json").read_text())
         assert record.get("dropout_set_to_zero") == rates

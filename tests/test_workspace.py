@@ -229,9 +229,9 @@ def forked(start, tmp_path_factory) -> Path:
 
 
 def test_a_fork_is_a_series_of_checkpoints_that_the_audits_script_probes(forked, start, tmp_path):
-    made = read_json(forked / "f.json")
+    provenance = read_json(forked / "f.json")
     steps = [11, 14, 17, 20]
-    assert list(made["weights_sha256"]) == list(map(str, steps)) and made["seed"] == 3
+    assert list(provenance["weights_sha256"]) == list(map(str, steps)) and provenance["seed"] == 3
     assert len(pd.read_csv(forked / "f.csv")) == 12
     probe_checkpoints.main(
         folders={step: str(forked / f"checkpoints/step{step}") for step in steps},
@@ -245,7 +245,7 @@ def test_a_fork_is_a_series_of_checkpoints_that_the_audits_script_probes(forked,
     )
     scores = pd.read_parquet(tmp_path / "f.parquet")
     assert len(scores) == 4 * 3 * 6 and list(scores["step"].unique()) == steps
-    assert read_json(tmp_path / "probe.json")["training"] == made
+    assert read_json(tmp_path / "probe.json")["training"] == provenance
 
 
 def test_a_fork_of_the_runs_own_schedule_goes_on_as_the_run(start, whole, tmp_path):

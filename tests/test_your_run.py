@@ -187,8 +187,8 @@ def test_a_second_run_has_nothing_to_do_until_a_checkpoint_changes(mine):
     target = ("results/mine/audit.csv", *OWN)
     run = snakemake(*target, "--cores", "2", folder=checkout)
     assert run.returncode == 0, run.stdout[-5000:]
-    said = "suite mine: results/example/run/checkpoint-8 was changed since it was measured"
-    assert run.stdout.count(said) == 1
+    message = "suite mine: results/example/run/checkpoint-8 was changed since it was measured"
+    assert run.stdout.count(message) == 1
     assert planned(*target, folder=checkout) == {}
     after = pd.read_csv(mine / "suite.csv", index_col="step")
     assert list(before.index[before["sha256"] != after["sha256"]]) == [8]

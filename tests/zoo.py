@@ -129,13 +129,16 @@ def small_config(kind: type, overrides: dict):
         default = kind()
     except Exception:  # noqa: BLE001, it takes arguments to make one
         default = None
-    known = {*getattr(kind, "__dataclass_fields__", ()), *(default.to_dict() if default else ())}
+    config_keys = {
+        *getattr(kind, "__dataclass_fields__", ()),
+        *(default.to_dict() if default else ()),
+    }
     values = {
         name: next(size for pattern, size in SIZES.items() if re.fullmatch(pattern, name))
-        for name in known
+        for name in config_keys
         if any(re.fullmatch(pattern, name) for pattern in SIZES)
     }
-    if "qk_rope_head_dim" in known and "head_dim" in known:
+    if "qk_rope_head_dim" in config_keys and "head_dim" in config_keys:
         values["head_dim"] = values["qk_rope_head_dim"]
     values |= overrides
     for name in getattr(kind, "sub_configs", {}):
@@ -143,8 +146,12 @@ def small_config(kind: type, overrides: dict):
         if default is not None:
             part = type(getattr(default, name, None))
         else:
-            said = getattr(kind, "sub_configs_defaults", {}).get(name)
-            part = CONFIG_MAPPING[said.model_type] if getattr(said, "model_type", None) else None
+            part_kind = getattr(kind, "sub_configs_defaults", {}).get(name)
+            part = (
+                CONFIG_MAPPING[part_kind.model_type]
+                if getattr(part_kind, "model_type", None)
+                else None
+            )
         if part not in (None, type(None)):
             values[name] = small_config(part, overrides.get(name, {}))
     return kind(**values)
@@ -184,23 +191,23 @@ STACKS = {
 def plain_selection(model: nn.Module, family: str) -> dict[str, tuple[int, int]]:
     """Parameter names of matrices, the axis of the inputs in one of them, and how many."""
     head = model.get_output_embeddings()
-    found = {}
+    axis_and_experts = {}
     modules = dict(model.named_modules())
     for name, parameter in model.named_parameters():
         module = modules[name.rpartition(".")[0]]
-        known = [(a, n) for end, a, n in STACKS.get(family, ()) if name.endswith(end)]
-        if known:
-            found[name] = known[0]
+        stacks = [(a, n) for end, a, n in STACKS.get(family, ()) if name.endswith(end)]
+        if stacks:
+            axis_and_experts[name] = stacks[0]
         elif isinstance(module, Conv1D) and name.endswith("weight"):
-            found[name] = (0, 1)
+            axis_and_experts[name] = (0, 1)
         elif isinstance(module, nn.Linear) and name.endswith("weight") and module is not head:
-            found[name] = (1, 1)
+            axis_and_experts[name] = (1, 1)
         elif parameter.ndim == 3 and not isinstance(module, nn.Conv1d):
             wide = list(parameter.shape[1:]).index(HIDDEN) if HIDDEN in parameter.shape[1:] else 0
             if name.endswith((*EXPERTS_IN, *EXPERTS_OUT)):
                 axis = wide if name.endswith(EXPERTS_IN) else 1 - wide
-                found[name] = (axis, len(parameter))
-    return found
+                axis_and_experts[name] = (axis, len(parameter))
+    return axis_and_experts
 
 
 def plain_losses(folder: Path, family: str, tokens: np.ndarray) -> dict[str, list]:
@@ -252,13 +259,13 @@ def run_family(family: str) -> dict:
     """Build, audit and check one family: its verdict, the reason, and what was quantized."""
     from flatminima.errors import UserError, one_line
 
-    found = {"family": family}
+    record = {"family": family}
     # Four sequences of ids that no family keeps for something else.
     tokens = np.random.default_rng(0).integers(8, 88, (4, LENGTH), dtype=np.int32)
 
     def verdict(word: str, reason: object = "") -> dict:
         text = reason if isinstance(reason, str) else one_line(reason, 160)
-        return found | {"verdict": word, "reason": text}
+        return record | {"verdict": word, "reason": text}
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "model"
@@ -281,12 +288,12 @@ def run_family(family: str) -> dict:
             return verdict("refused", refused) if refused else verdict("wrong", error)
     if refused:
         return verdict("wrong", f"refused, but it runs: {refused}")
-    found["share"] = covered["weights"] / covered["of"]
-    found |= {key: covered[key] for key in ("left", "unread")}
+    record["share"] = covered["weights"] / covered["of"]
+    record |= {key: covered[key] for key in ("left", "unread")}
     apart = {name: abs(np.subtract(losses[name], plain[name])).max() for name in plain}
     if max(apart.values()) > CLOSE:
-        words = ", ".join(f"{name} {value:.1e}" for name, value in apart.items())
-        return verdict("wrong", f"{words} nats apart")
+        differences = ", ".join(f"{name} {value:.1e}" for name, value in apart.items())
+        return verdict("wrong", f"{differences} nats apart")
     if abs(np.subtract(plain["int4"], plain["fp32"])).max() < 10 * CLOSE:
         return verdict("wrong", "INT4 changes nothing: nothing is shown")
     return verdict("measured")
@@ -317,9 +324,9 @@ def run_all(families: list[str], jobs: int) -> list[dict]:
     results = []
     with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
         started = [(family, pool.apply_async(guarded, (family,))) for family in families]
-        for family, found in started:
+        for family, pending in started:
             try:
-                result = found.get(2 * SECONDS)
+                result = pending.get(2 * SECONDS)
             except multiprocessing.TimeoutError:
                 result = {
                     "family": family,

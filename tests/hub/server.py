@@ -248,7 +248,9 @@ class _Handler(BaseHTTPRequestHandler):
         fault = faults[0] if faults else no_fault
         fault.met += 1
         if fault.kind == "status":
-            status, headers, body = fault.status, fault.headers, b"this is a fault"
+            status = fault.status
+            headers = fault.headers
+            body = b"this is a fault"
         else:
             path = unquote(urlsplit(self.path).path)
             status, headers, body = self._part(*hub.answer(path, authorization))

@@ -18,7 +18,8 @@ from tests.conftest import affine
 
 def test_kurtosis_is_uncentred_excess_and_never_below_zero():
     d = 64
-    one, uniform = torch.zeros(d), torch.linspace(0, 1, 100_001, dtype=torch.float64)
+    one = torch.zeros(d)
+    uniform = torch.linspace(0, 1, 100_001, dtype=torch.float64)
     one[5] = 3.0
     for vector, expected in (
         (one, 81 / d / (9 / d - (3 / d) ** 2) ** 2 - 3),
@@ -42,8 +43,10 @@ def test_cosines_and_singular_values_at_both_ends():
 
 def test_rounded_inputs_round_what_goes_into_linear_layers_and_only_while_it_lasts():
     torch.manual_seed(0)
-    model, x = nn.Module(), torch.randn(2, 3, 16)
-    model.layer, model.get_output_embeddings = nn.Linear(16, 5), lambda: None
+    model = nn.Module()
+    x = torch.randn(2, 3, 16)
+    model.layer = nn.Linear(16, 5)
+    model.get_output_embeddings = lambda: None
     plain = model.layer(x)
     rounded = fake_quantize(x.reshape(6, 16), affine(4, "channel", True)).reshape(x.shape)
     wanted = model.layer(rounded)

@@ -43,7 +43,8 @@ def normal(shape, seed=0):
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.description)
 def test_level_times_step_is_the_quantized_weight_and_a_constant_group_has_no_grid(spec):
     w = normal((6, 128))
-    values, step = fake_quantize(w, spec), grid_steps(w, spec)
+    values = fake_quantize(w, spec)
+    step = grid_steps(w, spec)
     inside = (levels(w, step) * step - values).abs() < 1e-5 * w.abs().max()
     # Equal wherever the code was not clamped; clamped codes are at the ends of a range.
     assert step.shape == w.shape and (step > 0).all() and inside.double().mean() > 0.95
@@ -114,7 +115,8 @@ def test_a_straight_line_has_cosine_and_exponent_one_and_a_random_walk_zero_and_
 
 def test_a_move_and_the_way_back_through_saved_checkpoints(tiny_model, tmp_path):
     """Each weight moves by a third of its first step, then back again."""
-    spec, moved = affine(4, "group", False, 16), copy.deepcopy(tiny_model)
+    spec = affine(4, "group", False, 16)
+    moved = copy.deepcopy(tiny_model)
     weights = linear_weights(tiny_model, "blocks")
     thirds = {name: grid_steps(w.detach(), spec) / 3 for name, w in weights.items()}
     with torch.no_grad():
@@ -184,7 +186,8 @@ def trace(amplitude: float, state: Path | None = None, fork=FORK, **training) ->
 
 
 def test_a_larger_bump_flips_more_codes_and_an_amplitude_of_one_is_the_baseline():
-    plain, bumped = trace(1.0), trace(20.0)
+    plain = trace(1.0)
+    bumped = trace(20.0)
     assert len(plain) == 2 * 2 * 4 and list(plain["updates"].unique()) == [3, 1]
     flips = plain.pivot(index=["seed", "step"], columns="schedule", values="flipped_own")
     assert flips["oli"].to_numpy() == pytest.approx(flips["baseline"].to_numpy())

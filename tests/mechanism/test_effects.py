@@ -14,7 +14,8 @@ from flatminima.mechanism.factors import (
 )
 from tests.statistics_helpers import sequence_scores
 
-BITS, STEPS = [2, 3, 4, 5], {"tensor": 4.0, "channel": 2.0, "g8": 1.0}
+BITS = [2, 3, 4, 5]
+STEPS = {"tensor": 4.0, "channel": 2.0, "g8": 1.0}
 SENSITIVITY = 0.02
 LOW = {"bits": 2, "symmetric": False, "granularity": "g8"}
 
@@ -58,7 +59,8 @@ def test_one_sensitivity_is_found_where_it_made_the_losses():
 
 def measurements(noise_sd: float) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Cells whose loss is one sensitivity times step², and scores of 40 sequences."""
-    rng, table = np.random.default_rng(0), design()
+    rng = np.random.default_rng(0)
+    table = design()
     step = table["granularity"].map(STEPS) * np.where(table["symmetric"], 1.2, 1.0)
     table = table.assign(
         step=10,
@@ -67,7 +69,8 @@ def measurements(noise_sd: float) -> tuple[pd.DataFrame, pd.DataFrame]:
         quantizer=[f"cell{n}" for n in table.index],
         step_variance=(step / (2 ** table["bits"] - 1)) ** 2,
     )
-    base, scores = rng.uniform(2, 4, 40), []
+    base = rng.uniform(2, 4, 40)
+    scores = []
     losses = {"fp32": 0.0, **dict(zip(table["quantizer"], table["step_variance"], strict=True))}
     for name, variance in losses.items():
         value = SENSITIVITY * variance

@@ -34,8 +34,8 @@ def run(slope_after: float) -> tuple[pd.DataFrame, pd.DataFrame]:
             rows.append(sequence_scores(step, role, nll, 10))
     scores = pd.concat(rows, ignore_index=True)
     table = summarise(scores, ["step"], resamples=30, seed=0)
-    about = {"suite": "toy", "width": 16, "seed": 0, "weight_decay": 0.1}
-    return table.assign(**about, tokens_per_weight=4.0 * table["step"]), scores
+    run_labels = {"suite": "toy", "width": 16, "seed": 0, "weight_decay": 0.1}
+    return table.assign(**run_labels, tokens_per_weight=4.0 * table["step"]), scores
 
 
 def test_growth_before_and_after_the_own_minimum_and_while_the_tokens_double():
@@ -96,9 +96,9 @@ def test_findings_of_what_was_measured_and_of_nothing_else():
             "top_eigenvalue_n": 8,
         }
     )
-    found = findings({"audit": audit, "curvature": curvature}, PHASES, spacing=10)
-    assert list(found.columns) == COLUMNS
-    assert found.set_index("finding")["value"].to_dict() == pytest.approx(
+    table = findings({"audit": audit, "curvature": curvature}, PHASES, spacing=10)
+    assert list(table.columns) == COLUMNS
+    assert table.set_index("finding")["value"].to_dict() == pytest.approx(
         {
             "trace_growth": 2.0,
             "normalised_trace_growth": 2.0,
@@ -145,8 +145,8 @@ def test_noise_and_sensitivity_are_told_apart():
         "noise_over_rounding": 1,
         "low_over_high_second_order": 1,
     }
-    found = findings(tables, PHASES, spacing=10).set_index("finding")["value"]
-    assert found[list(expected)].to_dict() == pytest.approx(expected)
+    values = findings(tables, PHASES, spacing=10).set_index("finding")["value"]
+    assert values[list(expected)].to_dict() == pytest.approx(expected)
 
 
 def test_sensitivity_before_the_end_of_rapid_learning_alone_has_no_growth_from_there_on():

@@ -37,7 +37,8 @@ class Quadratic(LossSurface):
         )
         self.shapes = {"w": torch.Size([3, 8])}
         self.weights = torch.from_numpy(rng.standard_normal(SIZE)).float().requires_grad_()
-        self.step, self.ids = 5, list(range(batches))
+        self.step = 5
+        self.ids = list(range(batches))
 
     def loss(self, ids, weights):
         return 0.5 * weights @ self.a[ids] @ weights + self.b[ids] @ weights
@@ -51,16 +52,26 @@ def test_the_second_order_prediction_of_a_quadratic_is_the_measured_loss():
     assert surface.inner(d, surface.product(d)) == pytest.approx(d.numpy() @ product, rel=1e-5)
     settings = {"low_bit": INT4.model_dump(), "high_bit": INT8.model_dump(), "draws": 2}
     table = sensitivity_table(surface, settings | {"resamples": 50})
-    whole = table[table["tensor"] == "all"].set_index("perturbation")
-    assert list(whole.index) == ["low_bit", "high_bit", "noise0", "dither0", "noise1", "dither1"]
-    measured, predicted = whole["measured_nats"], whole["predicted_nats"]
+    all_matrices = table[table["tensor"] == "all"].set_index("perturbation")
+    assert list(all_matrices.index) == [
+        "low_bit",
+        "high_bit",
+        "noise0",
+        "dither0",
+        "noise1",
+        "dither1",
+    ]
+    measured = all_matrices["measured_nats"]
+    predicted = all_matrices["predicted_nats"]
     assert predicted.to_numpy() == pytest.approx(measured.to_numpy(), abs=2e-6)
-    total = whole["first_order_nats"] + whole["second_order_nats"]
+    total = all_matrices["first_order_nats"] + all_matrices["second_order_nats"]
     assert total.to_numpy() == pytest.approx(predicted.to_numpy(), abs=1e-9)
     parts = table[table["tensor"] != "all"].groupby("perturbation")["second_order_nats"].sum()
-    second = whole["second_order_nats"]
+    second = all_matrices["second_order_nats"]
     assert parts[second.index].to_numpy() == pytest.approx(second.to_numpy(), abs=1e-9)
-    assert (whole["measured_low"] <= measured).all() and (measured <= whole["measured_high"]).all()
+    assert (all_matrices["measured_low"] <= measured).all() and (
+        measured <= all_matrices["measured_high"]
+    ).all()
 
 
 def test_the_largest_eigenvalue_and_the_trace_are_those_of_the_matrix():

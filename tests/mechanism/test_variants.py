@@ -48,7 +48,8 @@ def test_one_matrix_in_is_all_and_out_is_none(tiny_tokens):
     settings = {"low_bit": affine(3, "group", False, 8).model_dump()}
     table = probe_layers(Visit(4, OneLayer(), tiny_tokens, 4, 20), settings)
     at = table.set_index(["probe", "tensor"])
-    added, removed = at["delta_nll_nats_per_token"], at["removed_nats"]
+    added = at["delta_nll_nats_per_token"]
+    removed = at["removed_nats"]
     name = "body.layers.0.mlp.weight"
     assert added["in", name] == added["all", "all"] == removed["out", name] != 0
     assert added["out", name] == 0
@@ -91,11 +92,11 @@ def test_names_of_several_architectures():
 
 def test_cells_are_the_whole_crossing_and_each_layer_set():
     low = {"symmetric": False, "granularity": "g8"}
-    found = cells(
+    design_cells = cells(
         bits=[2, 4], group_sizes=[8, 16], formats=["nf4"], sets=["blocks", "mlp", "all"], low=low
     )
-    names = {cell.name for cell in found}
-    assert len(found) == len(names) == 2 * 2 * 4 + 2 * 2 + 1
+    names = {cell.name for cell in design_cells}
+    assert len(design_cells) == len(names) == 2 * 2 * 4 + 2 * 2 + 1
     assert {
         "int4-asym-g8-blocks",
         "int2-sym-tensor-blocks",
@@ -118,9 +119,9 @@ def test_a_factorial_probe_says_what_each_cell_did(tiny_model, tiny_tokens):
     assert len(table) == scores["quantizer"].nunique() == 1 + 2 * 2 * 3 + 8 * 2 + 1
     rows = table.set_index("quantizer")
     assert np.isnan(rows.loc["fp32", "n_weights"]) and (table["step"] == 7).all()
-    whole = rows.loc["int8-asym-g8-blocks"]
-    assert whole["n_weights"] == sum(w.numel() for w in linear_weights(tiny_model).values())
+    int8_row = rows.loc["int8-asym-g8-blocks"]
+    assert int8_row["n_weights"] == sum(w.numel() for w in linear_weights(tiny_model).values())
     # Positions are as good as uniform, so the two agree.
-    assert whole["error_norm2"] == pytest.approx(whole["step_variance"], rel=0.1)
-    assert rows.loc["int2-asym-g8-blocks", "kl_nats_per_token"] > whole["kl_nats_per_token"]
+    assert int8_row["error_norm2"] == pytest.approx(int8_row["step_variance"], rel=0.1)
+    assert rows.loc["int2-asym-g8-blocks", "kl_nats_per_token"] > int8_row["kl_nats_per_token"]
     assert np.isnan(rows.loc["nvfp4-blocks", "step_variance"])
