@@ -44,6 +44,43 @@ for job in [job for name in checked_config.suites for job in plan.pretraining_jo
             "../workflow_scripts/pretrain_suite.py"
 
 
+for job in [job for name in checked_config.suites for job in plan.planting_jobs(suite_of(name))]:
+
+    rule:
+        """The checkpoints of another suite, with channels scaled so that no output changes."""
+        name:
+            f"plant_scales_{job.suite.name}"
+        input:
+            collect(
+                "{folder}/{name}",
+                folder=job.sources.values(),
+                name=["model.safetensors", "config.json"],
+            ),
+        output:
+            collect(
+                "{folder}/{name}",
+                folder=job.folders.values(),
+                name=["model.safetensors", "config.json", "SHA256SUMS"],
+            ),
+        log:
+            f"logs/{job.suite.name}/plant_scales.log",
+        benchmark:
+            f"benchmarks/{job.suite.name}/plant_scales.tsv"
+        priority: 20
+        conda:
+            "../envs/torch.yaml"
+        params:
+            sources=job.sources,
+            folders=job.folders,
+            scales=job.scales,
+            channels=job.channels,
+            code=code_hash("workflow_scripts/plant_scales.py"),
+        message:
+            f"Scaling channels of the checkpoints of {job.suite.name}"
+        script:
+            "../workflow_scripts/plant_scales.py"
+
+
 rule fetch_checkpoint:
     """One revision from the hub, from which forks start. Deleted when no job needs it any more."""
     output:

@@ -139,6 +139,12 @@ class Channels:
     writers: tuple[tuple[str, Tensor], ...]
     readers: tuple[tuple[str, Tensor], ...]
     gain_offset: float = 0.0
+    is_of_values: bool = False  # else behind a normalization
+
+    @property
+    def count(self) -> int:
+        """Number of channels."""
+        return len(self.writers[0][1])
 
 
 def free_channels(model: nn.Module) -> list[Channels]:
@@ -185,6 +191,7 @@ def _channels_of(block: nn.Module, prefix: str, route: Route, config: object) ->
         writers=tuple(writers),
         readers=tuple((f"{prefix}.{reader}.weight", columns) for reader in readers),
         gain_offset=offset,
+        is_of_values=isinstance(route, ValueRoute),
     )
 
 

@@ -858,6 +858,35 @@ class PretrainSuite(Suite):
             yield "train_sequences", f"{text}; valid: 1 to {sequences}"
 
 
+class PlantedScales(Section):
+    """Scales that change no output of a model: a collapse that is known beforehand."""
+
+    run: SuiteName = key("The suite whose checkpoints are scaled. Its source is pretrain.")
+    channels: Count = key("Number of channels behind each normalization that are scaled.")
+    start: Step = key("Last step with the scale 1.")
+    largest: Factor = key("Scale at the last step. It rises in equal parts from start on.")
+
+
+class PlantedSuite(Suite):
+    """The checkpoints of another suite with scales that leave their functions as they are."""
+
+    source: Literal["planted"] = key("Another suite's checkpoints, with channels scaled.")
+    tokenizer: TrainedTokenizer
+    scales: PlantedScales = key("Which channels are scaled, and by how much.")
+
+    def _mistakes(self) -> Mistakes:
+        if not isinstance(self.grid, EvenGrid):
+            yield "grid", "valid with source planted: powers_of_two, spacing and last"
+        yield from super()._mistakes()
+        if self.scales.start >= self.grid.last:
+            text = f"{self.scales.start} is not below the suite's last step {self.grid.last}"
+            yield "scales.start", text
+        width = self.architecture and self.architecture.hidden_size
+        if width and self.scales.channels > width:
+            text = f"{self.scales.channels} is more than architecture.hidden_size {width}"
+            yield "scales.channels", text
+
+
 class HubSuite(Suite):
     """A model of the Hugging Face hub."""
 
@@ -893,7 +922,8 @@ class PublishedSuite(Suite):
 
 
 AnySuite = Annotated[
-    PretrainSuite | HubSuite | LocalSuite | PublishedSuite, Field(discriminator="source")
+    PretrainSuite | PlantedSuite | HubSuite | LocalSuite | PublishedSuite,
+    Field(discriminator="source"),
 ]
 
 
@@ -916,6 +946,29 @@ class Config(Section):
         for name, suite in self.suites.items():
             yield from _below(f"suites.{name}", suite.mistaken_quantizers(self.quantizers))
             yield from _below(f"suites.{name}", self._mistaken_second_arm(suite))
+            yield from _below(f"suites.{name}", self._mistaken_run(suite))
+
+    def _mistaken_run(self, suite: Suite) -> Mistakes:
+        """Mistakes in the suite whose checkpoints a planted suite scales."""
+        if not isinstance(suite, PlantedSuite):
+            return
+        place = "scales.run"
+        name = suite.scales.run
+        trained_suites = {
+            other_name: other
+            for other_name, other in self.suites.items()
+            if isinstance(other, PretrainSuite)
+        }
+        if name not in trained_suites:
+            yield (
+                place,
+                f"{name!r} is not a suite with source pretrain; {suggest(name, trained_suites)}",
+            )
+            return
+        run_steps = trained_suites[name].grid.revisions
+        absent_steps = [step for step in suite.grid.revisions if step not in run_steps]
+        if absent_steps:
+            yield place, f"suite {name!r} has no checkpoint of step {absent_steps[0]}, see grid"
 
     def _mistaken_second_arm(self, suite: Suite) -> Mistakes:
         arm = suite.mechanism and suite.mechanism.second_arm

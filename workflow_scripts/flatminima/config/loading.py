@@ -56,7 +56,7 @@ DEFAULTS = {
         "kurtosis": {"layers": "blocks"},
         "phases": {"resamples": 200},
     },
-    **dict.fromkeys(("hub", "pretrain"), {"is_paper_model": False}),
+    **dict.fromkeys(("hub", "pretrain", "planted"), {"is_paper_model": False}),
 }
 
 # Files and the command line.

@@ -325,6 +325,31 @@ def pretraining_jobs(suite: Suite) -> list[PretrainingJob]:
     return jobs
 
 
+class PlantingJob(NamedTuple):
+    """The job that scales channels of another suite's checkpoints."""
+
+    suite: Suite
+    sources: dict[int, str]  # folders of the checkpoints that are read, by step
+    folders: dict[int, str]  # folders of the checkpoints that are written, by step
+    scales: dict[int, float]  # scale of the channels, by step
+    channels: int  # number of channels behind each normalization
+
+
+def planting_jobs(suite: Suite) -> list[PlantingJob]:
+    """The job that makes a planted suite's checkpoints. None for other suites."""
+    if suite.source != "planted":
+        return []
+    planted = suite.config.scales
+    rise = suite.last - planted.start
+    scales = {
+        step: 1.0 + (planted.largest - 1.0) * max(0, step - planted.start) / rise
+        for step in suite.steps
+    }
+    sources = {step: f"results/{planted.run}/checkpoints/step{step}" for step in suite.steps}
+    folders = {step: suite.folder(step) for step in suite.steps}
+    return [PlantingJob(suite, sources, folders, scales, planted.channels)]
+
+
 # Facts of a suite for tables, figures, notebooks and the ledger of claims.
 
 
