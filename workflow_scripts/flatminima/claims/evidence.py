@@ -100,9 +100,9 @@ def welch(a: tuple[float, float, int], b: tuple[float, float, int]) -> tuple[Int
 
 
 def student(mean: float, sd: float, n: int) -> Interval:
-    """Student's 95 % interval of a mean; a single run has no range."""
+    """Student's 95 % interval of a mean. The range of a single run is unknown, and so infinite."""
     if n <= 1:
-        return interval(mean)
+        return Interval(mean, -math.inf, math.inf)
     low, high = t_interval(mean, sd / math.sqrt(n), n - 1)
     return Interval(mean, low, high)
 
@@ -116,6 +116,10 @@ def interval_of_mean(values: pd.Series) -> Interval:
     if finite.empty:
         raise NotMeasured("a run with a finite value")
     return student(float(finite.mean()), float(finite.std()), len(finite))
+
+
+def _ends(number: Interval) -> tuple[float, float, float]:
+    return number.value, number.low, number.high
 
 
 # ---- the common accessors --------------------------------------------------------------------
@@ -149,7 +153,7 @@ class Evidence:
         return self._at_own_step(role, column, self._step(place))
 
     def _loss(self, role: str, place: int | str) -> Interval:
-        return (self.at(role, "gap_pct", place) / 100).map(math.log1p)
+        return log(1 + self.at(role, "gap_pct", place) / 100)
 
     def _cells_by_step(self, role: str, column: str, first: int, last: int) -> dict[int, Interval]:
         """``curve``, which must be complete between two steps of the paper."""
@@ -171,6 +175,21 @@ class Evidence:
             raise NotMeasured(f"checkpoints between steps {first:,} and {last:,}")
         return Interval(inside[-1], min(inside), max(inside))
 
+    def _outside(
+        self, role: str, column: str, first: int, last: int, low: float, high: float
+    ) -> Interval:
+        """Largest distance of a value between two steps from a range; negative if all are inside.
+
+        Its ends are the largest distances of the ends of the values' intervals.
+        """
+        distances = []
+        for step, cell in self.curve(role, column).items():
+            if first <= self._in_paper_steps(step) <= last:
+                distances += [_ends(low - cell), _ends(cell - high)]
+        if not distances:
+            raise NotMeasured(f"checkpoints between steps {first:,} and {last:,}")
+        return Interval(*np.max(distances, axis=0).tolist())
+
     # FP32 perplexity, and gaps of INT4 and INT8, at a place.
     ppl = partialmethod(at, "fp32", "ppl")
     gap = partialmethod(at, "low_bit", "gap_pct")
@@ -183,6 +202,9 @@ class Evidence:
     # Range between two steps of the paper; the value is that at the last step.
     gap_span = partialmethod(_span, "low_bit", "gap_pct")
     ppl_span = partialmethod(_span, "fp32", "ppl")
+    # By how much a value between two steps leaves a range.
+    gap_outside = partialmethod(_outside, "low_bit", "gap_pct")
+    ppl_outside = partialmethod(_outside, "fp32", "ppl")
 
     def ppl4(self, place: int | str) -> Interval:
         """Absolute INT4 perplexity."""
@@ -514,15 +536,15 @@ class Measured(Evidence):
         lag = read_interval(self.file("phases"), "lag_steps", "lag_low", "lag_high")
         return lag * self._in_paper_steps(1)
 
-    def worst_error(self, column: str, steps: tuple[int, ...] | None = None) -> float:
+    def worst_error(self, column: str, steps: tuple[int, ...] | None = None) -> Interval:
         """Largest distance from a column of Table 1, in percent of the printed value."""
         role, audit_column = TABLE_1[column]
         printed_cells = self.paper.curve(role, audit_column)
         errors = []
         for step in steps or printed_cells:
-            ratio = self.at(role, audit_column, step).value / printed_cells[step].value
-            errors.append(100 * abs(ratio - 1))
-        return max(errors)
+            ratio = self.at(role, audit_column, step) / printed_cells[step].value
+            errors.append(_ends(100 * abs(ratio - 1)))
+        return Interval(*np.max(errors, axis=0).tolist())
 
     # Forks.
 
@@ -564,6 +586,17 @@ class Measured(Evidence):
             raise NotMeasured(f"{', '.join(row)} in statistics.csv")
         return Interval(*rows.loc[row, ["difference", "interval_low", "interval_high"]])
 
+    def mean_of_runs(self, kind: str, column: str = "gap_pct") -> float:
+        """Mean over runs without its range, for bounds that expect as many runs as the paper's."""
+        self._check_runs(self.by_run(kind, column=column))
+        return self.final(kind, column=column).value
+
+    def _check_runs(self, by_run: pd.Series) -> None:
+        """Raise ``NotMeasured`` if there are fewer runs than in the paper."""
+        n_paper = self.pythia["fork"]["seeds"]
+        if len(by_run) < n_paper:
+            raise NotMeasured(f"{n_paper} runs a side, of which {len(by_run)} are there")
+
     def wins(self, kind: str, probes: str = "all") -> int:
         """Pairs of runs in which a kind of fork ends with the smaller gap."""
         gaps = self.by_run(kind, probes).to_numpy()
@@ -580,6 +613,7 @@ class Measured(Evidence):
     def smallest_improvement(self) -> float:
         """By how many points OLI's cool average is below cosine's, in the worst of the runs."""
         cool, cosine = self._cool_and_cosine("low_bit", "gap_pct")
+        self._check_runs(cool)
         return float((cosine - cool).min())
 
     def unrecovered(self) -> Interval:
@@ -678,7 +712,7 @@ class Measured(Evidence):
 
     def _factorial_loss(self, row: pd.Series) -> Interval:
         """Added loss of a cell of the factorial, nats per token."""
-        return (self._cell(row, "gap_pct") / 100).map(math.log1p)
+        return log(1 + self._cell(row, "gap_pct") / 100)
 
     def pilot(self, column: str | None = None) -> Interval:
         """FP32 perplexity of the pilot over that of its fork point, or an effect on its log.

@@ -107,10 +107,11 @@ def interval(number: object) -> Interval:
 def read_interval(row: Mapping, value: str, low: str, high: str) -> Interval:
     """Three cells of a table's row, or three entries of a JSON file.
 
-    A missing end is replaced by the value.
+    An end that is missing could not be computed, so the range is unknown: it becomes infinite.
     """
-    present_names = (value if pd.isna(row[name]) else name for name in (value, low, high))
-    return Interval(*(float(row[name]) for name in present_names))
+    if pd.isna(row[low]) or pd.isna(row[high]):
+        return Interval(float(row[value]), -math.inf, math.inf)
+    return Interval(*(float(row[name]) for name in (value, low, high)))
 
 
 def printed(text: str) -> Interval:
