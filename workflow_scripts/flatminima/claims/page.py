@@ -56,8 +56,8 @@ LEAD = (
     "Up to four questions are asked of each claim. Does the paper agree with itself? Do public "
     "sources agree? Was it measured again on the paper's model? Can the paper's experiment show "
     "it? The chips answer them. A chip of a main claim is the severest answer among the claim and "
-    "all rows that bear on it; the ids say which rows give it. A measurement counts for its own "
-    "row alone."
+    "all rows that bear on it; ids beside it name the rows that it comes from. A measurement "
+    "counts for its own row alone."
 )
 FIGURE = (
     "One line for each number, on its own scale; the ends of the scale are printed below the "
@@ -115,7 +115,7 @@ def measured_again(suite: Mapping | None, judged: Sequence[Judged]) -> str:
 
 
 def short_answer(ledger: Ledger, judged: Sequence[Judged]) -> dict:
-    """The first paragraph of the page: lists of judged rows, and a remark.
+    """The first paragraph of the page: lists of judged rows, a verdict and a remark.
 
     ``contradictions`` are all rows that are inconsistent by themselves. ``summary`` of claims.yaml
     names the rows of the other lists.
@@ -126,7 +126,8 @@ def short_answer(ledger: Ledger, judged: Sequence[Judged]) -> dict:
         for part in ("carries", "cannot", "matter")
     }
     contradictions = [row for row in judged if row.answers["self"].text == "inconsistent"]
-    return {**parts, "contradictions": contradictions, "remark": ledger.summary["remark"]}
+    texts = {name: ledger.summary[name] for name in ("verdict", "remark")}
+    return {**parts, "contradictions": contradictions, **texts}
 
 
 def links(judged: Judged, paths: Mapping[str, str], folder: Path) -> list[tuple[str, str]]:
@@ -219,6 +220,8 @@ def axis(judged: Judged) -> dict:
         bound_low, bound_high = judged.bound
         outside_band = not bound_low <= float(judged.effect) <= bound_high
     no_effect = 1.0 if is_log else 0.0
+    # A logarithmic scale of nats or percent has no place for "no effect".
+    shows_no_effect = forest.get("no_effect") != "none" and low < no_effect < high
     return {
         "id": judged.row.id,
         "label": forest["label"],
@@ -227,7 +230,7 @@ def axis(judged: Judged) -> dict:
         "bound": [position(end) for end in judged.bound] if judged.bound else None,
         "low": f"{low:g}",
         "high": f"{high:g}",
-        "zero": position(no_effect) if low < no_effect < high else None,
+        "zero": position(no_effect) if shows_no_effect else None,
         "outside_band": outside_band,
     }
 
