@@ -57,6 +57,9 @@ def paper(**changed: pd.DataFrame) -> Printed:
     return Printed(LEDGER.pythia, **(tables() | changed), lambada=pd.read_csv(PATHS["lambada"]))
 
 
+PRINTED = paper()
+
+
 # ---- invented measurements that agree with the paper ----
 
 
@@ -235,7 +238,7 @@ def measure(suite: dict = PYTHIA, **changed: object) -> Measured:
             {"step": range(154), "status": "present", "weights_sha256": hashes}
         ),
     }
-    return Measured(LEDGER.pythia, paper(), suite | LOW_BIT_CELL, files | changed)
+    return Measured(LEDGER.pythia, PRINTED, suite | LOW_BIT_CELL, files | changed)
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +247,7 @@ def judged() -> dict:
 
 
 def measured(name: str, suite: Measured) -> str:
-    return judge_row(ROWS[name], paper(), suite).answers["measured"].text
+    return judge_row(ROWS[name], suite.paper, suite).answers["measured"].text
 
 
 # ---- quotations, numbers, rows ----
@@ -410,9 +413,29 @@ def test_the_first_paragraph_says_what_the_rows_answer(built, judged):
         page = (built["paper"] / f"claims.{suffix}").read_text(encoding="utf-8")
         assert f"in {len(severe)} places" in page
         order = [
-            page.index(part) for part in ("printed numbers carry", "C43", "main claims", "Effects")
+            page.index(part)
+            for part in ("In short", "printed numbers carry", "main claims", "Effects")
         ]
         assert order == sorted(order)
+
+
+def test_the_guide_to_the_paper_has_the_numbers_of_the_page(judged):
+    guide = ledger.flat((ROOT / "docs/paper.md").read_text(encoding="utf-8"))
+    printed_numbers = paper()
+    severe = [name for name, j in judged.items() if j.answers["self"].text == "inconsistent"]
+    assert len(severe) == 8 and "in eight places" in guide
+    ratio = printed_numbers.ppl4("end") / printed_numbers.ppl4("best")
+    for text in (
+        f"grows {printed_numbers.growth().value:.0f}-fold (C43)",
+        f"it is {printed_numbers.excess().value:.0f} times what",
+        f"is {ratio.value:.1f} times lower",
+        f"starting checkpoint has {printed_numbers.ppl4(70000).value:.1f}",
+    ):
+        assert text in guide
+    for number in re.findall(r"[\d.]+(?= for (?:cosine|SGDR|OLI))", guide):
+        assert number in judged["X53"].arithmetic
+    named = set(re.findall(r"\b[CXL]\d\d\b", guide))
+    assert named >= {"X03", "X18", "C43", "C63"} and named <= LEDGER.successors.keys()
 
 
 def test_the_page_counts_what_was_measured_on_the_papers_model(pythia):
