@@ -412,10 +412,8 @@ def test_the_first_paragraph_says_what_the_rows_answer(built, judged):
     for suffix in ("md", "html"):
         page = (built["paper"] / f"claims.{suffix}").read_text(encoding="utf-8")
         assert f"in {len(severe)} places" in page
-        order = [
-            page.index(part)
-            for part in ("In short", "printed numbers carry", "main claims", "Effects")
-        ]
+        parts = ("In short", "printed numbers carry", "main claims", "Effects")
+        order = [page.index(part) for part in parts]
         assert order == sorted(order)
 
 
@@ -540,6 +538,40 @@ def test_numbers_that_the_review_recomputed(judged):
     }.items():
         assert all(number in judged[name].arithmetic for number in said), name
     assert judged["C39"].effect.range == (-13, 13)
+
+
+def test_the_arithmetic_of_the_points_of_the_second_referee(judged):
+    """Recomputed from the cells of Table 1, in thousands of steps, without the ledger's code."""
+    gap = {30: 9.1, 70: 11.4, 77: 12.7, 83: 19.1, 100: 47.0, 143: 517.1}
+    nats = {step: np.log1p(percent / 100) for step, percent in gap.items()}
+
+    def rate(first: int, last: int) -> float:
+        return 10 * (nats[last] - nats[first]) / (last - first)
+
+    places = [1000 * probe % 375 for probe in range(1, 31)]
+    assert set(places) == {250, 125, 0} and places.count(0) == 10 and places[-1] == 0
+    late = (nats[143] - nats[100]) / (nats[143] - nats[77])
+    expected = {
+        "X45": ["250, 125 and 0 of its 375", "Ten stand at 0", "one of them (0)"],
+        "X46": ["289", f"{nats[143]:.3f} nats", f"{nats[143] / 289:.4f}", "0.0079", "84 to 231"],
+        "X47": ["7,000 steps before", f"grows by {100 * (nats[83] / nats[77] - 1):.0f} %"],
+        "X48": ["33.7", "44.0", f"({100 * (44.0 / 33.7 - 1):+.0f} %)", "7.7 %, below its start"],
+        "X49": [
+            *(f"{rate(*steps):.4f}" for steps in ((30, 70), (70, 77), (77, 83))),
+            f"{rate(70, 77) / rate(30, 70):.1f} times faster",
+        ],
+        "X51": ["3 times as much"],
+        "X52": [f"{32 * 512:,} tokens", "65,536", f"{100 * (1 - 33.4 / 33.7):.1f} %"],
+        "X53": [f"{44.0 * 1.123:.1f}", f"{44.1 * 1.167:.1f}", "76.0", f"{33.7 * 1.114:.1f}"],
+        "C29": [f"{143000 - 115139:,}", "63,000 steps, 44 %"],
+    }
+    for name, texts in expected.items():
+        for text in texts:
+            assert text in judged[name].arithmetic, (name, text)
+    assert f"{100 * late:.0f} % of the growth after 77,000" in judged["X47"].charitable
+    assert judged["X49"].answers["self"].text == "loose wording"
+    slow = changed("X49", ("table1", 4, "int4_gap_pct", "12.4"))
+    assert slow.answers["self"].text == "consistent"
 
 
 def changed(name: str, cell: tuple = (), **numbers: str) -> ledger.Judged:

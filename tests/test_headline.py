@@ -68,7 +68,9 @@ def test_ten_revisions_decide_the_columns_of_table_1():
     run = part(TABLE_1)
     decided = verdicts(run)
     assert decided.pop("C32") == "refuted", "the paper's own rows contradict this sentence"
-    assert decided == dict.fromkeys(("C25", "C06", "C16", "C26"), "confirmed")
+    # X49 compares differences of close gaps, for which intervals of this width tell nothing.
+    confirmed = dict.fromkeys(("C25", "C06", "C16", "C26"), "confirmed")
+    assert decided == {**confirmed, "X49": "cannot be told"}
     assert verdicts(part(TABLE_1, gap=0.5))["C16"] == "refuted"
     for claim in ("C36", "C39", "C33", "C27"):  # best step, onset, ranges, largest of all
         assert measured(claim, run) == "not measured"
