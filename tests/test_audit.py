@@ -22,13 +22,13 @@ from flatminima.errors import Terminated, UserError
 from flatminima.model import build_model, load_model, save_model
 from flatminima.quantizers import linear_weights
 from flatminima.scoring import Prober
-from flatminima.text.tokens import read_tokens, train_tokenizer
+from flatminima.text.tokens import read_tokens, train_tokenizer, write_tokens
 from flatminima.tools.audit import COLUMNS
 from flatminima.tools.audit_answers import Verdict, answers, even_spacing, harmful_since, judge
 from flatminima.tools.sources import learning_rates, open_source
 from tests import synthetic
 from tests.architectures import build
-from tests.conftest import TINY
+from tests.conftest import PROBE, TINY
 from tests.hub.repos import model_branches
 from tests.hub.server import TinyHub, point_at
 from workflow_scripts import gather_audit
@@ -85,9 +85,8 @@ def audited(tmp_path, text, capsys):
         capsys.readouterr()
         code = main(["audit", str(target), *map(str, sum(arguments, [])), *flags])
         out, err = capsys.readouterr()
-        lines = (err if "Error: " in err or not out else out).splitlines()
-        errors = [line for line in lines if line.startswith("Error: ")]
-        assert errors == (lines[-1:] if code == BAD_INPUT else [])
+        errors = [line for line in (out + err).splitlines() if line.startswith("Error: ")]
+        assert len(errors) == (code == BAD_INPUT)
         record = tmp_path / "out/audit.json"
         return code, out or err, json.loads(record.read_text()) if record.is_file() else {}
 
@@ -351,6 +350,56 @@ def make(tmp_path, tokenizer_bytes):
         return folder
 
     return write
+
+
+def test_what_a_configuration_says_of_the_output_does_not_count(make, audited, tmp_path):
+    folder = make(steps=(10, 20))
+    gaps = []
+    for flags in ({}, {"return_dict": False}, {"output_hidden_states": True}):
+        edit(folder / "checkpoint-20", **flags)
+        code, _, _ = audited(folder, revisions=("20",))
+        assert code == PASSED
+        gaps.append((tmp_path / "out/audit.csv").read_bytes())
+    assert gaps[0] == gaps[1] == gaps[2]
+
+
+def test_a_number_that_is_text_is_named(make, audited):
+    folder = make(steps=(10,))
+    edit(folder / "checkpoint-10", rms_norm_eps="1e-5")
+    code, printed, _ = audited(folder)
+    assert code == BAD_INPUT and "rms_norm_eps is the text '1e-5'" in printed
+
+
+def test_a_table_of_positions_that_is_too_short_is_one_line_with_the_length(
+    tiny_model, tiny_tokens, tmp_path, monkeypatch
+):
+    write_tokens(tmp_path / "validation.safetensors", tiny_tokens)
+    prober = Prober(str(tmp_path / "validation.safetensors"), PROBE, 1)
+    table = torch.nn.Embedding(8, 4)
+    own_forward = tiny_model.forward
+
+    def forward(input_ids, **options):
+        table(torch.arange(input_ids.shape[1]))
+        return own_forward(input_ids, **options)
+
+    monkeypatch.setattr(tiny_model, "forward", forward)
+    with pytest.raises(UserError, match=f"{tiny_tokens.shape[1]} tokens.*--length"):
+        prober(tiny_model, 10)
+
+
+def test_folders_of_other_trainers_are_measured_and_what_is_left_is_named(make, tmp_path):
+    folder = make(steps=(10, 20))
+    names = ("checkpoint_{}", "step-{:08d}", "global_step_{}", "iter_{:07d}")
+    for number, name in enumerate(names):
+        for step in (1000, 2000):
+            place = tmp_path / str(number) / name.format(step)
+            shutil.copytree(folder / f"checkpoint-{step // 100}", place)
+        assert open_source(str(tmp_path / str(number))).steps == [1000, 2000], name
+    for other in ("final", "step_300"):
+        shutil.copytree(folder / "checkpoint-10", folder / other)
+    source = open_source(str(folder))
+    [note] = [note for note in source.notes if "not measured" in note]
+    assert source.steps == [10, 20] and "final, step_300" in note and "checkpoint-N" in note
 
 
 def spoil(model, step):

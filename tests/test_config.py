@@ -326,12 +326,18 @@ def test_a_file_that_is_not_a_configuration_gives_one_line(tmp_path):
     path = tmp_path / "mine.yaml"
     for text, reason in (
         ("[1]", "not a mapping"),
+        ("", "empty"),
         ("a: [", "while parsing"),
         ("a: {b: 1,\n  c: 2, b: 3}", "line 2: duplicate key b"),
     ):
         path.write_text(text)
         with pytest.raises(ConfigError, match=f"mine.yaml: {reason}"):
             read_config([path])
+    path.write_bytes("label: größer".encode("latin-1"))
+    with pytest.raises(ConfigError, match="mine.yaml: .*utf-8"):
+        read_config([path])
+    path.write_bytes(b"\xef\xbb\xbfsuite: mini")  # a byte order mark
+    assert read_config([path]).suite == "mini"
     with pytest.raises(ConfigError, match="gone.yaml: .*No such file"):
         read_config([tmp_path / "gone.yaml"])
 
@@ -352,3 +358,20 @@ def test_a_mapping_of_the_command_line_is_read_as_in_a_file(text):
     # A date that does not exist is an error in a file, and text on the command line.
     from_file = yaml.safe_load(text.replace("2026-13-45", "'2026-13-45'"))
     assert as_in_a_file(from_command_line) == from_file
+
+
+def test_a_path_may_begin_with_the_home_folder_as_in_a_shell(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for home in ("~", "$HOME"):
+        suite = {
+            "label": "mine",
+            "source": "local",
+            "pattern": f"{home}/runs/step{{step}}",
+            "text": {"source": "files", "validation": [{"path": f"{home}/text.txt"}]},
+            "batches": {"validation": {"sequences": 8, "length": 64}},
+        }
+        suites = CONFIG["suites"] | {"mine": suite}
+        config = complete_config(CONFIG | {"suite": "mine", "suites": suites})
+        mine = config.suites["mine"]
+        assert mine.pattern == f"{tmp_path}/runs/step{{step}}"
+        assert mine.text.validation[0].path == f"{tmp_path}/text.txt"

@@ -8,6 +8,7 @@ import pytest
 
 from flatminima import tables
 from flatminima.claims.evidence import Measured, Printed
+from flatminima.files import read_content, write_table
 from tests import synthetic
 
 NOT_COMPARABLE = "paper (Pythia-160m; not comparable)"
@@ -216,3 +217,10 @@ def test_table1_of_a_run_without_an_even_grid_has_the_nearest_shares(written):
     assert list(frame["step"]) == [100, 500, 700, 1000]
     assert list(frame[f"{NOT_COMPARABLE}: step"]) == [10_000, 70_000, 100_000, 143_000]
     assert frame["LR (% of max)"].isna().all()
+
+
+@pytest.mark.parametrize("name", ["NA", "null", "nan", "None", "007", "1e5", "True"])
+def test_any_name_survives_a_table(tmp_path, name):
+    table = pd.DataFrame({"suite": [name, name], "step": [1, 2], "value": [0.5, np.nan]})
+    write_table(tmp_path / "audit.csv", table)
+    pd.testing.assert_frame_equal(read_content(tmp_path / "audit.csv"), table, check_dtype=False)

@@ -29,6 +29,8 @@ WEIGHTS_FILE = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 CHECKPOINT_FILES = (WEIGHTS_FILE, CONFIG_FILE)
+# Columns of tables that contain names which a user chooses.
+NAME_COLUMNS = ("suite", "quantizer", "role", "schedule", "format", "counterpart")
 _NO_ROWS = pd.DataFrame({"step": []})
 
 
@@ -191,10 +193,19 @@ def read_json(path: str | Path) -> dict:
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
+def read_csv(path: str | Path) -> pd.DataFrame:
+    """A table as ``write_table`` wrote it: names stay names, and only an empty cell is missing.
+
+    A suite may be called NA, null or 007, which pandas would read as missing or as a number.
+    """
+    names = dict.fromkeys(NAME_COLUMNS, str)
+    return pd.read_csv(path, dtype=names, keep_default_na=False, na_values=[""])
+
+
 def read_content(path: str | Path) -> pd.DataFrame | dict:
     """The table in a CSV or parquet file, or the content of a JSON file."""
     readers = {".parquet": pd.read_parquet, ".json": read_json}
-    return readers.get(Path(path).suffix, pd.read_csv)(path)
+    return readers.get(Path(path).suffix, read_csv)(path)
 
 
 def write_rows(tables: Iterable[pd.DataFrame], output: str | Path) -> None:

@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -52,7 +53,10 @@ LEGACY_BUFFERS = (
     ".attn.causal_mask",
     "rotary_emb.inv_freq",  # every family with rotary embeddings
 )
+# Settings of a configuration that change the form of a model's output.
+OUTPUT_FLAGS = {"return_dict": True, "output_attentions": False, "output_hidden_states": False}
 LOGITS_AT_ONCE = 2**23  # 32 MiB in float32, which mostly fits into a processor's cache
+A_NUMBER = re.compile(r"[-+]?\d[\d_.]*(e[-+]?\d+)?", re.IGNORECASE)
 CAUSAL_TOLERANCE = 1e-4  # of the largest logit; rounding moves a causal model's logits by less
 
 
@@ -70,7 +74,30 @@ def damage_named(path: str | Path) -> Iterator[None]:
         reason = one_line(error)
         if "trust_remote_code" in str(error):
             reason = "it needs its own code to be run, which this project never does"
+        if Path(path).is_dir():
+            reason += numbers_as_text(Path(path) / CONFIG_FILE)
         raise DamagedFile(f"{path}: cannot be read as a checkpoint: {reason}") from error
+
+
+def numbers_as_text(config_file: Path) -> str:
+    """A remark on keys of a model's configuration that hold a number as text, or nothing.
+
+    Libraries then fail at an operation with the number and do not name the key.
+    """
+
+    def found_in(section: dict, prefix: str) -> Iterator[str]:
+        for key, value in section.items():
+            if isinstance(value, dict):
+                yield from found_in(value, f"{prefix}{key}.")
+            elif isinstance(value, str) and A_NUMBER.fullmatch(value) and "version" not in key:
+                yield f"{prefix}{key} is the text {value!r}"
+
+    try:
+        config = json.loads(config_file.read_text(encoding="utf-8"))
+        texts = ", ".join(found_in(config, ""))
+    except (OSError, ValueError, AttributeError):
+        return ""
+    return f"; in {CONFIG_FILE} {texts}, not a number" if texts else ""
 
 
 @contextmanager
@@ -179,6 +206,11 @@ def load_model(folder: str | Path, device: str = "cpu") -> nn.Module:
         count = int(parameter.isfinite().logical_not().sum())
         if count:
             raise Diverged(f"{folder}: {count} of {parameter.numel()} {name} are not finite")
+    # What the writer's session had set belongs to its output, not to its weights.
+    for config in (model.config, model.config.get_text_config(decoder=True)):
+        for flag, setting in OUTPUT_FLAGS.items():
+            if getattr(config, flag, setting) != setting:
+                setattr(config, flag, setting)
     return model.to(device).eval()
 
 

@@ -104,7 +104,7 @@ def read_table(path: Path) -> dict[int, str] | None:
     """Branch of each step in order, or ``None`` without a file. Raises ``UserError``."""
     if not path.is_file():
         return None
-    table = pd.read_csv(path, dtype={"branch": str, "commit": str})
+    table = pd.read_csv(path, dtype={"branch": str, "commit": str}, keep_default_na=False)
     if list(table.columns) != COLUMNS or table.empty or not table["step"].is_monotonic_increasing:
         raise UserError(
             f"{path}: the columns must be {', '.join(COLUMNS)}, with at least one row and "

@@ -386,7 +386,14 @@ class Prober:
                     )
         except UserError as error:
             kind = Diverged if isinstance(error, Diverged) else NotMeasured
-            raise kind(f"step {step}: {one_line(error)}") from error
+            reason = one_line(error)
+            if "out of bounds" in reason or "out of range" in reason:
+                # Most often a table of positions: the vocabulary is checked before.
+                reason += (
+                    f"; the sequences have {self.tokens.shape[1]} tokens, perhaps more than the "
+                    "model has positions (--length of an audit, batches.validation.length)"
+                )
+            raise kind(f"step {step}: {reason}") from error
         if "coverage" not in self.made_by:
             self.made_by |= {"coverage": coverages, "peculiarities": peculiarities(model)}
             for name, quantizer_coverage in coverages.items():

@@ -3,6 +3,7 @@
 ``config.loading`` reads configurations and reports the first mistake in one line.
 """
 
+import os
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,7 +64,15 @@ Unique = _passes(_check_unique)
 Text = Annotated[str, Field(min_length=1)]
 # One line without markup, for titles in Markdown, LaTeX and HTML.
 Label = Annotated[str, Field(pattern=r"^[^<>`$\\\n\r]+$")]
-FilePath = Annotated[str, Field(pattern=r"^[^{}\n\r]+$")]  # braces would be wildcards
+
+
+def _expanded(path: str) -> str:
+    """A path in which ``~`` and variables such as ``$HOME`` are what a shell makes of them."""
+    return os.path.expandvars(os.path.expanduser(path))
+
+
+_Expanded = AfterValidator(_expanded)
+FilePath = Annotated[str, Field(pattern=r"^[^{}\n\r]+$"), _Expanded]  # braces would be wildcards
 DocumentFile = Annotated[FilePath, _passes(file_format)]
 SuiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,60}$")]
@@ -901,7 +910,7 @@ class LocalSuite(Suite):
     """Your own checkpoints."""
 
     source: Literal["local"] = key("Your own checkpoint files.")
-    pattern: Annotated[Text, _passes(check_pattern)] = key(
+    pattern: Annotated[Text, _Expanded, _passes(check_pattern)] = key(
         "Folders of your checkpoints, with {step} instead of the step."
     )
     tokenizer: LocalTokenizer

@@ -76,15 +76,17 @@ class _Loader(yaml.CSafeLoader):
 
 
 def read_yaml(path: Path) -> dict:
-    """The mapping in a YAML file. Raises ``ConfigError`` with one line that names the file."""
+    """The mapping in a YAML file. Raises ``ConfigError`` with one line that names the file.
+
+    The file is UTF-8, with or without a byte order mark.
+    """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader) or {}
+        content = yaml.load(path.read_text(encoding="utf-8-sig"), Loader=_Loader)
     except (yaml.YAMLError, ValueError, OSError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
-        raise ConfigError(
-            f"{path}: not a mapping of keys to values; write lines such as 'suite: mine'"
-        )
+        kind = "empty" if content is None else "not a mapping"
+        raise ConfigError(f"{path}: {kind}; write keys and values, in lines such as 'suite: mine'")
     return content
 
 

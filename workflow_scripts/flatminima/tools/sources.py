@@ -14,7 +14,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from flatminima.errors import DamagedFile, UserError, one_line
-from flatminima.files import read_json
+from flatminima.files import CONFIG_FILE, read_json
 from flatminima.hub import TOKENIZER_FILE, download_checkpoint, download_tokenizer, list_branches
 from flatminima.revisions import (
     DEFAULT_PATTERN,
@@ -31,8 +31,12 @@ TRAINER_STATE = "trainer_state.json"
 # The default text is available on every machine: docstrings of at least so many characters.
 PACKAGE = "numpy"
 MIN_CHARACTERS = 200
-# Names of checkpoint folders: the Trainer's and Pythia's, also in a subfolder ``checkpoints``.
-NAMES = ("checkpoint-{step}", "step{step}", "step_{step}", "global_step{step}")
+# Names of checkpoint folders: the Trainer's, Pythia's and those of other trainers, also in a
+# subfolder ``checkpoints``.
+NAMES = (
+    *("checkpoint-{step}", "step{step}", "step_{step}", "global_step{step}"),
+    *("checkpoint_{step}", "step-{step}", "global_step_{step}", "iter_{step}"),
+)
 RUN_PATTERNS = (*NAMES, *(f"checkpoints/{name}" for name in NAMES))
 
 _GGUF = (
@@ -133,6 +137,13 @@ def _local(folder: Path, revisions: Sequence[str]) -> Source:
                 "checkpoint-100, step100"
             )
         raise UserError(f"{folder}: {reason}")
+    other_models = _models_of_other_names(folder, places)
+    if other_models:
+        taken = re.sub(r"\d+$", "N", Path(next(iter(places.values()))).name)
+        notes.append(
+            f"not measured: {', '.join(other_models)}; their names are not of the form {taken}, "
+            "which is that of the checkpoints"
+        )
     if model_folder:
         notes.append(
             f"{folder} itself contains a model, beside its checkpoints, that is not measured; "
@@ -164,6 +175,20 @@ def _find_run(folder: Path) -> tuple[dict[int, str], list[str]]:
         if not places:  # the first pattern with checkpoints
             places = {step: checkpoint.folder for step, checkpoint in run.checkpoints.items()}
     return dict(sorted(places.items())), notes
+
+
+def _models_of_other_names(folder: Path, places: dict[int, str]) -> list[str]:
+    """Folders beside a run's checkpoints that contain a model but are not of the run."""
+    taken = {Path(place) for place in places.values()}
+    others = []
+    for config in sorted(folder.glob(f"*/{CONFIG_FILE}")):
+        if config.parent in taken:
+            continue
+        try:
+            others.append(Path(read_checkpoint(config.parent).folder).name)
+        except DamagedFile:  # a folder that fits the pattern is named with its reason elsewhere
+            continue
+    return others
 
 
 def _step_of_folder(folder: Path) -> int:
