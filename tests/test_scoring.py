@@ -12,12 +12,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from transformers import BertConfig, BertForMaskedLM, BertLMHeadModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    BertConfig,
+    BertForMaskedLM,
+    BertLMHeadModel,
+)
 
 from flatminima import scoring
 from flatminima.device import prepare_backend
 from flatminima.errors import NotMeasured
-from flatminima.model import build_model
+from flatminima.model import PLAIN, build_model, head_in_pieces
 from flatminima.quantizer_specs import FP32
 from flatminima.quantizers import Quantized, linear_weights, quantized_weights
 from flatminima.scoring import (
@@ -337,6 +343,38 @@ def test_any_callable_is_a_forward(tiny_model, tiny_tokens):
     assert found[FP32] == score_variants(tiny_model, tiny_tokens, {}, batch_size=4)[FP32]
     table = found["none"].table(7, "none", "low_bit")
     assert table["sequence"].tolist() == list(range(9)) and set(table["step"]) == {7}
+
+
+@pytest.mark.parametrize(
+    ("family", "keys"),
+    [
+        ("gemma2", {"final_logit_softcapping": 0.5}),
+        ("granite", {"logits_scaling": 4.0}),
+        ("cohere", {"logit_scale": 0.3}),
+    ],
+)
+def test_scaled_and_capped_logits_come_in_pieces_as_well(family, keys):
+    """A vocabulary of 256,000 would otherwise take 14 GiB."""
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "pad_token_id": 0,
+    }
+    config = AutoConfig.for_model(family, **sizes, **keys)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    tokens = np.random.default_rng(0).integers(0, 64, (3, 16)).astype(np.int32)
+    weights = quantized_weights(model, affine(4, "group", symmetric=False, group_size=8))
+    whole = torch.cat(pieces_of(model, tokens, weights))
+    pieces = pieces_of(model, tokens, weights, 5 * 64)
+    torch.testing.assert_close(torch.cat(pieces), whole, rtol=1e-5, atol=1e-6)
+    _, _, finish = head_in_pieces(model, torch.from_numpy(tokens).long(), 5 * 64)
+    assert finish != PLAIN
 
 
 # The probe

@@ -13,8 +13,9 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -395,14 +396,47 @@ def build_model(architecture: dict, vocab_size: int, seed: int) -> nn.Module:
 # The head
 
 
+class Finish(NamedTuple):
+    """What a family does with the output of its head: nothing, a scale, a cap, or both.
+
+    The scale is a factor (Cohere, Falcon-H1) or a divisor (Granite). The cap is a hyperbolic
+    tangent (Gemma 2 and 3).
+    """
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    def __call__(self, outputs: Tensor) -> Tensor:
+        """The model's logits."""
+        logits = outputs if self.scale == 1.0 else outputs * self.scale
+        return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
+
+
+PLAIN = Finish()
+
+
+def _finishes(config: Any) -> list[Finish]:
+    """All that a configuration may ask for. Which of it is true, the model's logits decide."""
+
+    def number(key: str) -> float | None:
+        setting = getattr(config, key, None)
+        return float(setting) if isinstance(setting, int | float) and setting else None
+
+    scales = [1.0, number("logit_scale"), number("lm_head_multiplier")]
+    divisor = number("logits_scaling")
+    scales.append(divisor and 1.0 / divisor)
+    caps = dict.fromkeys((None, number("final_logit_softcapping")))
+    return [Finish(scale, cap) for scale in scales if scale for cap in caps]
+
+
 def head_in_pieces(
-    model: nn.Module, ids: Tensor, at_once: int = LOGITS_AT_ONCE
-) -> tuple[nn.Linear, Tensor] | None:
-    """The output head and its inputs, so that the caller can make the logits in pieces.
+    model: nn.Module, ids: Tensor, at_once: int = LOGITS_AT_ONCE, *, only_plain: bool = False
+) -> tuple[nn.Linear, Tensor, Finish] | None:
+    """The output head, its inputs, and what becomes of its output, to make logits in pieces.
 
     The inputs are ``[positions, width]`` without the last position of each sequence; ``ids`` is
-    ``[batch, length]``. ``None`` if there are at most ``at_once`` logits, or if they are not the
-    plain output of a linear head: some families scale or cap them.
+    ``[batch, length]``. ``None`` if there are at most ``at_once`` logits, or if the model's logits
+    are neither the output of a linear head nor, unless ``only_plain``, one of ``_finishes`` of it.
     """
     # ``base_model`` of a model without a separate body is the model itself.
     head = getattr(model, "get_output_embeddings", lambda: None)()
@@ -414,10 +448,15 @@ def head_in_pieces(
     def states(ids: Tensor) -> Tensor:
         return model.base_model(input_ids=ids, use_cache=False).last_hidden_state
 
+    finish = PLAIN
     if model.config.model_type != "gpt_neox":  # known to have a plain head
         with torch.no_grad():
             four_ids = torch.arange(4, device=head.weight.device)[None]
             logits = model(input_ids=four_ids, use_cache=False).logits
-            if not torch.allclose(logits, head(states(four_ids)), rtol=1e-5, atol=1e-6):
-                return None
-    return head, states(ids)[:, :-1].flatten(0, 1)
+            outputs = head(states(four_ids))
+        known = [PLAIN] if only_plain else _finishes(model.config.get_text_config(decoder=True))
+        close = partial(torch.allclose, logits, rtol=1e-5, atol=1e-6)
+        finish = next((finish for finish in known if close(finish(outputs))), None)
+        if finish is None:
+            return None
+    return head, states(ids)[:, :-1].flatten(0, 1), finish

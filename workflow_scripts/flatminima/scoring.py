@@ -76,12 +76,12 @@ def model_logits(model: nn.Module, ids: Tensor, at_once: int = LOGITS_AT_ONCE) -
     if pieces is None:
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1)
         return iter(logits.split(max(1, at_once // logits.shape[-1])))
-    head, states = pieces
+    head, states, finish = pieces
     # Read now, while ``ModelForward`` has replaced them: the generator below runs later.
     weight = head.weight
     bias = head.bias
     parts = states.split(max(1, at_once // head.out_features))
-    return (nn.functional.linear(part, weight, bias) for part in parts)
+    return (finish(nn.functional.linear(part, weight, bias)) for part in parts)
 
 
 class ModelForward:

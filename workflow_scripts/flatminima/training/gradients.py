@@ -55,12 +55,13 @@ def next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
 
 def _loss(model: nn.Module, ids: Tensor, precision: str) -> Tensor:
     """``next_token_loss`` in float32 or bfloat16. Large logits are processed in pieces."""
-    pieces = None if precision == "bf16" else head_in_pieces(model, ids)
+    # The loss in pieces below takes the head's own output.
+    pieces = None if precision == "bf16" else head_in_pieces(model, ids, only_plain=True)
     if pieces is None:
         # Autocast keeps the loss in float32.
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=precision == "bf16"):
             return next_token_loss(model, ids)
-    head, states = pieces
+    head, states, _ = pieces
     targets = ids[:, 1:].flatten()
     rows = max(1, PIECE // head.out_features)
     options = nn.LinearCrossEntropyOptions(batch_chunk_size=rows, chunking_method=None)
