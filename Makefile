@@ -1,4 +1,5 @@
 # make            everything of the suite that config.yaml names
+# make paper      the paper against itself and public sources, in seconds
 # make headline   the paper's two numbers on its own model, in about twenty minutes: fetches two
 #                 revisions of Pythia-160m. SUITE= asks the same of another model
 # make table1     the ten revisions of the paper's Table 1, in about an hour
@@ -32,7 +33,7 @@ READY := .venv/ready
 PART_SUITE = $(or $(SUITE),pythia-160m)
 TABLE_1 = results/$(PART_SUITE)/table1/table1.csv results/$(PART_SUITE)/table1/fig1_audit.svg
 
-.PHONY: all headline table1 figures publish test test-slow report plan freeze bench zoo lint lock clean
+.PHONY: all paper headline table1 figures publish test test-slow report plan freeze bench zoo lint lock clean
 .DEFAULT_GOAL := all
 
 # This file is written when the environment is complete.
@@ -51,6 +52,9 @@ $(READY): envs/requirements.lock
 
 all: $(READY)
 	$(BIN)/snakemake --cores $(CORES) all $(CONFIGURED)
+
+paper: $(READY)
+	$(BIN)/snakemake --cores 1 results/paper/claims.html
 
 # First what it costs and whether it can run here. Then the measurement, which keeps what it has
 # when it is interrupted. At last the page, as text.

@@ -5,20 +5,25 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import yaml
 
 from flatminima.claims import headline
 from flatminima.claims.evidence import Measured
 from flatminima.config import plan, plan_parts
 from flatminima.config.loading import check_config, resolve_suites
 from flatminima.config.plan import ledger_facts
-from flatminima.config.suites import Suite, find_suite
-from flatminima.errors import ConfigError
+from flatminima.config.suites import Suite, find_suite, read_suite
+from flatminima.errors import ConfigError, UserError
+from flatminima.files import read_digests
+from flatminima.tools import part_costs
+from flatminima.tools.publish import finished_part, measured_line, publish, write_measured_line
 from tests import test_plan
 from tests.hub import pythia
-from tests.hub.server import TinyHub
+from tests.hub.server import TinyHub, point_at
 from tests.test_claims import LEDGER, PATHS, PYTHIA, audit, measured, paper
 from tests.workflow import ROOT, copy_checkout, planned
 from workflow_scripts import state_headline
@@ -217,3 +222,86 @@ def test_the_probes_are_those_of_the_complete_suite(built):
         == json.loads((root / "data/validation.json").read_text())["sha256"]
     )
     assert "documents_shared_with_training" not in (root / "data/validation.json").read_text()
+
+
+# ---- what is published ----
+
+
+def test_the_readme_says_what_is_published():
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    folder = ROOT / "resources/published/pythia-160m"
+    assert measured_line(folder) in page
+    assert ("has not been measured" in page) == (not folder.exists())
+
+
+@pytest.mark.workflow
+def test_a_part_is_published_and_the_readme_follows(built, tmp_path):
+    suite = read_suite("pythia-160m", [built["folder"] / "headline.yaml"])
+    root = built["folder"] / suite.root
+    assert finished_part(suite, root) == "headline"
+    folder = tmp_path / "published"
+    publish(suite, root, folder, commit="0" * 40, machine={}, part="headline")
+    names = set(read_digests(folder))
+    assert {"suite.csv", "probes/step70000.parquet", "data/validation.json"} <= names
+    assert (folder / "suite.csv").read_bytes() == (root / "headline/suite.csv").read_bytes()
+    section = yaml.safe_load((folder / "suite.yaml").read_text())["pythia-160m-published"]
+    assert section["grid"] == {"steps": [70_000, 143_000], "last": 143_000}
+    assert "2 of 154 revisions" in section["label"] and "fork" not in section
+
+    page = tmp_path / "README.md"
+    page.write_text((ROOT / "README.md").read_text(encoding="utf-8"))
+    write_measured_line(page, folder)
+    text = page.read_text()
+    gap = pd.read_csv(folder / "probes/step143000.csv").set_index("role").loc["low_bit", "gap_pct"]
+    assert f"{gap:.1f} %" in text and "517.1 %" in text and "2 revisions" in text
+    assert "has not been measured here yet" not in text
+    # The published part is a suite that answers as the results did.
+    assert section["is_paper_model"] is True
+    published = check_config(
+        {
+            **test_plan.CONFIG,
+            "suites": {"published": section | {"measurements": folder.as_posix()}},
+            "suite": "published",
+        }
+    )
+    assert plan_parts.part_steps(find_suite(published, "published"), "headline") == [
+        70_000,
+        143_000,
+    ]
+    with pytest.raises(ConfigError, match="not among its revisions"):
+        plan_parts.part_steps(find_suite(published, "published"), "table1")
+
+
+# ---- what cannot run here ----
+
+
+def test_too_little_disk_or_memory_or_no_hub_is_one_line(monkeypatch, tmp_path):
+    suite = test_plan.PYTHIA
+    checkpoint_bytes = 375_000_000
+    part_costs.check_machine(suite, 1000)
+
+    def use(free_bytes: float = 1e12, memory_bytes: float = 1e12) -> None:
+        disk = SimpleNamespace(free=free_bytes)
+        memory = SimpleNamespace(total=memory_bytes)
+        monkeypatch.setattr(part_costs.shutil, "disk_usage", lambda _: disk)
+        monkeypatch.setattr(part_costs.psutil, "virtual_memory", lambda: memory)
+
+    for amounts, word in (
+        ({"free_bytes": 500e6}, "disk"),
+        ({"memory_bytes": 2e9}, "memory"),
+    ):
+        use(**amounts)
+        with pytest.raises(UserError, match=word) as error:
+            part_costs.check_machine(suite, checkpoint_bytes)
+        assert "\n" not in str(error.value)
+    use()
+    part_costs.check_machine(suite, checkpoint_bytes)
+
+    with TinyHub(pythia.models([0]), {}) as hub:
+        point_at(monkeypatch, hub, tmp_path)
+        part_costs.check_hub(suite)
+    monkeypatch.setattr(part_costs.constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody is there
+    with pytest.raises(UserError, match="HTTPS_PROXY"):
+        part_costs.check_hub(suite)
+    monkeypatch.setattr(part_costs.constants, "is_offline_mode", lambda: True)
+    part_costs.check_hub(suite)

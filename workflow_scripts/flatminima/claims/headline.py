@@ -90,10 +90,10 @@ class Number:
         return "" if number is None else f"{float(number):z,.{self.digits}f}"
 
     @property
-    def measured_text(self) -> str:
-        """The measured number and its interval."""
+    def interval_text(self) -> str:
+        """The 95 % interval of the measured number."""
         low, high = map(self.shown, self.measured.range)
-        return f"{self.shown(self.measured)} [{low}, {high}]"
+        return f"[{low}, {high}]"
 
     @property
     def paper_text(self) -> str:
@@ -117,6 +117,15 @@ class Decided:
     value: Interval
     paper: Interval | None
     bound: tuple[float, float]
+
+    @property
+    def sentence(self) -> str:
+        """What was measured, what the paper prints, and the bound."""
+        row = self.judged.row
+        digits = row.measured.get("format", ".2f")
+        paper = "" if self.paper is None else f" The paper: {float(self.paper):{digits}}."
+        measured = self.judged.answers["measured"].because
+        return f"Measured: {measured}.{paper} Set beforehand: {self.judged.criterion}."
 
     @property
     def verdict(self) -> str:
@@ -261,12 +270,8 @@ def about(suite: Mapping, decided: Sequence[Decided]) -> list[str]:
             "The paper measured another model, so no number of the paper stands beside these.",
         ]
     for claim in decided:
-        judged = claim.judged
-        because = judged.answers["measured"].because
-        sentences.append(
-            f"{judged.row.id}, {judged.row.title}: {claim.verdict}. Measured: {because}. "
-            f"Set beforehand: {judged.criterion}."
-        )
+        row = claim.judged.row
+        sentences.append(f"{row.id}, {row.title}: {claim.verdict}. {claim.sentence}")
     if not decided:
         sentences.append("These revisions decide no claim of the paper.")
     return sentences

@@ -90,11 +90,14 @@ def about(suite: Mapping | None, judged: Sequence[Judged]) -> str:
         return f"{len(measured)} of {len(measurable)} measurable rows were measured on Pythia-160m."
 
     text = (
-        "Nothing has been measured on Pythia-160m, the paper's model, so far. None of the paper's "
+        "Nothing on this page was measured on Pythia-160m, the paper's model. None of the paper's "
         "measurements is confirmed or refuted here."
     )
     if suite is None:
-        return f"{text} This page compares the claims with printed numbers and public sources."
+        return (
+            f"{text} This page compares the claims with printed numbers and public sources. "
+            "`make headline` measures two checkpoints of Pythia-160m, in about twenty minutes."
+        )
     size = "a small experiment" if suite["name"] == "mini" else "an experiment"
     return (
         f"{text} {suite['label']} is {size} of its own; nothing measured on it is a result about "

@@ -36,8 +36,16 @@ def part_steps(suite: Suite, part: str) -> list[int]:
     if suite.is_even:
         candidates = list(grid_steps(suite.spacing, suite.last))
     paper_steps = [PAPER_FORK_STEP, PAPER_LAST_STEP] if part == HEADLINE else _table_1_steps()
+    if suite.config.is_paper_model:
+        lacking = [step for step in paper_steps if step not in suite.steps]
+        if lacking:
+            raise ConfigError(
+                f"suite {suite.name}: {part} needs step {lacking[0]}, which is not among its "
+                "revisions"
+            )
+        return paper_steps
     steps = {equivalent_step(step, candidates, suite.last) for step in paper_steps}
-    if part == HEADLINE and not suite.config.is_paper_model:
+    if part == HEADLINE:
         steps.add(candidates[0])
     return sorted(steps)
 
