@@ -149,7 +149,12 @@ def bounds_of_cells(ledger: Ledger, paper: Printed) -> dict[tuple[str, int], Bou
             largest_error = Scope(row, paper).bound()[1] / 100
             for step in chosen[0] if chosen else printed_cells:
                 cell = float(printed_cells[step])
-                bound = Bound(cell * (1 - largest_error), cell * (1 + largest_error), row.id)
+                bound = Bound(
+                    cell * (1 - largest_error),
+                    cell * (1 + largest_error),
+                    row.id,
+                    counts_interval=column != "fp32_ppl",  # the audit's perplexities have no range
+                )
                 bounds[column, step] = bound
         elif value == _FINAL_GAP:
             low, high = Scope(row, paper).bound()

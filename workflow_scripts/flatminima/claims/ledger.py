@@ -91,7 +91,7 @@ class Quotation:
     @property
     def shown(self) -> str:
         """The passage with an ellipsis where it starts or stops within a sentence."""
-        if self.section.startswith(("Table", "Title", "Figure")):
+        if self.section.startswith(("Table", "Title", "Figure")) or self.text.startswith("("):
             return self.text
         starts = "… " if self.text[0].islower() else ""
         stops = "" if self.text.endswith((".", "?", "!")) else " …"
