@@ -4,12 +4,15 @@ import pytest
 import torch
 
 from flatminima.config.loading import read_config as read_workflow_config
+from flatminima.errors import UserError
 from flatminima.tools.costs import (
+    assumed_rows,
     build,
     describe_shape,
     hours,
     measure,
     part_to_time,
+    plan_suite,
     read_config,
     size,
     suite_costs,
@@ -86,3 +89,13 @@ def test_a_measurement_leaves_the_threads_as_they_were():
     before = torch.get_num_threads()
     score, learn = measure(model, (2, 16), (2, 16), 1, 0.05)
     assert 0 < score < learn and torch.get_num_threads() == before
+
+
+def test_hours_at_a_given_rate_are_those_of_the_operations():
+    costs = {"audit": 3.6e15, "probes": 0.0, "updates": 3.6e16, "run": 0.0}
+    audit, everything = assumed_rows(costs, 10.0)
+    assert audit[:2] == ("time, audit", "6.0 minutes")
+    assert everything[:2] == ("time, all", "1.1 hours")
+    for rate in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(UserError, match="--tflops"):
+            plan_suite("mini", [], 0.0, rate)

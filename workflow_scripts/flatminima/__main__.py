@@ -149,6 +149,12 @@ def parser() -> argparse.ArgumentParser:
                 help="duration of each timing on this machine (default: 5; 0: no timing)",
             )
             command.add_argument(
+                "--tflops",
+                type=float,
+                metavar="N",
+                help="compute hours for a GPU that sustains N TFLOP/s in float32; time nothing",
+            )
+            command.add_argument(
                 "--part",
                 choices=["headline", "table1"],
                 help="only what this part of the suite needs, and whether it can run here",
@@ -214,7 +220,13 @@ def _need_clone(command: str) -> None:
         )
 
 
-def _plan(suite: str | None, configfiles: list[str], seconds: float, part: str | None) -> int:
+def _plan(
+    suite: str | None,
+    configfiles: list[str],
+    seconds: float,
+    tflops: float | None,
+    part: str | None,
+) -> int:
     _need_clone("plan")
     if part is not None:
         from flatminima.tools.part_costs import plan_part
@@ -222,7 +234,7 @@ def _plan(suite: str | None, configfiles: list[str], seconds: float, part: str |
         return plan_part(suite, configfiles, seconds, part)
     from flatminima.tools.costs import plan_suite
 
-    return plan_suite(suite, configfiles, seconds)
+    return plan_suite(suite, configfiles, seconds, tflops)
 
 
 def _publish(suite: str | None, configfiles: list[str], measured_by: str | None) -> int:

@@ -8,6 +8,7 @@ Operations are timed in float32 with TF32 off, as in all measurements of the wor
 is too large to be timed within seconds, fewer of its layers are timed, at full width.
 """
 
+import math
 import os
 import platform
 import sys
@@ -265,6 +266,12 @@ def time_rows(
     threads = min(suite.threads, cores)
     machine = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
     yield "timed on", f"{device}, {machine}", f"{threads} of {cores} threads, float32, TF32 off"
+    load = os.getloadavg()[0]
+    yield (
+        "load",
+        f"{load:.1f}",
+        "before the timing; on a busy machine the rates are too low",
+    )
 
     forward_seconds, update_seconds = measure(model, part.probe, part.update, threads, seconds)
     forward_rate = part_shape.flop(*part.probe) / forward_seconds
@@ -331,6 +338,15 @@ def count_rows(costs: Mapping, shape: Shape, revisions: int) -> Iterator[Row]:
         yield "", f"{costs['probes']:.2g} FLOP", "computed: probes on the way"
 
 
+def assumed_rows(costs: Mapping, tflops: float) -> Iterator[Row]:
+    """Hours at a sustained rate of ``tflops`` TFLOP/s, such as that of a GPU."""
+    rate = tflops * 1e12
+    note = f"computed at a sustained {tflops:g} TFLOP/s in float32; nothing is timed"
+    yield "time, audit", duration(costs["audit"] / rate / 3600), note
+    if costs["updates"] or costs["run"]:
+        yield "time, all", duration(hours(costs, rate, rate)), "computed; one job at a time"
+
+
 def text_row(suite: Suite, split: str) -> Row:
     """How much text of one split is read, for text from files."""
     wanted = split_text(suite, split)["wanted"]
@@ -339,12 +355,16 @@ def text_row(suite: Suite, split: str) -> Row:
     return f"{split} text", f"{size(characters)} of characters", note
 
 
-def plan_suite(name: str | None, configfiles: Sequence[str], seconds: float) -> int:
+def plan_suite(
+    name: str | None, configfiles: Sequence[str], seconds: float, tflops: float | None = None
+) -> int:
     """Print the costs of a suite and return Snakemake's exit code for its dry run.
 
-    Two measurements take ``seconds`` each; with 0 there are none. Raises ``UserError`` for a
-    mistake in the configuration.
+    Two measurements take ``seconds`` each; with 0 there are none. With ``tflops`` hours are
+    computed for this rate instead. Raises ``UserError`` for a mistake in the configuration.
     """
+    if tflops is not None and not 0.0 < tflops < math.inf:
+        raise UserError(f"--tflops {tflops:g} is not valid; valid: a number above 0")
     suite = read_suite(name, configfiles)
     if suite.source == "published":
         folder = suite.config.measurements
@@ -363,7 +383,9 @@ def plan_suite(name: str | None, configfiles: Sequence[str], seconds: float) -> 
         rows.append(text_row(suite, "validation"))
         if suite.config.fork:
             rows.append(text_row(suite, "train"))
-    if seconds > 0:
+    if tflops is not None:
+        rows += assumed_rows(costs, tflops)
+    elif seconds > 0:
         rows += time_rows(suite.config, config, costs, revisions, seconds)
     plan = dry_run("--config", f"suite={suite.name}", configfiles=configfiles)
     rows.append(jobs_row(plan.jobs))
