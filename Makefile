@@ -85,6 +85,7 @@ test-slow: $(READY)
 
 report: $(READY)
 	$(BIN)/snakemake --report report.html $(CONFIGURED)
+	@echo "report.html: all tables and figures that were built, on one page"
 
 plan: $(READY)
 	@$(BIN)/flatminima plan $(SUITE_OPTIONS)

@@ -203,6 +203,7 @@ def test_sensitivity_before_the_end_of_rapid_learning_alone_leaves_one_panel_emp
     cost, growth, _ = draw("sensitivity", sensitivity=table[table["step"] < 280]).axes
     assert len(cost.get_lines()) > 1 and "from step 280 on" in words(growth)
     assert [line.get_label() for line in growth.get_lines()] == ["FP32 minimum"]
+    assert "its 95 % interval" in [patch.get_label() for patch in growth.patches]
 
 
 def test_two_oscillating_schedules_are_not_drawn_as_one():
@@ -409,6 +410,8 @@ def test_relations_are_those_of_the_statistics_and_losses_that_did_not_grow_are_
         left_out = min(len(steps_without_cost), 143)
         text = words(figure.axes[0])
         assert f"{left_out} of 143 checkpoints" in text
+        [triangles] = [line for line in figure.axes[0].get_lines() if line.get_marker() == "v"]
+        assert len(triangles.get_xdata()) == left_out, "no checkpoint is hidden"
         assert ("low/high none" in text) == (left_out == 143)
         assert "dashed" not in text
         no_text_overlaps_or_leaves_the_page(figure)

@@ -90,6 +90,7 @@ def _draw_side(
     style.log_axis(axes.xaxis, axes.yaxis)
     # Bars that reach zero, and the line, must not stretch the axes.
     axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
+    _draw_at_the_edges(axes, low_bit.loc[~has_cost, LOSS[0]], high_bit.loc[~has_cost, LOSS[0]])
     bar_ends = high_bit_rows["low"].clip(lower=1e-12), high_bit_rows["high"]
     axes.vlines(low_bit_loss, *bar_ends, color=GREY, lw=0.4, alpha=0.6, zorder=2)
 
@@ -100,12 +101,21 @@ def _draw_side(
         title,
         f"sums of {BLOCKS} stretches: low/high {ratio}",
         f"slope {slope}",
-        f"left out, no loss added: {(~has_cost).sum()} of {len(has_cost)} checkpoints",
+        f"triangles, no loss added: {(~has_cost).sum()} of {len(has_cost)} checkpoints",
         f"bars: {bars}{_draw_expected(axes, names)}",
     ]
     axes.set_title("\n".join(title_lines))
     axes.set_xlabel(f"loss added by {names['low_bit']} (nats/token, log scale)")
     axes.set_ylabel(f"loss added by {names['high_bit']} (nats/token, log scale)")
+
+
+def _draw_at_the_edges(axes: Axes, low_bit: pd.Series, high_bit: pd.Series) -> None:
+    """Checkpoints without an added loss, as triangles on the edge beyond which they would be."""
+    x = low_bit.clip(*axes.get_xlim())
+    y = high_bit.clip(*axes.get_ylim())
+    look = {"marker": "v", "ms": 3.5, "mfc": "none", "mec": GREY, "mew": 0.6}
+    [triangles] = axes.plot(x, y, ls="", clip_on=False, zorder=3, **look)
+    triangles.set_in_layout(False)  # the layout would make room for them
 
 
 def _draw_expected(axes: Axes, names: dict[str, str]) -> str:

@@ -29,7 +29,8 @@ PAGE_IN = 7.0  # width of a page, inches
 MOST_WITH_BARS = 8  # points of a curve; one with as many or more has a band
 BLUE, ORANGE, GREEN, RED = sns.color_palette("colorblind", 4).as_hex()
 GREY = "#6e6e6e"
-BANDS = ("#ffffff", "#eeeeee")
+BANDS = ("#ffffff", "#eeeeee")  # phases, in turn
+INTERVAL_BAND = "#fbf1d3"  # of a step
 DASHED = (0, (4, 1.5))
 DOTTED = (0, (1, 1))
 # Columns of the added loss and of its interval, see ``with_ends``.
@@ -340,11 +341,12 @@ def along_the_run(panels: Iterable[Axes], last: int, phases: Mapping) -> None:
 
 
 def mark_best(axes: Axes, phases: Mapping) -> None:
-    """A line at FP32 convergence, in the grey band of its interval."""
+    """A line at FP32 convergence, in a band of its interval, both named in the legend."""
     best = phases["convergence"]
     axes.axvline(best["step"], color=GREY, lw=0.7, ls=DOTTED, zorder=-5, label="FP32 minimum")
     if best["step_low"] is not None:
-        axes.axvspan(best["step_low"], best["step_high"], color=BANDS[1], lw=0, zorder=-10)
+        ends = best["step_low"], best["step_high"]
+        axes.axvspan(*ends, color=INTERVAL_BAND, lw=0, zorder=-10, label="its 95 % interval")
 
 
 def shade_phases(panels: Iterable[Axes], phases: Mapping) -> str:
