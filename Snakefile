@@ -75,6 +75,7 @@ rule extended:
             suite_of(checked_config.suite),
             FIGURES_BEYOND_THE_PAPER,
         ),
+        plan_mechanism.control_outputs(checked_config.suites, checked_config.suite),
 
 
 include: "rules/data.smk"

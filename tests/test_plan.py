@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flatminima.conditions import Condition
 from flatminima.config import plan, plan_forks, plan_mechanism
-from flatminima.config.loading import check_config
+from flatminima.config.loading import check_config, complete_config
 from flatminima.config.suites import Suite, find_suite, read_suite
 from flatminima.errors import ConfigError
 from tests.test_config import CONFIG
@@ -303,6 +303,14 @@ FIGURES = {
 
 def extended(suite: Suite) -> list[str]:
     return plan_mechanism.extended_outputs(suite, FIGURES)
+
+
+def test_the_planted_suite_is_the_control_of_the_suite_whose_checkpoints_it_scales():
+    suites = SUITES_OF_CONFIG
+    assert "results/planted/figures/fig1_audit.png" in plan_mechanism.control_outputs(
+        suites, "mini"
+    )
+    assert plan_mechanism.control_outputs(suites, "pythia-160m") == []
 
 
 def test_extended_builds_what_the_configuration_requests_if_it_is_possible():

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from flatminima.config.keys import CONTROL, block_weights
+from flatminima.config.keys import CONTROL, AnySuite, block_weights
 from flatminima.config.plan import (
     checkpoint_files,
     checkpoint_states,
@@ -296,6 +296,21 @@ def extended_ledger_facts(suite: Suite) -> dict:
     if "factorial" in measured(suite):
         facts["low_bit_cell"] = probed_cells(suite)["low_bit"]
     return facts
+
+
+def control_outputs(suites: Mapping[str, AnySuite], run: str) -> list[str]:
+    """Figure 1, phases and power law of the planted suites that scale the checkpoints of ``run``.
+
+    What was planted is known, so these show whether the measurement finds it.
+    """
+    names = ["phases.json", "scaling_law.json"]
+    names += [f"figures/fig1_audit.{suffix}" for suffix in ("pdf", "svg", "png")]
+    return [
+        f"results/{suite_name}/{name}"
+        for suite_name, suite in suites.items()
+        if suite.source == "planted" and suite.scales.run == run
+        for name in names
+    ]
 
 
 def extended_outputs(suite: Suite, figures: Mapping[str, list[str]]) -> list[str]:
