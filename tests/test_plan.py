@@ -306,10 +306,9 @@ def extended(suite: Suite) -> list[str]:
 
 
 def test_the_planted_suite_is_the_control_of_the_suite_whose_checkpoints_it_scales():
-    suites = SUITES_OF_CONFIG
-    assert "results/planted/figures/fig1_audit.png" in plan_mechanism.control_outputs(
-        suites, "mini"
-    )
+    suites = complete_config(CONFIG).suites
+    controls = plan_mechanism.control_outputs(suites, "mini")
+    assert "results/planted/figures/fig1_audit.png" in controls
     assert plan_mechanism.control_outputs(suites, "pythia-160m") == []
 
 
