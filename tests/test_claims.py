@@ -258,6 +258,19 @@ def test_every_id_that_was_ever_used_leads_to_a_row_and_is_in_the_change_log():
     assert set(LEDGER.successors.values()) == set(ROWS)
     entries = [entry for change in LEDGER.changes for entry in change["entries"]]
     assert {name for entry in entries for name in entry["ids"]} >= set(OLD)
+    for change in LEDGER.changes:
+        ids = [name for entry in change["entries"] for name in entry["ids"]]
+        assert len(ids) == len(set(ids)), "one line for each id"
+
+
+def test_every_accusation_is_in_the_change_log(judged):
+    logged = {
+        name for change in LEDGER.changes for entry in change["entries"] for name in entry["ids"]
+    }
+    favourable = {next(iter(answers)) for answers in ANSWERS.values()} | {"", "not measured"}
+    for name, j in judged.items():
+        if {answer.text for answer in j.answers.values()} - favourable:
+            assert {name, *j.row.merges} & logged, name
 
 
 def test_excerpts_are_what_is_quoted_within_fair_quotation():
