@@ -394,6 +394,8 @@ def test_chips_of_main_claims_are_the_severest_answers_of_the_rows_that_bear_on_
             severest = max(answers, key=ranking.index)
             [ids] = re.findall(rf"{re.escape(label)}: {severest} \(([^)]*)\)", shown)
             assert set(ids.split()) == {row for row, text in texts.items() if text == severest}
+            card = table.loc[name, f"{question}_card"]
+            assert card.startswith(severest) and (card == severest) == (name in ids.split())
     assert set(SEVERITY["self"].split(", ")) == set(ANSWERS["self"])
     assert set(SEVERITY["design"].split(", ")) == set(ANSWERS["design"])
 

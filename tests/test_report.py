@@ -25,6 +25,7 @@ def page(tmp_path_factory) -> Path:
             "primary": ["true", None],
             "quotation": ["4.2: as <said>", "4.3"],
             "self": ["consistent", "slip"],
+            "self_card": ["inconsistent (X9)", None],
             "sources": [None, "differs"],
             "design": ["confounded", None],
             "measured": ["not measured", None],
@@ -58,13 +59,14 @@ def state(browser, plot):
 
 def test_the_page_is_whole_without_network_and_without_script(page):
     text = page.read_text(encoding="utf-8")
+    assert "inconsistent (X9)" in text and "<strong>consistent" not in text, "as on the card"
     html = re.sub(r"<script.*?</script>", "", text, flags=re.S)
     assert "<h1>a label" in html and "&amp; has a &lt;sign&gt;" in html
     assert not re.search(r'(?:src|href)="http', html)
     low = synthetic.audit().query("role == 'low_bit'")
     assert f"{low['gap_pct'].iloc[0]:.3f}" in html
     assert "It &lt;grows&gt;." in html and "It falls." not in html
-    assert "4.2: as &lt;said&gt;" in html and "here: <strong>517 %</strong>" in html
+    assert "4.2: as &lt;said&gt;" in html and "not Pythia: <strong>517 %</strong>" in html
     assert "<th></th>" not in html, "axe-core: a header without text"
     assert html.count('<a href="') == 3
 

@@ -27,7 +27,7 @@ QUESTIONS = {
     "sources": "against sources",
     "measured": "measured",
     "design": "design",
-    "analogue": "here",
+    "analogue": "this suite, which is not Pythia",
 }
 MOST_ROWS = 40  # of the table below a drawing
 
@@ -224,7 +224,9 @@ def main_claims(claims: pd.DataFrame) -> list[dict[str, object]]:
     is_main = claims["primary"].astype(str).str.lower() == "true"
     shown = []
     for row in claims[is_main].fillna("").astype(str).to_dict("records"):
-        answers = [(question, row[key]) for key, question in QUESTIONS.items() if row[key]]
+        # The answers of the claim's card, which heed the rows that bear on it.
+        texts = {key: row.get(f"{key}_card", row[key]) for key in QUESTIONS}
+        answers = [(question, texts[key]) for key, question in QUESTIONS.items() if texts[key]]
         claim = {key: row[key] for key in ("id", "title", "quotation")}
         shown.append({**claim, "answers": answers})
     return shown

@@ -159,6 +159,11 @@ def _relative(
     return list(dict.fromkeys(addresses))  # each once, in order
 
 
+def _chip_text(chip: Chip, row_id: str) -> str:
+    """The answer of a chip, with the ids of other rows where it is theirs."""
+    return chip.text if row_id in chip.rows else f"{chip.text} ({', '.join(chip.rows)})"
+
+
 def record(
     judged: Judged, chips: Mapping[str, Chip], paths: Mapping[str, str], folder: Path
 ) -> dict[str, str]:
@@ -169,6 +174,10 @@ def record(
         answer_columns[question] = answer.text
         answer_columns[f"{question}_rule"] = answer.rule
         answer_columns[f"{question}_because"] = answer.because
+    card_columns = {}
+    for question in ASKED:
+        chip = chips.get(question)
+        card_columns[f"{question}_card"] = _chip_text(chip, row.id) if chip else ""
     return {
         "id": row.id,
         "theme": row.theme,
@@ -184,6 +193,7 @@ def record(
         "arithmetic": judged.arithmetic,
         "charitable_reading": judged.charitable,
         **answer_columns,
+        **card_columns,
         "criterion": judged.criterion,
         "analogue": judged.analogue,
         "public_source": row.source,
