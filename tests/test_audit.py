@@ -395,6 +395,9 @@ def test_folders_of_other_trainers_are_measured_and_what_is_left_is_named(make, 
             place = tmp_path / str(number) / name.format(step)
             shutil.copytree(folder / f"checkpoint-{step // 100}", place)
         assert open_source(str(tmp_path / str(number))).steps == [1000, 2000], name
+    shutil.copytree(folder / "checkpoint-10", tmp_path / "lightning/epoch=1-step=10")
+    with pytest.raises(UserError, match="epoch=1-step=10 contain models, but their names"):
+        open_source(str(tmp_path / "lightning"))
     for other in ("final", "step_300"):
         shutil.copytree(folder / "checkpoint-10", folder / other)
     source = open_source(str(folder))

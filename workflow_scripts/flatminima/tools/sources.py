@@ -136,6 +136,12 @@ def _local(folder: Path, revisions: Sequence[str]) -> Source:
                 f"neither a model ({no_model_reason}) nor a run with folders like "
                 "checkpoint-100, step100"
             )
+            other_models = _models_of_other_names(folder, places)
+            if other_models:
+                reason += (
+                    f"; {', '.join(other_models[:3])} contain models, but their names are not "
+                    "such; rename them, or audit one of them"
+                )
         raise UserError(f"{folder}: {reason}")
     other_models = _models_of_other_names(folder, places)
     if other_models:
