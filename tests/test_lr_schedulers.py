@@ -145,3 +145,10 @@ def test_a_mistake_is_one_line():
         with pytest.raises(ValueError, match=line) as caught:
             make(optimizer_of(1.0))
         assert "\n" not in str(caught.value)
+
+
+def test_an_optimizer_without_a_rate_is_one_line():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    optimizer.param_groups[0]["lr"] = None
+    with pytest.raises(ValueError, match="lr is None"):
+        get_sgdr_schedule(optimizer, 2, 40, period=5)

@@ -156,7 +156,12 @@ def _scheduler(
         return lambda step: (fork if step >= start else baseline)(step) / lr_max
 
     try:
-        rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+        rates = []
+        for group in optimizer.param_groups:
+            lr_max = group.get("initial_lr", group["lr"])
+            if lr_max is None:  # Adafactor with relative steps
+                raise ValueError("the optimizer's lr is None; a schedule needs a learning rate")
+            rates.append(float(lr_max))
         return LambdaLR(optimizer, [factor(lr_max) for lr_max in rates], last_epoch)
     except ValidationError as error:
         first_error = error.errors()[0]
