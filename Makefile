@@ -2,7 +2,7 @@
 # make paper      the paper against itself and public sources, in seconds
 # make headline   the paper's two numbers on its own model, in about twenty minutes: fetches two
 #                 revisions of Pythia-160m. SUITE= asks the same of another model
-# make table1     the ten revisions of the paper's Table 1, in about an hour
+# make table1     the ten revisions of the paper's Table 1, in a good hour
 # make test       the test suite
 # make test-slow  the tests that take minutes: kills, a SLURM cluster, extended
 # make figures    every table, figure and notebook; with SOURCE=published from the stored

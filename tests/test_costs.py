@@ -28,7 +28,7 @@ SHAPE = describe_shape(read_config(PYTHIA))
 
 
 def test_pythia_160m_is_counted_whole():
-    """154 revisions, each scored three times; nine forks of 35,000 updates of 4 x 2,048 tokens.
+    """154 revisions, each scored four times; nine forks of 35,000 updates of 4 x 2,048 tokens.
 
     Of these 5,000 are the cool-down, probed once at its end.
     """
@@ -41,9 +41,9 @@ def test_pythia_160m_is_counted_whole():
     probe = SHAPE.flop(128, 512)
     assert probe == 2 * SHAPE.multiplied * TOKENS + attention
     costs = suite_costs(PYTHIA, SHAPE, revisions=154, last=143_000)
-    assert costs["audit"] == 154 * 3 * probe
+    assert costs["audit"] == 154 * 4 * probe
     tokens = 9 * 35_000 * 4 * 2048
-    assert costs["forks"] == 9 and costs["probes"] == 9 * 31 * 3 * probe
+    assert costs["forks"] == 9 and costs["probes"] == 9 * 31 * 4 * probe
     # With what attention adds at 2,048 tokens: 2 L T d of 2 N, which is 15 %.
     assert costs["updates"] / (6 * SHAPE.multiplied * tokens) == pytest.approx(1.153, 1e-3)
     forward = costs["audit"] + costs["probes"]

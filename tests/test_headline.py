@@ -193,6 +193,8 @@ def test_each_verdict_comes_out_of_the_measured_probes(built, tmp_path):
     final = rows.loc[143_000, "low_bit"]
     assert final["gap_pct"] > 100 and rows.loc[(143_000, "high_bit"), "gap_pct"] < 3
     assert abs(rows.loc[(70_000, "low_bit"), "gap_pct"]) < 15
+    # The large columns are a scale that equalization takes away.
+    assert rows.loc[(143_000, "int4_g128_equalized"), "gap_pct"] < 0.2 * final["gap_pct"]
     fp32 = [rows.loc[(step, "fp32"), "ppl"] for step in (70_000, 143_000)]
     assert fp32[0] == pytest.approx(fp32[1], rel=0.01), "FP32 does not see the large columns"
     # The interval is compared with 0.8 to 1.2 times the printed gap.

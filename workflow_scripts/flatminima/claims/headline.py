@@ -200,6 +200,7 @@ def _numbers_of_step(
     def added_loss(gap: Interval) -> Interval:
         return gap.map(lambda percent: math.log1p(percent / 100))
 
+    further = [role for role in quantizers if role not in (LOW_BIT, HIGH_BIT)]
     low_bit = quantizers[LOW_BIT]
     high_bit = quantizers[HIGH_BIT]
     printed_ppl = printed_cell("fp32_ppl")
@@ -231,6 +232,11 @@ def _numbers_of_step(
         Number(
             *(step, f"{low_bit} loss added (nats)", 3, added_loss(low_bit_gap), computed_loss),
             is_computed=computed_loss is not None,
+        ),
+        # Quantizers beyond the paper, such as INT4 after equalization.
+        *(
+            Number(step, f"{quantizers[role]}: gap (%)", 1, measured_cell(role, "gap_pct"))
+            for role in further
         ),
     ]
 

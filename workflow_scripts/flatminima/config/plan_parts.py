@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from flatminima.config.loading import ROOT
-from flatminima.config.plan import ledger_facts
+from flatminima.config.plan import facts, ledger_facts, probe
 from flatminima.config.suites import Suite
 from flatminima.equivalents import equivalent_step, grid_steps
 from flatminima.errors import ConfigError
@@ -113,6 +113,7 @@ def part_facts(suite: Suite, part: str) -> dict:
     ``ledger`` has the facts that the ledger needs, for the paper's model only: the paper's
     numbers say nothing about another model.
     """
+    printed = facts(suite)["quantizers"]
     return {
         "name": suite.name,
         "label": suite.config.label,
@@ -120,9 +121,6 @@ def part_facts(suite: Suite, part: str) -> dict:
         "part": part,
         "steps": part_steps(suite, part),
         "revisions": len(suite.steps),
-        "quantizers": {
-            "low_bit": suite.quantizer("low_bit").label,
-            "high_bit": suite.quantizer("high_bit").label,
-        },
+        "quantizers": {role: printed[name] for name, role in probe(suite)["roles"].items()},
         "ledger": ledger_facts(suite) if suite.config.is_paper_model else None,
     }

@@ -123,6 +123,11 @@ def describe_shape(config: object, dtype: str = "float16") -> Shape:
     )
 
 
+def forwards_of_a_probe(suite: SuiteConfig) -> int:
+    """Forward passes of a probe: FP32, low bit, high bit, and one of each further quantizer."""
+    return 3 + len(suite.probe.also)
+
+
 def suite_costs(suite: SuiteConfig, shape: Shape, *, revisions: int, last: int) -> dict[str, float]:
     """Costs of a suite with ``revisions`` checkpoints, whose last step is ``last``.
 
@@ -135,8 +140,9 @@ def suite_costs(suite: SuiteConfig, shape: Shape, *, revisions: int, last: int) 
     batches = suite.batches
     is_pretrained = suite.source == "pretrain"
     is_on_hub = suite.source == "hub"
-    # A probe makes three forward passes: FP32, low bit and high bit.
-    probe = 3 * shape.flop(batches.validation.sequences, batches.validation.length)
+    probe = forwards_of_a_probe(suite) * shape.flop(
+        batches.validation.sequences, batches.validation.length
+    )
 
     def training(batch_size: int, steps: int) -> float:
         """Operations of updates, each a forward pass and a backward pass of twice its cost."""
@@ -318,7 +324,7 @@ def duration(hours: float) -> str:
     return f"{hours:.1f} hours" if hours < 72 else f"{hours / 24:,.1f} days"
 
 
-def count_rows(costs: Mapping, shape: Shape, revisions: int) -> Iterator[Row]:
+def count_rows(costs: Mapping, shape: Shape, revisions: int, forwards: int) -> Iterator[Row]:
     """Costs that follow from the configuration alone."""
     yield "model", f"{shape.parameters:,} parameters", "counted on its classes"
     yield "revisions", f"{revisions:,}", "the plan"
@@ -329,7 +335,7 @@ def count_rows(costs: Mapping, shape: Shape, revisions: int) -> Iterator[Row]:
         note = f"at {CONNECTION_MBIT} Mbit/s; the connection is not measured"
         yield "", duration(download_hours), note
     yield "disk, at most", size(costs["disk"]), "computed: one job at a time"
-    yield "audit", f"{costs['audit']:.2g} FLOP", "computed: 3 forward passes per revision"
+    yield "audit", f"{costs['audit']:.2g} FLOP", f"computed: {forwards} forward passes per revision"
     if costs["run"]:
         yield "training", f"{costs['run']:.2g} FLOP", "computed"
     if costs["forks"]:
@@ -378,7 +384,7 @@ def plan_suite(
     shape = describe_shape(config, getattr(suite.config.architecture, "dtype", "float16"))
     revisions = len(suite.steps)
     costs = suite_costs(suite.config, shape, revisions=revisions, last=suite.last)
-    rows = list(count_rows(costs, shape, revisions))
+    rows = list(count_rows(costs, shape, revisions, forwards_of_a_probe(suite.config)))
     if suite.config.text.source == "files":
         rows.append(text_row(suite, "validation"))
         if suite.config.fork:

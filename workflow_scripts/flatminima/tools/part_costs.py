@@ -52,7 +52,8 @@ def plan_part(name: str | None, configfiles: Sequence[str], seconds: float, part
     shape = costs.describe_shape(config, suite.config.architecture.dtype)
     audit_only = suite.config.model_copy(update={"fork": None})
     part_costs = costs.suite_costs(audit_only, shape, revisions=len(steps), last=suite.last)
-    rows = list(costs.count_rows(part_costs, shape, len(steps)))
+    forwards = costs.forwards_of_a_probe(suite.config)
+    rows = list(costs.count_rows(part_costs, shape, len(steps), forwards))
     if suite.config.text.source == "files":
         rows.append(costs.text_row(suite, "validation"))
     if seconds > 0:
