@@ -93,7 +93,7 @@ def test_the_plan_of_a_suite_is_printed_and_its_hours_follow_from_a_measurement(
     assert run.returncode == 0, run.stderr
     for text in (
         *("Pythia-160m", "154", "162,322,944 parameters", "58.1 GB", "375.0 MB"),
-        *("7.8e+15 FLOP", "9 forks", "probe_revision"),
+        *("1e+16 FLOP", "4 forward passes", "9 forks", "probe_revision"),
     ):
         assert text in run.stdout, text
     assert "measured" not in run.stdout.replace("is not measured", ""), "nothing was timed"
