@@ -696,6 +696,10 @@ def test_int4_hurts_from_the_step_after_which_it_never_stops():
     assert harmful_since(low, 0.4) == 10
     assert harmful_since(low, 3.0) is None
     assert "the first checkpoint" in answers_of(*invented(lambda _: 5.0))[1]
+    # A single checkpoint below the limit is not the whole answer.
+    for dip, start in ((2900, "step 3,000"), (3000, "not yet")):
+        line = answers_of(*invented(lambda step, dip=dip: 0.5 if step == dip else 5.0))[1]
+        assert start in line and "of 29 checkpoints before, first at step 100" in line
 
 
 def test_growth_is_judged_where_the_gap_explodes_and_not_from_two_checkpoints():

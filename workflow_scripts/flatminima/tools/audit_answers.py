@@ -182,18 +182,28 @@ def harmful_since(low_bit: pd.DataFrame, harm_pct: float) -> int | None:
 
 
 def _since_line(low_bit: pd.DataFrame, harm_pct: float) -> str:
-    """Since when INT4 costs more than ``harm_pct`` percent."""
+    """Since when INT4 costs more than ``harm_pct`` percent, and at how many steps before that."""
     since = harmful_since(low_bit, harm_pct)
     if since is None:
-        return (
+        before = low_bit.iloc[:-1]
+        line = (
             "Since when: not yet; at the last checkpoint the 95 % interval of the INT4 cost is "
             f"not above {harm_pct:g} % (--harm)"
         )
-    line = f"Since when: step {since:,}"
-    if len(low_bit) > 1 and since == low_bit.index[0]:
-        line += ", the first checkpoint, or before"
-    stays = f"the 95 % interval of the INT4 cost stays above {harm_pct:g} %"
-    return f"{line}; from there on {stays} (--harm)"
+    else:
+        before = low_bit[low_bit.index < since]
+        line = f"Since when: step {since:,}"
+        if len(low_bit) > 1 and before.empty:
+            line += ", the first checkpoint, or before"
+        stays = f"the 95 % interval of the INT4 cost stays above {harm_pct:g} %"
+        line += f"; from there on {stays} (--harm)"
+    above_before = before.index[before["gap_low_pct"] > harm_pct]
+    if len(above_before):
+        line += (
+            f"; it was above at {len(above_before)} of {len(before)} checkpoints before, "
+            f"first at step {above_before[0]:,}"
+        )
+    return line
 
 
 def _acceleration_line(audited: pd.DataFrame, judgement: Judgement) -> str:
