@@ -34,8 +34,7 @@ def draw(
     audited_run = audit[audit["step"].between(fork_step, last_step)]
 
     figure = style.page(
-        f"{suite['label']}: forks from step {fork_step:,} under {len(looks)} "
-        "learning-rate schedules",
+        f"{suite['label']}: forks from step {fork_step:,} under {len(looks)} schedules",
         6.6,
     )
     grid = figure.subplot_mosaic(
@@ -132,7 +131,7 @@ def _draw_learning_rates(
 ) -> None:
     """The rate that each condition was trained with, and that of the last update before a probe."""
     steps = np.arange(probes["fork_step"].iloc[0], probes["step"].max() + 1)
-    remarks = ["markers: last update before a probe"]
+    remarks = ["Markers: last update before a probe."]
     for schedule, look in looks.items():
         # The rate does not depend on the seed.
         schedule_probes = probes[probes["schedule"] == schedule].drop_duplicates("step")
@@ -156,16 +155,20 @@ def _draw_learning_rates(
         if oscillates:
             remarks.append(_steps_of_cycle(rate.kind, condition.fork["probe_every"]))
     axes.set(ylim=(0, None), ylabel="learning rate\n(% of max)")
-    axes.set_title("; ".join(dict.fromkeys(remarks)), color=GREY)
+    axes.set_title(" ".join(dict.fromkeys(remarks)), color=GREY)
 
 
 def _steps_of_cycle(schedule: OscillatoryLockIn, probe_every: int) -> str:
     """Say at which steps of a cycle probes are taken: evenly spaced probes miss the others."""
     probed_steps = schedule.visible_phases(probe_every)
     if len(probed_steps) > MOST_NAMED:
-        return f"probes at {len(probed_steps)} of the {schedule.period} steps of a cycle"
-    listed = ", ".join(map(str, probed_steps))
-    return f"probes at {listed} of the {schedule.period}-step cycle"
+        count = f"{len(probed_steps)} of the {schedule.period} steps"
+        return f"Probes fall on {count} of OLI's cycle."
+    if len(probed_steps) == 1:
+        return f"All probes fall on step {probed_steps[0]} of OLI's {schedule.period}-step cycle."
+    *first_steps, last_step = map(str, probed_steps)
+    listed = f"{', '.join(first_steps)} and {last_step}"
+    return f"Probes fall on steps {listed} of OLI's {schedule.period}-step cycle."
 
 
 def _draw_legend(
@@ -177,10 +180,13 @@ def _draw_legend(
     for schedule, look in looks.items():
         name = SCHEDULES.get(schedule, schedule)
         line = {"color": look.color, "lw": 1.5}
-        entries[name] = {**line, "ls": look.linestyle, "marker": look.marker}
+        curve = {**line, "ls": look.linestyle, "marker": look.marker}
         if schedule in oscillating:
+            entries[f"{name}: cool"] = curve
             entries[f"{name}: bump"] = {**line, "ls": "", "marker": look.marker, "mfc": "white"}
-    entries["audit"] = {"color": GREY, "lw": 1.6, "alpha": 0.5}
+        else:
+            entries[name] = curve
+    entries["the run itself"] = {"color": GREY, "lw": 1.6, "alpha": 0.5}
     entries[f"one of {forks['seed'].nunique()} seeds; thick: mean"] = {"color": GREY, "lw": 0.5}
     entries["fork point"] = {"color": GREY, "ls": "", "marker": "D"}
     if with_cooled:

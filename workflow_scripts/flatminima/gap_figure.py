@@ -197,7 +197,7 @@ def _scale_perplexity(axes: Axes, fp32: pd.Series, best: dict) -> str:
     """
     highest_late = fp32[fp32.index >= best["step"]].max()
     top = max(1.35 * best["ppl"], 1.05 * highest_late)
-    axes.set_ylim(best["ppl"] - 0.4 * (top - best["ppl"]), top)
+    axes.set_ylim(best["ppl"] - 0.15 * (top - best["ppl"]), top)
     visible = fp32[fp32 <= top]
     if len(visible) == len(fp32):
         return "FP32"

@@ -350,17 +350,21 @@ def mark_best(axes: Axes, phases: Mapping) -> None:
 
 
 def shade_phases(panels: Iterable[Axes], phases: Mapping) -> str:
-    """Shade the phases behind ``panels``, white and grey in turn; return a line of their names."""
-    names = []
+    """Shade the phases behind ``panels``, white and grey in turn; return what their names are."""
+    sentences = []
     first_step = 0
     for segment in phases["segments"]:
         last_step = segment["last_step"]
         color = BANDS[segment["phase"] % 2]
         for axes in panels:
             axes.axvspan(first_step, last_step, color=color, lw=0, zorder=-10)
-        shade = "grey" if segment["phase"] % 2 else "white"
-        names.append(f"{shade}: {segment['name']} (to step {last_step:,})")
+        shade = "Grey" if segment["phase"] % 2 else "White"
+        # The last phase ends with the run, which the axis shows.
+        is_last = segment is phases["segments"][-1]
+        until = "" if is_last else f", to step {last_step:,}"
+        sentences.append(f"{shade}: {segment['name']}{until}.")
         first_step = last_step
     if phases["onset"]["step"] is None:
-        names.append("no onset found")
-    return "; ".join(names)
+        # What comes after rapid learning then has no name of its own.
+        sentences[-1] = "No onset found."
+    return " ".join(sentences)

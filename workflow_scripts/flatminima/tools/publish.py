@@ -161,7 +161,7 @@ def published_section(
     # A published suite has no checkpoints in which steps could be discovered.
     if section["grid"] == "discover":
         section["grid"] = {"steps": suite.steps, "last": suite.last}
-    section["label"] = f"{label}, frozen at {commit[:7]}"
+    section["label"] = f"{label}, stored measurements"
     section["source"] = "published"
     section["measurements"] = folder
     return section
