@@ -28,7 +28,7 @@ def test_own_text_becomes_batches_an_edit_rebuilds_them_and_a_mistake_gives_one_
         assert expected_error in run.stdout
         assert "Traceback" not in run.stdout
 
-    build("Error: config key suites.tiny.text.validation: no such file: text/held_out.txt, text/")
+    build("Error: config key suites.tiny.text.train: no such file: text/mine.txt")
     assert not (checkout / "results").exists(), "before any job"
 
     (checkout / "text").mkdir()

@@ -9,13 +9,14 @@ from flatminima.text.sources import collect_split
 logger = logging.getLogger(__name__)
 
 
-def main(*, split: str, text: dict, held_out: list | str, documents: str, manifest: str) -> None:
+def main(*, split: str, text: dict, held_out: list, documents: str, manifest: str) -> None:
     """Write a json lines file, and a manifest with its source and counts.
 
-    ``text`` has the sources and the wanted amount of text. Documents of ``held_out``, a file or
-    an empty list, are left out.
+    ``text`` has the sources and the wanted amount of text. Documents of ``held_out``, one file or
+    none, are left out.
     """
-    record = collect_split(split, text["sources"], text["wanted"], documents, held_out or None)
+    held_out_file = held_out[0] if held_out else None
+    record = collect_split(split, text["sources"], text["wanted"], documents, held_out_file)
     write_json(manifest, record)
     logger.info(f"{split}: {record['documents']} documents of {record['taken']}")
 

@@ -16,7 +16,7 @@ def main(
     documents: str,
     source: str,
     tokenizer: str,
-    held_out: list | str,
+    held_out: list,
     batches: dict,
     vocabulary: dict,
     tokens: str,
@@ -25,9 +25,9 @@ def main(
     """Write the token file of a split and its manifest.
 
     ``batches`` has the settings that cut the split, ``source`` is the record of its documents.
-    Raises ``UserError`` if it overlaps with ``held_out``, a file or an empty list.
+    Raises ``UserError`` if it overlaps with ``held_out``, one file or none.
     """
-    shared = overlap(documents, held_out) if held_out else {}
+    shared = overlap(documents, held_out[0]) if held_out else {}
     texts = read_documents(documents)
     record = fix_split(tokenizer, texts, tokens, name=documents, **batches, **vocabulary)
     write_json(manifest, {"split": split, **record, **shared, "text": read_json(source)})

@@ -236,8 +236,9 @@ def _acceleration_line(audited: pd.DataFrame, judgement: Judgement) -> str:
 
 def _convergence_line(steps: pd.Index, convergence: Mapping) -> str:
     """At which step FP32 perplexity was lowest, and how far it has risen since."""
-    if len(steps) == 1:
-        return "FP32 converged: cannot be told from one checkpoint"
+    if len(steps) < FEWEST_CHECKPOINTS:
+        count = "one checkpoint" if len(steps) == 1 else f"{len(steps)} checkpoints"
+        return f"FP32 converged: cannot be told from {count}"
     if convergence["step"] == steps[-1]:
         return "FP32 converged: not yet; its perplexity is lowest at the last checkpoint"
     return (
