@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from flatminima.errors import UserError
 from flatminima.text.corpus import (
     WINDOW,
+    collect_packages,
     deduplicate,
     overlap,
     package_documents,
@@ -20,7 +21,6 @@ from flatminima.text.corpus import (
     tally,
     write_documents,
 )
-from flatminima.text.sources import collect
 
 MODULE = '''"""Module text."""
 
@@ -223,7 +223,7 @@ def test_text_of_packages_is_the_same_every_time(tmp_path):
     paths = [tmp_path / f"{split}.jsonl" for split in ("train", "validation")]
     written = []
     for _ in range(2):
-        manifest = collect({"text": SOURCE}, *paths)
+        manifest = collect_packages(SOURCE, *paths)
         written.append([path.read_bytes() for path in paths])
     assert written[0] == written[1]
     records = {record["package"]: record for record in manifest["packages"]}

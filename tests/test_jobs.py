@@ -15,7 +15,7 @@ from tests.workflow import ROOT
 
 PACKAGE = ROOT / "workflow_scripts" / "flatminima"
 # What these print is what the user asked for.
-COMMANDS = {"__main__.py", "audit.py", "costs.py", "publish.py"}
+COMMANDS = {"__main__.py", "audit.py", "costs.py", "part_costs.py", "publish.py"}
 
 
 def run_failing(error: Exception, log_file: Path) -> None:
