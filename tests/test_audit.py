@@ -512,11 +512,11 @@ def test_wider_and_narrower_floats_in_shards_are_float32(make, audited, tmp_path
     code, _, record = audited(folder)
     [note] = record["notes"]
     assert code == PASSED and "no learning rates" in note, "three models, and no log"
-    found = pd.read_csv(tmp_path / "out/audit.csv").query("role == 'fp32'").set_index("step")
+    fp32_rows = pd.read_csv(tmp_path / "out/audit.csv").query("role == 'fp32'").set_index("step")
     ids = torch.from_numpy(read_tokens(tmp_path / "out/validation.safetensors")).long()
     for step, model in models.items():
-        own = model.float()(input_ids=ids, labels=ids).loss.item()
-        assert found.nll_nats_per_token[step] == pytest.approx(own, rel=1e-5)
+        expected_loss = model.float()(input_ids=ids, labels=ids).loss.item()
+        assert fp32_rows.nll_nats_per_token[step] == pytest.approx(expected_loss, rel=1e-5)
 
 
 def test_a_model_above_its_checkpoints_is_said_and_can_be_asked_for(make, audited, tmp_path):

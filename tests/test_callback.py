@@ -126,8 +126,8 @@ def test_save_probe_and_stop_at_the_step_of_convergence(tmp_path, caplog, monkey
     [line] = [line for line in caplog.messages if "has converged" in line]
     assert line.startswith("monitor: eval_loss has converged at step 4 (no fall in 2 evaluations")
     assert f"INT4 gap {event['int4_gap_pct']:.2f} %" in line
-    for words in ("save_total_limit 2 may delete", "groups narrowed to the rows of"):
-        assert any(words in line for line in caplog.messages)
+    for key_words in ("save_total_limit 2 may delete", "groups narrowed to the rows of"):
+        assert any(key_words in line for line in caplog.messages)
     state = json.loads((tmp_path / "checkpoint-4/trainer_state.json").read_text())
     assert state["stateful_callbacks"]["ConvergenceCallback"]["saved"] == saved(callback)
 

@@ -382,17 +382,17 @@ def test_chips_of_main_claims_are_the_severest_answers_of_the_rows_that_bear_on_
     for name in table.index[table["primary"] == "true"]:
         bearing = rows_bearing_on(name, rows)
         assert set(table.loc[name, "bearing_rows"].split()) == bearing, name
-        shown = table.loc[name, "chips"]
+        chips = table.loc[name, "chips"]
         for question, ranking in SEVERITY.items():
             ranking = ranking.split(", ")
             texts = {row: judged[row].answers[question].text for row in {name, *bearing}}
             answers = [text for text in texts.values() if text]
             label = ASKED[question]
             if not answers:
-                assert label not in shown, name
+                assert label not in chips, name
                 continue
             severest = max(answers, key=ranking.index)
-            [ids] = re.findall(rf"{re.escape(label)}: {severest} \(([^)]*)\)", shown)
+            [ids] = re.findall(rf"{re.escape(label)}: {severest} \(([^)]*)\)", chips)
             assert set(ids.split()) == {row for row, text in texts.items() if text == severest}
             card = table.loc[name, f"{question}_card"]
             assert card.startswith(severest) and (card == severest) == (name in ids.split())
@@ -447,8 +447,8 @@ def test_the_guide_to_the_paper_has_the_numbers_of_the_page(judged):
         assert text in guide
     for number in re.findall(r"[\d.]+(?= for (?:cosine|SGDR|OLI))", guide):
         assert number in judged["X53"].arithmetic
-    named = set(re.findall(r"\b[CXL]\d\d\b", guide))
-    assert named >= {"X03", "X18", "C43", "C63"} and named <= LEDGER.successors.keys()
+    named_rows = set(re.findall(r"\b[CXL]\d\d\b", guide))
+    assert named_rows >= {"X03", "X18", "C43", "C63"} and named_rows <= LEDGER.successors.keys()
 
 
 def test_the_page_counts_what_was_measured_on_the_papers_model(pythia):

@@ -203,9 +203,9 @@ def suite(onset=True):
     for step in [0, 1, 2, 4, *range(100, 4_001, 100)]:
         nll = broken(step, (0, 6), (400, 3.6), (2_400, 3.2), (4_000, 3.4))
         delta = np.exp(broken(step, (0, -3), (2_800, -2.4), (4_000, last)))
-        each = nll + difficulty + rng.normal(0, 0.01, 24)
+        sequence_nll = nll + difficulty + rng.normal(0, 0.01, 24)
         for role, shift in (("fp32", 0.0), ("low_bit", delta)):
-            tables.append(sequence_scores(step, role, (each + shift * fragility) * 63))
+            tables.append(sequence_scores(step, role, (sequence_nll + shift * fragility) * 63))
     sequences = pd.concat(tables, ignore_index=True)
     audit = summarise(sequences, ["step"], resamples=20, seed=0)
     return audit.assign(suite="tiny"), sequences

@@ -370,9 +370,9 @@ def test_scaled_and_capped_logits_come_in_pieces_as_well(family, keys):
     model = AutoModelForCausalLM.from_config(config).eval()
     tokens = np.random.default_rng(0).integers(0, 64, (3, 16)).astype(np.int32)
     weights = quantized_weights(model, affine(4, "group", symmetric=False, group_size=8))
-    whole = torch.cat(pieces_of(model, tokens, weights))
+    all_logits = torch.cat(pieces_of(model, tokens, weights))
     pieces = pieces_of(model, tokens, weights, 5 * 64)
-    torch.testing.assert_close(torch.cat(pieces), whole, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(torch.cat(pieces), all_logits, rtol=1e-5, atol=1e-6)
     _, _, finish = head_in_pieces(model, torch.from_numpy(tokens).long(), 5 * 64)
     assert finish != PLAIN
 

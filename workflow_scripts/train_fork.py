@@ -18,7 +18,8 @@ def input_hashes(inputs: Mapping[str, str | list[str]]) -> dict[str, str]:
     """sha256 of each input file by file name, without folders."""
     hashes = {}
     for paths in inputs.values():
-        for path in [paths] if isinstance(paths, str) else paths:
+        listed_paths = [paths] if isinstance(paths, str) else paths
+        for path in listed_paths:
             if Path(path).is_file():
                 hashes[Path(path).name] = file_sha256(path)
     return hashes

@@ -454,9 +454,11 @@ def head_in_pieces(
             four_ids = torch.arange(4, device=head.weight.device)[None]
             logits = model(input_ids=four_ids, use_cache=False).logits
             outputs = head(states(four_ids))
-        known = [PLAIN] if only_plain else _finishes(model.config.get_text_config(decoder=True))
+        possible_finishes = (
+            [PLAIN] if only_plain else _finishes(model.config.get_text_config(decoder=True))
+        )
         close = partial(torch.allclose, logits, rtol=1e-5, atol=1e-6)
-        finish = next((finish for finish in known if close(finish(outputs))), None)
+        finish = next((finish for finish in possible_finishes if close(finish(outputs))), None)
         if finish is None:
             return None
     return head, states(ids)[:, :-1].flatten(0, 1), finish

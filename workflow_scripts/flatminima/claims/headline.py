@@ -147,7 +147,9 @@ def bounds_of_cells(ledger: Ledger, paper: Printed) -> dict[tuple[str, int], Bou
             column, *chosen = ast.literal_eval(f"({arguments},)")
             printed_cells = paper.curve(*TABLE_1[column])
             largest_error = Scope(row, paper).bound()[1] / 100
-            for step in chosen[0] if chosen else printed_cells:
+            # Without steps of its own the row is about every printed cell of the column.
+            steps = chosen[0] if chosen else printed_cells
+            for step in steps:
                 cell = float(printed_cells[step])
                 bound = Bound(
                     cell * (1 - largest_error),

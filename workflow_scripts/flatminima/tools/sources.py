@@ -145,10 +145,10 @@ def _local(folder: Path, revisions: Sequence[str]) -> Source:
         raise UserError(f"{folder}: {reason}")
     other_models = _models_of_other_names(folder, places)
     if other_models:
-        taken = re.sub(r"\d+$", "N", Path(next(iter(places.values()))).name)
+        name_pattern = re.sub(r"\d+$", "N", Path(next(iter(places.values()))).name)
         notes.append(
-            f"not measured: {', '.join(other_models)}; their names are not of the form {taken}, "
-            "which is that of the checkpoints"
+            f"not measured: {', '.join(other_models)}; their names are not of the form "
+            f"{name_pattern}, which is that of the checkpoints"
         )
     if model_folder:
         notes.append(
