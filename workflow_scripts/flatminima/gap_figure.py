@@ -142,6 +142,7 @@ def _label_steps(axes: Axes, audit: pd.DataFrame) -> None:
     style.step_axis(axes, audit["step"].max(), ticks=7)
     last_row = audit.iloc[-1]
     if pd.notna(last_row["tokens_seen"]):
+        # The same for every step, so the last row will do.
         tokens_per_step = last_row["tokens_seen"] / last_row["step"]
         axes.set_xlabel(f"training step ({tokens_per_step:,.0f} tokens each)")
 
@@ -195,6 +196,7 @@ def _scale_perplexity(axes: Axes, fp32: pd.Series, best: dict) -> str:
 
     Returns a name for the curve, which says which steps are off the axis.
     """
+    # The rise after the best step must be visible to its top.
     highest_late = fp32[fp32.index >= best["step"]].max()
     top = max(1.35 * best["ppl"], 1.05 * highest_late)
     axes.set_ylim(best["ppl"] - 0.15 * (top - best["ppl"]), top)

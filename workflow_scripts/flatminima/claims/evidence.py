@@ -66,6 +66,7 @@ def p_of_t(t: object, df: float) -> float:
 
 def fewest_df(t: object, p: float) -> int:
     """Fewest degrees of freedom at which ``t`` has a two-sided p below ``p``."""
+    # p falls with every degree of freedom, so the first that fits is the fewest.
     return next(df for df in range(1, 10**6) if p_of_t(t, df) < p)
 
 
@@ -92,6 +93,7 @@ def welch(a: tuple[float, float, int], b: tuple[float, float, int]) -> tuple[Int
     variance_a = sd_a**2 / n_a
     variance_b = sd_b**2 / n_b
     total = variance_a + variance_b
+    # Welch and Satterthwaite: degrees of freedom for unequal variances.
     df = total**2 / (variance_a**2 / (n_a - 1) + variance_b**2 / (n_b - 1))
     difference = mean_a - mean_b
     error = math.sqrt(total)
@@ -185,6 +187,8 @@ class Evidence:
         distances = []
         for step, cell in self.curve(role, column).items():
             if first <= self._in_paper_steps(step) <= last:
+                # Below the range the first is positive, above it the second. Inside both are
+                # negative.
                 distances += [_ends(low - cell), _ends(cell - high)]
         if not distances:
             raise NotMeasured(f"checkpoints between steps {first:,} and {last:,}")
@@ -273,6 +277,7 @@ class Evidence:
         """Step at which Pythia's learning rate falls fastest."""
         schedule = self._pythia_schedule(kind)
         rates = [schedule(step) for step in range(self.pythia["last"] + 1)]
+        # The difference with number n is the fall from step n to the next.
         return int(np.argmin(np.diff(rates)))
 
     def _pythia_schedule(self, kind: str) -> RunSchedule:
@@ -335,6 +340,7 @@ class Printed(Evidence):
         return self.curve(role, column)[step]
 
     def curve(self, role: str, column: str) -> dict[int, Interval]:
+        # Exactly one printed column has this role; otherwise the unpacking fails.
         [printed_column] = (name for name, place in TABLE_1.items() if place == (role, column))
         return {step: printed(cell) for step, cell in self._by_step(printed_column).items()}
 
@@ -383,6 +389,7 @@ class Printed(Evidence):
     def prediction(self, kind: str, probes: str = "all") -> Interval:
         """The range of the mean of as many new runs, with probability 0.95."""
         mean, sd, n = self.arm(kind, probes)
+        # The old mean and the new one have the same variance, and their difference has both.
         return student(mean, sd * math.sqrt(2), n)
 
     def difference(self, kind: str, probes: str = "all", measure: str = "final") -> Interval:
@@ -398,6 +405,7 @@ class Printed(Evidence):
 def _last_probes(table: pd.DataFrame, role: str) -> pd.DataFrame:
     """The last probe of each run of a table of forks, of one role."""
     rows = table[table["role"] == role]
+    # Each run ends at its own last probe, even if another one went further.
     return rows[rows["step"] == rows.groupby(["schedule", "seed"])["step"].transform("max")]
 
 

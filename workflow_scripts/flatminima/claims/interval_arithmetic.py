@@ -45,6 +45,7 @@ class Interval:
 
     def __truediv__(self, number: object) -> "Interval":
         other = interval(number)
+        # Division by a range that contains zero can give any number.
         if other.low <= 0.0 <= other.high:
             ratio = self.value / other.value if other.value else math.nan
             return Interval(ratio, -math.inf, math.inf)
@@ -58,6 +59,7 @@ class Interval:
 
     def __lt__(self, number: object) -> bool | None:
         other = interval(number)
+        # Equal ends decide nothing: rounded numbers may be equal.
         if self.high < other.low:
             return True
         if self.low >= other.high:
@@ -68,6 +70,7 @@ class Interval:
         return interval(number) < self
 
     def __abs__(self) -> "Interval":
+        # The range contains zero, which is then the smallest magnitude.
         if self.low < 0.0 < self.high:
             return Interval(abs(self.value), 0.0, max(-self.low, self.high))
         return self if self.low >= 0.0 else -self
@@ -130,6 +133,7 @@ def printed(text: str) -> Interval:
     elif "." in digits:
         half_width = 0.5 * 10 ** -len(digits.split(".")[1])
     else:
+        # Zeros at the end may be rounding. The number 0 itself has one digit.
         half_width = 0.5 * 10 ** (len(digits) - len(digits.rstrip("0") or "0"))
 
     value = float(digits)
@@ -150,6 +154,7 @@ def meets(a: object, b: object) -> bool:
 
 def every(*answers: bool | None) -> bool | None:
     """``all`` for three-valued answers: one false answer decides, then an open one."""
+    # ``False in`` compares with ==, and None is not equal to False.
     if False in answers:
         return False
     return None if None in answers else True

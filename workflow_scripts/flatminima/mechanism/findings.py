@@ -101,6 +101,8 @@ def growth(last: Value, first: Value) -> Value:
     half_width = np.nan
     if min(last.low, last.high, first.low, first.high) > 0:
         widths = np.log(last.high / last.low), np.log(first.high / first.low)
+        # Both widths are of whole intervals, so half of their root sum of squares is the half width
+        # of the ratio.
         half_width = np.hypot(*widths) / 2
     factor = np.exp(half_width)
     return Value(ratio, ratio / factor, ratio * factor, last.n, last.unit)
@@ -165,6 +167,8 @@ def additivity(layers: pd.DataFrame) -> pd.DataFrame:
 
     Columns: step, all, sum_in, ratio (sum_in / all), of the paper's layers only.
     """
+    # Only matrices of the paper's layers were left out one by one; the head was quantized alone as
+    # well.
     paper_layers = set(layers.loc[layers["probe"] == "out", "tensor"])
     single = layers[(layers["probe"] == "in") & layers["tensor"].isin(paper_layers)]
     together = layers[layers["probe"] == "all"].set_index("step")[_DELTA]
@@ -174,12 +178,14 @@ def additivity(layers: pd.DataFrame) -> pd.DataFrame:
 
 def layer_findings(layers: pd.DataFrame, run: Run) -> Findings:
     """Do matrices add up, and which one costs most at the end?"""
+    # ``@`` is a local variable in a query of pandas.
     late = additivity(layers).query("step >= @run.best")
     if len(late):
         total = late["sum_in"].sum() / late["all"].sum()
         about = "losses of single matrices, summed, over the loss of all; since the best step"
         yield "layers_sum_over_all", mean_of_series(late["ratio"], "checkpoints", total), about
     last = layers[(layers["step"] == layers["step"].max()) & (layers["probe"] == "in")]
+    # The label of the row with the largest loss.
     worst = last.loc[last[_DELTA].idxmax()]
     low, high = np.log1p(worst[["gap_low_pct", "gap_high_pct"]].to_numpy(float) / 100)
     loss = Value(worst[_DELTA], low, high, int(worst["n_sequences"]), "sequences")
@@ -213,6 +219,7 @@ def sensitivity_findings(table: pd.DataFrame, run: Run) -> Findings:
         is_control = all_matrices["perturbation"].str.startswith(control)
         rows = all_matrices[is_control & all_matrices["step"].ge(run.start)]
         if len(rows):
+            # Both sides have the step as their index, so that pandas divides step by step.
             mean = rows.groupby("step")["second_order_nats"].mean() / late["second_order_nats"]
             about = "second-order cost of the control over that of rounding"
             yield f"{control}_over_rounding", mean_of_series(mean, unit), about
@@ -234,6 +241,8 @@ def _growth_findings(prefix: str, first: pd.Series, last: pd.Series) -> Findings
     yield f"{prefix}cost_growth", cost, about
     yield f"{prefix}noise_growth", exact(noise_ratio, 1, "checkpoint"), about
     yield f"{prefix}relative_noise_growth", relative_noise, about
+    # The second-order cost is noise times sensitivity, so its growth over that of the noise is
+    # left.
     yield f"{prefix}sensitivity_growth", second_order.times(1 / noise_ratio), about
 
 
@@ -288,10 +297,12 @@ def exponents(table: pd.DataFrame, first_step: int, spacing: int) -> pd.Series:
     """
     distances = table.pivot(index="step", columns="lag", values="distance").dropna()
     longest_lag = spacing * distances.columns.max()
+    # A distance over the longest lag must not begin before the best step.
     distances = distances[distances.index - longest_lag >= first_step]
     if distances.empty:
         return pd.Series(dtype=float)
     log_lags = np.log(distances.columns.to_numpy(float))
+    # One column per step: polyfit fits all columns at once, and the first row has the slopes.
     slopes = np.polyfit(log_lags, np.log(distances.to_numpy().T), 1)[0]
     return pd.Series(slopes, index=distances.index)
 
@@ -344,6 +355,7 @@ def activation_findings(table: pd.DataFrame, run: Run) -> Findings:
             row = rows.set_index("step").loc[step]
             yield label, estimate(row, "value low high n", "sequences"), f"step {step}"
     states = table[(table["measure"] == "kurtosis") & (table["step"] >= run.start)]
+    # The mean over hidden states at each step.
     curve = states.pivot(index="step", columns="name", values="value").mean(axis=1)
     correlation = rank_correlation(curve, run.low_bit_loss(curve.index), "checkpoints")
     about = (

@@ -82,6 +82,7 @@ class LossSurface:
     def gradients(self) -> list[Tensor]:
         """Gradient of each batch's loss, with the graph behind it."""
         losses = (self.loss(ids, self.weights) for ids in self.ids)
+        # Kept with their graphs: each Hessian-vector product differentiates a gradient once more.
         return [torch.autograd.grad(loss, self.weights, create_graph=True)[0] for loss in losses]
 
     def products(self, direction: Tensor) -> list[Tensor]:
@@ -129,10 +130,12 @@ def perturbations(
 
     def noise(error: Tensor) -> Tensor:
         draw = rng.standard_normal(tuple(error.shape), dtype=np.float32)
+        # The control has the norm of the rounding error, and a random direction.
         scale = float(error.double().norm()) / float(np.linalg.norm(draw.astype(np.float64)))
         return torch.from_numpy(draw * np.float32(scale)).to(error.device)
 
     def dither(weight: Tensor) -> Tensor:
+        # Uniform in the cell of each weight: the error of a weight at a random position.
         draw = rng.random(tuple(weight.shape), dtype=np.float32) - np.float32(0.5)
         return torch.from_numpy(draw).to(weight.device) * grid_steps(weight, first_spec)
 

@@ -130,6 +130,7 @@ def cells(
     ``sets`` are layer sets. ``low`` has the ``symmetric`` and ``granularity`` of all sets but the
     paper's.
     """
+    # From coarse to fine, as tensor and channel before them.
     largest_first = sorted(group_sizes, reverse=True)
     granularities = ["tensor", "channel", *(f"g{size}" for size in largest_first)]
     other_sets = [layers for layers in sets if layers != PAPER_LAYERS]

@@ -153,11 +153,14 @@ def _scheduler(
         if make_kind is None:
             return lambda step: baseline(step) / lr_max
         fork = ForkSchedule(make_kind(), baseline, start, total)
+        # LambdaLR multiplies the group's initial rate by this factor.
         return lambda step: (fork if step >= start else baseline)(step) / lr_max
 
     try:
         rates = []
         for group in optimizer.param_groups:
+            # A scheduler stores the highest rate here. A second scheduler must not start from a
+            # reduced one.
             lr_max = group.get("initial_lr", group["lr"])
             if lr_max is None:  # Adafactor with relative steps
                 raise ValueError("the optimizer's lr is None; a schedule needs a learning rate")
