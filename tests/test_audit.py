@@ -704,8 +704,9 @@ def test_int4_hurts_from_the_step_after_which_it_never_stops():
 
 def test_growth_is_judged_where_the_gap_explodes_and_not_from_two_checkpoints():
     assert answers_of(*invented(explodes))[2].startswith("Accelerating: yes; onset at step ")
-    unclear = answers_of(*invented(lambda _: 5.0, steps=(100, 200)))[2]
+    unclear, converged = answers_of(*invented(lambda _: 5.0, steps=(100, 200)))[2:4]
     assert unclear.startswith("Accelerating: cannot be told") and not re.search(r"\d", unclear)
+    assert "cannot be told from 2" in converged
 
 
 def test_a_gap_that_may_be_zero_is_not_called_a_rise_and_a_gain_is_one():
