@@ -182,6 +182,11 @@ def of_ranges(pattern):
     return collect(pattern, steps=planned(lambda suite: suite.ranges), allow_missing=True)
 
 
+def of_part(pattern):
+    """Input: the files of a pattern for every range of revisions of a part."""
+    return collect(pattern, steps=planned(plan_parts.part_ranges, "part"), allow_missing=True)
+
+
 def suites_where(condition):
     """Regular expression of the names of all suites that meet a condition."""
     names = [name for name in checked_config.suites if condition(suite_of(name))]

@@ -5,11 +5,6 @@ measures them again.
 """
 
 
-def of_part(pattern):
-    """Input: the files of a pattern for every range of revisions of a part."""
-    return collect(pattern, steps=planned(plan_parts.part_ranges, "part"), allow_missing=True)
-
-
 use rule gather_suite as gather_suite_of_part with:
     input:
         tables=of_part("results/{suite}/revisions/{steps}.csv"),
