@@ -73,7 +73,7 @@ MINI = CONFIG["suites"]["mini"]
 MISTAKES = {
     "mini": [
         ("source", ["hub"], "is not valid"),
-        ("source", "hubb", "'hubb' is not valid; did you mean hub? valid: pretrain, hub"),
+        ("source", "hubb", "'hubb' is not valid; did you mean hub? valid: pretrain, "),
         ("repo", "some/model", "repo is not known; valid: architecture, batches"),
         ("probe.low_bits", 1, "low_bits is not known; did you mean low_bit?"),
         ("probe.low_bit", "int4_g46", "'int4_g46' is not known; did you mean int4_g64?"),
