@@ -32,7 +32,7 @@ from flatminima.equivalents import equivalent_step, grid_steps, schedule_of_kind
 from flatminima.hypothesis_tests import correlate, smallest_p
 from flatminima.intervals import CONFIDENCE, t_interval
 from flatminima.paper import PAPER_LAYERS
-from flatminima.phases import SPARE, Phases, find_phases
+from flatminima.phases import SPARE, Phases, find_phases, fit_broken_line
 from flatminima.scaling_law import printed_excess
 from flatminima.schedules import RunSchedule, read_schedule
 
@@ -277,8 +277,8 @@ class Evidence:
         """Step at which Pythia's learning rate falls fastest."""
         schedule = self._pythia_schedule(kind)
         rates = [schedule(step) for step in range(self.pythia["last"] + 1)]
-        # The difference with number n is the fall from step n to the next.
-        return int(np.argmin(np.diff(rates)))
+        # Differences over two steps: those over one are largest on both sides of the middle.
+        return int(np.argmin(np.gradient(rates)))
 
     def _pythia_schedule(self, kind: str) -> RunSchedule:
         return read_schedule({**self.pythia, "schedule": kind}, self.pythia["last"])
@@ -362,7 +362,24 @@ class Printed(Evidence):
         return self._between_neighbours(onset.step)
 
     def lag(self) -> Interval:
-        return self.onset() - self.best()
+        # The text prints the best step of all 154 checkpoints, so only the onset has a range.
+        return self.onset() - self.best().alone
+
+    def breaks_in_words(self) -> str:
+        """Steps of all breaks that the rule for the onset finds."""
+        return " and ".join(f"{step:,}" for step in self.phases().onset.breaks)
+
+    def single_break(self, scale: str) -> int:
+        """Break of the best two-piece line, from the end of rapid learning on.
+
+        ``scale`` is ``logarithm`` for ln of the INT4 loss, or ``nats``.
+        """
+        start = self.phases().rapid_learning_end
+        steps = [step for step in self.curve("fp32", "ppl") if step >= start]
+        losses = np.array([float(self.loss(step)) for step in steps])
+        curve = np.log(losses) if scale == "logarithm" else losses
+        line = fit_broken_line(np.array(steps, float), curve, breaks=1)
+        return steps[line.breaks[0]]
 
     def _between_neighbours(self, step: int) -> Interval:
         """A step of Table 1; it may be anywhere between the rows before and after it."""
@@ -397,9 +414,9 @@ class Printed(Evidence):
             raise NotMeasured("the averages over the run have no deviation over runs in the paper")
         return welch(self.arm(kind, probes), self.arm("cosine"))[0]
 
-    def p_of_difference(self, kind: str, probes: str = "all") -> float:
-        """Welch's p from the means and deviations of Table 2."""
-        return welch(self.arm(kind, probes), self.arm("cosine"))[1]
+    def p_of_difference(self, kind: str, probes: str = "all", base: str = "cosine") -> float:
+        """Welch's p from the means and deviations of Table 2; ``base`` is the other kind."""
+        return welch(self.arm(kind, probes), self.arm(base))[1]
 
 
 def _last_probes(table: pd.DataFrame, role: str) -> pd.DataFrame:

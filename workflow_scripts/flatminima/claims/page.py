@@ -55,9 +55,9 @@ TITLES = {
 LEAD = (
     "Up to four questions are asked of each claim. Does the paper agree with itself? Do public "
     "sources agree? Was it measured again on the paper's model? Can the paper's experiment show "
-    "it? The chips answer them. A chip of a main claim is the severest answer among the claim and "
-    "all rows that bear on it; ids beside it name the rows that it comes from. A measurement "
-    "counts for its own row alone."
+    "it? The chips answer them. A card has the claim's own answers first. Below them it shows the "
+    "worst answer among the claim and the rows listed under it; the codes say which rows. A "
+    "measurement counts for its own row alone."
 )
 FIGURE = (
     "One line for each number, on its own scale; the ends of the scale are printed below the "
@@ -89,15 +89,9 @@ def about(suite: Mapping | None, judged: Sequence[Judged]) -> str:
         measured = [answer for answer in measurable if answer != NOT_MEASURED]
         return f"{len(measured)} of {len(measurable)} measurable rows were measured on Pythia-160m."
 
-    text = (
-        "Nothing on this page was measured on Pythia-160m, the paper's model. None of the paper's "
-        "measurements is confirmed or refuted here."
-    )
+    text = "Nothing on this page was measured on Pythia-160m, the paper's model, so far."
     if suite is None:
-        return (
-            f"{text} This page compares the claims with printed numbers and public sources. "
-            "`make headline` measures two checkpoints of Pythia-160m, in about twenty minutes."
-        )
+        return f"{text} `make headline` measures two of its checkpoints in twenty minutes."
     size = "a small experiment" if suite["name"] == "mini" else "an experiment"
     return (
         f"{text} {suite['label']} is {size} of its own; nothing measured on it is a result about "
@@ -118,7 +112,7 @@ def measured_again(suite: Mapping | None, judged: Sequence[Judged]) -> str:
 
 
 def short_answer(ledger: Ledger, judged: Sequence[Judged]) -> dict:
-    """The first paragraph of the page: lists of judged rows, a verdict and a remark.
+    """The first paragraph of the page: the paper, a verdict, lists of judged rows and a remark.
 
     ``contradictions`` are all rows that are inconsistent by themselves. ``summary`` of claims.yaml
     names the rows of the other lists.
@@ -129,7 +123,7 @@ def short_answer(ledger: Ledger, judged: Sequence[Judged]) -> dict:
         for part in ("carries", "cannot", "matter")
     }
     contradictions = [row for row in judged if row.answers["self"].text == "inconsistent"]
-    texts = {name: ledger.summary[name] for name in ("verdict", "remark")}
+    texts = {name: ledger.summary[name] for name in ("paper", "verdict", "remark")}
     return {**parts, "contradictions": contradictions, **texts}
 
 
