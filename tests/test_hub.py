@@ -69,7 +69,7 @@ PART = {"a": torch.ones(2)}
 BROKEN = {
     "nothing": ({}, "it has no weights"),
     "no-config": ({"model.safetensors": b"x"}, "it has no config.json"),
-    "no-shard": ({"pytorch_model.bin.index.json": INDEX}, "x.bin is missing"),
+    "no-shard": ({"pytorch_model.bin.index.json": INDEX}, "it has no x.bin"),
     "code": (
         {"pytorch_model.bin": as_pickle({"w": HarmfulObject()})},
         "pytorch_model.bin is a pickle",
@@ -182,9 +182,9 @@ FAULTS = {
     "no more bytes": ([(BYTES, "status", {"status": 416})], "416", True),
     "reset before the first byte": ([(BYTES, "reset", {})], "", True),
     "body cut off and its length fits": ([(BYTES, "short", {"after": 5000})], "has size", True),
-    "wrong bytes": ([(BYTES, "wrong", {})], "sha256", True),
+    "wrong bytes": ([(BYTES, "wrong", {})], "hash", True),
     "wrong bytes in the configuration": (
-        [(r"/resolve/.*config\.json", "wrong", {})], "config.json: its sha256", True,
+        [(r"/resolve/.*config\.json", "wrong", {})], "config.json: its hash", True,
     ),
     "a status that does not pass": ([(FILE, "status", {"status": 418})], "418", False),
     "a token that the hub refuses": (
@@ -240,7 +240,7 @@ def test_a_fault_that_passes_changes_nothing_and_one_that_lasts_names_the_revisi
 def test_a_wrong_file_on_the_hub_is_downloaded_only_twice(hub, pauses, tmp_path):
     """A wrong digest is not a fault of the network."""
     hub.fault(BYTES, "wrong", times=None)
-    with pytest.raises(HubError, match="model.safetensors: its sha256"):
+    with pytest.raises(HubError, match="model.safetensors: its hash"):
         download_checkpoint(REPO, "step0", tmp_path / "c")
     assert len(hub.asked(BYTES)) == 2 and pauses == [1]
 

@@ -198,7 +198,7 @@ def test_a_mistaken_configuration_gives_one_line(clean, tmp_path):
         (
             ("--config", new_suite % "two"),
             "",
-            "suites.mine.threads: 'two' is not valid: input should be",
+            "suites.mine.threads: 'two' is not valid; valid: a whole number",
         ),
     ):
         (tmp_path / "mistaken.yaml").write_text(text)

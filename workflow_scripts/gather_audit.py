@@ -26,7 +26,7 @@ def main(
     lr = read_schedule(schedule, total_steps) if schedule else None
     try:
         probes = read_rows(tables)
-    except UserError:
+    except UserError:  # no table has a row: no checkpoint could be measured
         reasons = [
             reason for path in provenance for reason in read_json(path).get("left_out", {}).values()
         ]

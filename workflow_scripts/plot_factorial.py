@@ -63,8 +63,10 @@ def _draw_losses(axes: Axes, cells: pd.DataFrame) -> None:
             look = {"ls": _SYMMETRIC_LINE} if symmetric else {"label": label}
             style.band(axes, rows["bits"], rows, LOSS, color=color, ms=2.5, **look)
     for name, marker in _MARKER_OF_FORMAT.items():
+        # Formats are probed on the paper's layers only.
         rows = cells[cells["format"] == name]
         axes.plot(
+            # Beside the integer cells of the same width, not on top of them.
             rows["bits"] + 0.25,
             rows[LOSS[0]],
             ls="",

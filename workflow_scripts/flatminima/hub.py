@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 TOKENIZER_FILE = "tokenizer.json"
+_GO_ONLINE = "unset HF_HUB_OFFLINE, or fetch it once while online"
 STAGING = ".download"  # folder of files that are not complete yet
 # About six minutes in total.
 ATTEMPTS = 12
@@ -179,7 +180,7 @@ def find_revision(
         revision=revision,
         timeout=constants.HF_HUB_ETAG_TIMEOUT,
         repo_type=kind,
-        files_metadata=kind == "model",
+        files_metadata=kind == "model",  # of datasets only the names of the files are needed
     )
     repo_info = ask(request, repo, revision)
     files = {}
@@ -195,7 +196,7 @@ def _cached_revision(repo: str, revision: str, kind: str, required_file: str) ->
     if not isinstance(cached, str):
         raise HubError(
             f"{repo} at {revision}: HF_HUB_OFFLINE is set and {constants.HF_HUB_CACHE} does "
-            "not contain this revision"
+            f"not contain {required_file} of this revision; {_GO_ONLINE}"
         )
     # The cache has a folder for each commit; its name is the commit.
     snapshot = Path(cached.removesuffix(required_file))
@@ -221,7 +222,7 @@ def fetch_file(revision: Revision, name: str, folder: Path) -> Path:
     ``ask``.
     """
     if name not in revision.files:
-        raise RevisionMissing(revision.repo, revision.name, f"{name} is missing")
+        raise _lacks(revision.repo, revision.name, name)
     cached = try_to_load_from_cache(revision.repo, name, revision=revision.commit)
     if isinstance(cached, str):
         if _agrees(Path(cached), revision.files[name]):
@@ -230,7 +231,7 @@ def fetch_file(revision: Revision, name: str, folder: Path) -> Path:
     if constants.is_offline_mode():
         raise HubError(
             f"{revision}: HF_HUB_OFFLINE is set and {constants.HF_HUB_CACHE} does not contain "
-            f"a complete {name}"
+            f"a complete {name}; {_GO_ONLINE}"
         )
     disable_progress_bars()
 
@@ -245,13 +246,27 @@ def fetch_file(revision: Revision, name: str, folder: Path) -> Path:
             return path
         path.unlink()
         wrong_digests += 1
-        reason = "its sha256 is not the one that the hub states"
+        reason = "its hash is not the one that the hub states"
         # After two wrong downloads the connection is not to blame: the hub has a wrong file.
         if wrong_digests == MOST_WRONG_DIGESTS:
-            raise HubError(f"{revision}: {name}: {reason}, in {wrong_digests} downloads")
+            raise HubError(
+                f"{revision}: {name}: {reason}, in {wrong_digests} downloads; the file is wrong on "
+                f"{constants.ENDPOINT}; try another mirror (HF_ENDPOINT)"
+            )
         raise EOFError(reason)
 
     return ask(download, revision.repo, revision.name, name)
+
+
+def _lacks(repo: str, revision: str, name: str) -> HubError:
+    """The error for a file that a revision lacks: on the hub, or offline in the user's cache."""
+    if constants.is_offline_mode():
+        # The hub may have the file. So the revision is not missing.
+        return HubError(
+            f"{repo} at {revision}: HF_HUB_OFFLINE is set and {constants.HF_HUB_CACHE} contains no "
+            f"{name} of this revision; {_GO_ONLINE}"
+        )
+    return RevisionMissing(repo, revision, f"it has no {name}")
 
 
 def _agrees(path: Path, digest: str) -> bool:
@@ -266,7 +281,7 @@ def download_tokenizer(repo: str, revision: str, output: str | Path) -> str:
     """Copy a revision's ``tokenizer.json`` to ``output``; returns the revision's commit."""
     pinned = find_revision(repo, revision)
     if TOKENIZER_FILE not in pinned.files:
-        raise RevisionMissing(repo, revision, f"it has no {TOKENIZER_FILE}")
+        raise _lacks(repo, revision, TOKENIZER_FILE)
     with tempfile.TemporaryDirectory() as folder, atomic_path(output) as temporary:
         shutil.copyfile(fetch_file(pinned, TOKENIZER_FILE, Path(folder)), temporary)
     return pinned.commit
@@ -288,9 +303,9 @@ def download_checkpoint(repo: str, revision: str, folder: str | Path) -> dict:
     first_file = next((name for name in formats if name in pinned.files), None)
     if first_file is None:
         weights = "weights (model.safetensors or pytorch_model.bin)"
-        raise RevisionMissing(repo, revision, f"it has no {weights}")
+        raise _lacks(repo, revision, weights)
     if CONFIG_FILE not in pinned.files:
-        raise RevisionMissing(repo, revision, f"it has no {CONFIG_FILE}")
+        raise _lacks(repo, revision, CONFIG_FILE)
 
     staging = folder / STAGING
     try:
@@ -352,7 +367,8 @@ def read_tensors(path: Path) -> dict:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         raise DamagedFile(
-            f"{path.name} is a pickle that contains more than tensors and could run code; refused"
+            f"{path.name} is a pickle that contains more than tensors and could run code; refused; "
+            "convert it to safetensors first"
         ) from error
     except (RuntimeError, EOFError, ValueError) as error:
         raise DamagedFile(f"{path.name} cannot be read as weights: {one_line(error)}") from error

@@ -68,8 +68,13 @@ class _Loader(yaml.CSafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         keys = set()
         for key_node, _ in node.value:
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise ValueError(
+                    f"line {line}: a key must be a single word, not a list or a mapping; text that "
+                    "begins with { or [ needs quotes"
+                )
             if key_node.value in keys:
-                line = key_node.start_mark.line + 1
                 raise ValueError(f"line {line}: duplicate key {key_node.value}")
             keys.add(key_node.value)
         return super().construct_mapping(node, deep)
@@ -82,8 +87,15 @@ def read_yaml(path: Path) -> dict:
     """
     try:
         content = yaml.load(path.read_text(encoding="utf-8-sig"), Loader=_Loader)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: there is no such file") from error
+    except UnicodeDecodeError as error:
+        line = 1 + error.object[: error.start].count(b"\n")
+        raise ConfigError(f"{path}: line {line} is not UTF-8; save the file as UTF-8") from error
     except (yaml.YAMLError, ValueError, OSError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
+        # YAML gives the text a name of its own.
+        reason = " ".join(str(error).replace('in "<unicode string>", ', "").split())
+        raise ConfigError(f"{path}: {reason}") from error
     if not isinstance(content, dict):
         kind = "empty" if content is None else "not a mapping"
         raise ConfigError(f"{path}: {kind}; write keys and values, in lines such as 'suite: mine'")
@@ -184,12 +196,23 @@ def resolve_suites(suites: object, library: Mapping[str, Mapping]) -> object:
         parent = section.get("extends") if isinstance(section, Mapping) else None
         if parent is not None:
             key = f"config key suites.{name}.extends"
-            if not isinstance(parent, str) or not isinstance(sections.get(parent), Mapping):
-                hint = suggest(str(parent), sections)
-                raise ConfigError(f"{key}: {parent!r} is not known; {hint}")
-            if parent in (*heirs, name):
+            if not isinstance(parent, str):
+                raise ConfigError(f"{key}: {parent!r} is not valid; write the name of a suite")
+            if parent not in sections:
+                raise ConfigError(f"{key}: {parent!r} is not known; {suggest(parent, sections)}")
+            if not isinstance(sections[parent], Mapping):
+                raise ConfigError(
+                    f"config key suites.{parent}: {sections[parent]!r} is not valid; a suite is a "
+                    "mapping of keys"
+                )
+            if parent == name:
+                raise ConfigError(f"{key}: a suite cannot extend itself")
+            if parent in heirs:
                 chain = " -> ".join((*heirs, name, parent))
-                raise ConfigError(f"{key}: {parent!r} extends it in turn ({chain})")
+                raise ConfigError(
+                    f"{key}: suites extend one another in a circle ({chain}); remove one of "
+                    "these keys"
+                )
             # Depth first: the parent is completed, and stands in `complete`, before its heir.
             complete_suite(parent, (*heirs, name))
             section = _inherit(complete[parent], section)
@@ -232,6 +255,21 @@ def _with_defaults(section: object) -> object:
 
 # Mistakes, in one line.
 
+# What is valid, by the type of pydantic's error, with the numbers of its context.
+_PLAIN_WORDS = {
+    "greater_than_equal": "{ge} or more",
+    "less_than_equal": "{le} or less",
+    "greater_than": "more than {gt}",
+    "less_than": "less than {lt}",
+    "int_type": "a whole number, such as 2",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "list_type": "a list, such as [1, 2]",
+    "dict_type": "a mapping of keys",
+    "model_type": "a mapping of keys",
+}
+
 
 def _place(config: Any, error: ErrorDetails) -> list[str]:
     """Keys from the top to the mistake.
@@ -246,7 +284,11 @@ def _place(config: Any, error: ErrorDetails) -> list[str]:
         is_mapping = isinstance(section, Mapping)
         if is_mapping and not skipped_class and part in map(section.get, DECIDING):
             skipped_class = True
-        elif isinstance(part, int) or (is_mapping and part in section):
+        elif isinstance(part, int) and keys:
+            keys[-1] += f"[{part}]"  # an entry of a list
+            section = section[part]
+            skipped_class = False
+        elif is_mapping and part in section:
             keys.append(str(part))
             section = section[part]
             skipped_class = False
@@ -266,8 +308,13 @@ def _error_line(config: Any, error: ErrorDetails) -> str:
         text = context["text"]
     elif error_type == "missing":
         text = f"lacks {error['loc'][-1]}"
+    elif error_type in _PLAIN_WORDS:
+        valid = _PLAIN_WORDS[error_type].format(**context)
+        text = f"{reprlib.repr(setting)} is not valid; valid: {valid}"
     elif error_type == "union_tag_not_found" and isinstance(setting, Mapping):
         text = f"lacks {_deciding_key(context)}"
+        if _deciding_key(context) == "source":
+            text += "; valid: pretrain, planted, hub, local, published"
     elif choices:
         if isinstance(setting, Mapping) and error_type == "union_tag_invalid":
             place.append(_deciding_key(context))

@@ -133,12 +133,13 @@ def _audit(options: AuditOptions) -> dict:
             raise
         count = len(record["checkpoints"])
         so_far = f"{count} of {len(source.steps)} checkpoints are measured and written"
-        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-            write_error = error
-        else:
+        if isinstance(error, KeyboardInterrupt | BrokenPipeError):
             reason, record["exit_code"] = _stop_reason(error)
             record["stopped"] = f"{reason}; {so_far}"
             silence_closed_pipes()
+        else:
+            # A full disk. The audit goes on with what it has, and raises this at its end.
+            write_error = error
     audited = measured.rows
 
     judgement = judge(audited, measured.sequences, min(options.resamples, PHASE_RESAMPLES))
@@ -176,6 +177,7 @@ def _audit(options: AuditOptions) -> dict:
     written_files = [name for name in FILES if (options.folder / name).exists()]
     tqdm.write(f"{options.folder}: {', '.join(written_files)}")
 
+    # Errors come after all files are written, since the user can see in them what happened.
     if groups_of_equal_weights and len(groups_of_equal_weights[0]) == checkpoint_count:
         hub_reason = "; the hub, or a mirror of it, ignores the revision" if source.repo else ""
         raise UserError(

@@ -79,12 +79,13 @@ def judge(audited: pd.DataFrame, sequences: pd.DataFrame, resamples: int) -> Jud
         return Judgement(Verdict.UNDECIDED, explanation, _without_phases(audited))
 
     phases = describe_phases(audited, sequences, spacing=spacing, resamples=resamples, seed=0)
-    late_steps = steps[steps >= even_steps(steps, spacing)[0]]
-    if len(late_steps) > even_count:
-        # The Trainer saves its last checkpoint off the grid. FP32 may be lowest there.
-        late = audited[audited["step"].isin(late_steps)]
-        of_all = describe_phases(late, sequences, spacing=1, resamples=resamples, seed=0)
-        phases["convergence"] = of_all["convergence"]
+    from_first_even = steps[steps >= even_steps(steps, spacing)[0]]
+    if len(from_first_even) > even_count:
+        # Some steps are off the grid, such as the Trainer's last checkpoint. FP32 may be lowest
+        # there. So convergence, and only that, is found on all steps.
+        rows = audited[audited["step"].isin(from_first_even)]
+        of_all_steps = describe_phases(rows, sequences, spacing=1, resamples=resamples, seed=0)
+        phases["convergence"] = of_all_steps["convergence"]
     onset = phases["onset"]
     if onset["step"] is None:
         could_not_fit = onset["delta_bic"] is None
@@ -209,7 +210,7 @@ def _since_line(low_bit: pd.DataFrame, harm_pct: float) -> str:
 def _acceleration_line(audited: pd.DataFrame, judgement: Judgement) -> str:
     """Whether the cost of INT4 grows faster than before, by its onset and by its power law."""
     if judgement.verdict is Verdict.UNDECIDED:
-        return "Accelerating: cannot be told; there are too few evenly spaced checkpoints"
+        return f"Accelerating: cannot be told; {judgement.explanation}"
     line = {
         Verdict.LEFT_PLATEAU: f"Accelerating: yes; {judgement.explanation} (exit code 3)",
         Verdict.ON_PLATEAU: (
@@ -221,13 +222,14 @@ def _acceleration_line(audited: pd.DataFrame, judgement: Judgement) -> str:
     try:
         spacing = even_spacing(audited["step"].unique())
         excess = suite_excess(audited, judgement.phases, spacing=spacing)
-    except UserError:
+    except UserError:  # too few checkpoints for a power law
         return line
     answer = excess_answer(excess)
     if answer is Answer.CANNOT_BE_TOLD:
         return line
     ratios = [_short(excess[name]) for name in ("excess", "excess_low", "excess_high")]
     times = "{} times the prediction (95 %: {} to {})".format(*ratios)
+    # Such as "the INT4 loss has left its power law of the steps seen: 1.4 times the prediction".
     relation = "has left" if answer is Answer.LEFT else "follows"
     if excess["excess_high"] < 1.0 and excess["excess"] < CLEARLY_BELOW:
         relation = "is below"

@@ -138,7 +138,10 @@ def _scheduler(
     start: int | None,
     last_epoch: int,
 ) -> LambdaLR:
-    """``run`` until ``start`` and then the kind of ``make_kind``; without it, ``run`` only."""
+    """The run's schedule until ``start``, then the schedule that ``make_kind`` builds.
+
+    It is only the run's schedule if ``make_kind`` is ``None``.
+    """
     warmup = run.warmup_steps
     total = run.total_steps
     start = warmup if start is None else start
@@ -156,6 +159,7 @@ def _scheduler(
         # LambdaLR multiplies the group's initial rate by this factor.
         return lambda step: (fork if step >= start else baseline)(step) / lr_max
 
+    # ``make_kind`` and ``run.schedule`` validate their numbers only when ``factor`` calls them.
     try:
         rates = []
         for group in optimizer.param_groups:
