@@ -69,6 +69,9 @@ for job in [job for name in checked_config.suites for job in plan.planting_jobs(
         priority: 20
         conda:
             "../envs/torch.yaml"
+        resources:
+            mem_mb=requested_by(job, plan_requests.planting_mb),
+            runtime=requested_by(job, plan_requests.planting_minutes),
         params:
             sources=job.sources,
             folders=job.folders,

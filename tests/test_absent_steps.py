@@ -125,7 +125,8 @@ def test_figures_say_so():
         plot_kurtosis.draw(kurtosis, audit, PHASES, suite=MINI),
         plot_bit_widths.draw(audit, PHASES, synthetic.PAPER_TABLE1, suite=MINI),
     ]
-    assert all(figure.get_suptitle().endswith(f"; {WORDS}") for figure in figures)
+    titles = [" ".join(figure.get_suptitle().split()) for figure in figures]
+    assert all(title.endswith(f"; {WORDS}") for title in titles)
     assert "at 153 checkpoints" in figures[0].get_suptitle()
     for panel in figures[0].axes[:2]:
         curves = [line.get_xydata() for line in panel.get_lines()]

@@ -219,6 +219,8 @@ def test_a_perplexity_beyond_a_float_is_no_row():
 
 # Columns of text, which are numbers to pandas where all of them is missing.
 TEXT = {"commit", "update_phase", "note", "reason", "analogue", "files", "findings"}
+# Links to a suite's files: the paper's own ledger has none.
+TEXT |= {"suite_evidence"}
 # Columns of statistics.csv for one kind of test or another, described in the documentation.
 OF_A_KIND = {
     "duplicate_of",

@@ -153,7 +153,7 @@ def test_a_trainers_folders_become_figure_1_and_what_is_not_known_is_empty(mine)
     for name in ("forks.csv", "statistics.csv", "claims.csv", "figures/fig3_forks.pdf"):
         assert not (mine / name).exists(), "nothing was forked"
     figure = (mine / "figures/fig1_audit.svg").read_text()
-    assert "my own run" in figure and "not known" in figure, "the learning rate is nobody's guess"
+    assert "my own run" in figure and "% of max" not in figure, "the learning rate is not known"
     audit = pd.read_csv(mine / "audit.csv")
     suite = pd.read_csv(mine / "suite.csv")
     assert list(audit["step"].unique()) == [4, 8, 12, 16, 20, 24]

@@ -200,12 +200,18 @@ def read_specs(definitions: Mapping[str, Mapping]) -> dict[str, AnyQuantizer]:
     return {name: read_spec(definition) for name, definition in definitions.items()}
 
 
+_EQUALIZED = "_equalized"  # end of the name of a quantizer with equalized channels
+
+
 def named_quantizer(name: str) -> dict:
     """The definition behind a name such as ``int3_g64``, ``int8_channel`` or ``nf4``.
 
     Groups have a zero point. A scale of a channel or a tensor is symmetric, as in ``config.yaml``.
+    A name that ends in ``_equalized`` has its channels brought to equal norm first.
     Raises ``UserError`` for any other name.
     """
+    if name.endswith(_EQUALIZED):
+        return named_quantizer(name.removesuffix(_EQUALIZED)) | {"equalize": "norm"}
     if name in CODE_BOOKS:
         return {"kind": name}
     match = re.fullmatch(r"int([2-8])_(?:g([1-9]\d*)|(channel|tensor))", name)
@@ -213,7 +219,7 @@ def named_quantizer(name: str) -> dict:
         raise UserError(
             f"quantizer {name!r} is not known; valid: int2_g64 to int8_g64 with any size of the "
             "group, int2_channel to int8_channel, int2_tensor to int8_tensor, "
-            f"{', '.join(CODE_BOOKS)}"
+            f"{', '.join(CODE_BOOKS)}, each also with {_EQUALIZED} at its end"
         )
     bits, group_size, granularity = match.groups()
     if group_size:

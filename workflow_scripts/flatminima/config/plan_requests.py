@@ -18,7 +18,7 @@ from pathlib import Path
 from safetensors import safe_open
 
 from flatminima.config.keys import PYTHIA_VOCABULARY
-from flatminima.config.plan import PretrainingJob, deployed_folders
+from flatminima.config.plan import PlantingJob, PretrainingJob, deployed_folders
 from flatminima.config.plan_forks import CALIBRATION_BATCHES, average_steps, branch
 from flatminima.config.plan_mechanism import (
     measure_folders,
@@ -388,6 +388,16 @@ def pretraining_minutes(job: PretrainingJob) -> int:
     rate = THREAD_RATE * suite.config.threads
     sequences = suite.config.training.batch_size
     return _minutes(_training_seconds(suite, job.stop - job.start, sequences, rate))
+
+
+def planting_mb(job: PlantingJob) -> int:
+    """Memory of the job that scales channels of checkpoints, one after another."""
+    return _megabytes(TENSOR_COPIES * model_shape(job.suite).copy_mb)
+
+
+def planting_minutes(job: PlantingJob) -> int:
+    """Time to read, scale and write all checkpoints of a planted suite."""
+    return _minutes(2 * len(job.folders) * _loading_seconds(job.suite))
 
 
 # Jobs beyond the paper.
