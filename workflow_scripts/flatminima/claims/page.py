@@ -63,7 +63,8 @@ FIGURE = (
     "One line for each number, on its own scale; the ends of the scale are printed below the "
     "line. Blue dot: computed from what the paper prints. Blue bar: the range that follows from "
     "the rounding of printed numbers, from the distance between printed rows, or from three runs "
-    "per side. A bar that reaches the end of the scale goes on beyond it. Dotted line: no effect "
+    "per side, with the Std of Table 2 taken as the deviation over runs. A bar that reaches the "
+    "end of the scale goes on beyond it. Dotted line: no effect "
     "(a difference of 0, a ratio of 1). Green band: the bound set beforehand; a measurement on "
     "Pythia-160m replicates the claim if its 95 % interval lies inside. Lines without a band have "
     "a number of the paper but no bound on this scale."
@@ -91,7 +92,7 @@ def about(suite: Mapping | None, judged: Sequence[Judged]) -> str:
 
     text = "Nothing on this page was measured on Pythia-160m, the paper's model, so far."
     if suite is None:
-        return f"{text} `make headline` measures two of its checkpoints in twenty minutes."
+        return f"{text} `make headline` measures two checkpoints, in about 20 minutes."
     size = "a small experiment" if suite["name"] == "mini" else "an experiment"
     return (
         f"{text} {suite['label']} is {size} of its own; nothing measured on it is a result about "
