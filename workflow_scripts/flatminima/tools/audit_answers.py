@@ -210,7 +210,8 @@ def _since_line(low_bit: pd.DataFrame, harm_pct: float) -> str:
 def _acceleration_line(audited: pd.DataFrame, judgement: Judgement) -> str:
     """Whether the cost of INT4 grows faster than before, by its onset and by its power law."""
     if judgement.verdict is Verdict.UNDECIDED:
-        return f"Accelerating: cannot be told; {judgement.explanation}"
+        # The explanation has numbers, which would look like an answer.
+        return "Accelerating: cannot be told; there are too few checkpoints that the rule can use"
     line = {
         Verdict.LEFT_PLATEAU: f"Accelerating: yes; {judgement.explanation} (exit code 3)",
         Verdict.ON_PLATEAU: (
