@@ -94,6 +94,8 @@ def _draw_flips_by_phase(axes: Axes, flips: pd.DataFrame) -> None:
         style.band(
             axes, places, means, _VALUE_AND_INTERVAL, color=color, marker=marker, ls="", label=name
         )
+    # All seeds and cycles of a phase have the same number of updates, which the median picks. A
+    # phase without a row was not reached by the cycles that were followed.
     updates = flips.groupby("phase")["updates"].median().reindex(["bump", "cool"], fill_value=0)
     axes.set_xticks([0, 1], [f"{phase}\n({count:.0f})" for phase, count in updates.items()])
     axes.set(xlim=(-0.5, 1.5), xlabel="phase (updates)")

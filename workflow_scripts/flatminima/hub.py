@@ -253,7 +253,7 @@ def fetch_file(revision: Revision, name: str, folder: Path) -> Path:
                 f"{revision}: {name}: {reason}, in {wrong_digests} downloads; the file is wrong on "
                 f"{constants.ENDPOINT}; try another mirror (HF_ENDPOINT)"
             )
-        raise EOFError(reason)
+        raise EOFError(reason)  # counts as a broken connection, so that ``ask`` downloads again
 
     return ask(download, revision.repo, revision.name, name)
 

@@ -154,20 +154,22 @@ def answers(audited: pd.DataFrame, judgement: Judgement, harm_pct: float) -> lis
 def _cost_line(name: str, rows: pd.DataFrame) -> str:
     """What the last checkpoint loses, or gains, by a quantizer."""
     last = rows.iloc[-1]
-    gap = last["gap_pct"]
+    gap, low, high = last[["gap_pct", "gap_low_pct", "gap_high_pct"]]
+    nats = f"{last['delta_nll_nats_per_token']:.4f} nats per token"
     verb = "changes"
     remark = "; on this text the cost may be zero"
-    if last["gap_low_pct"] > 0.0:
+    if low > 0.0:
         verb = "raises"
         remark = ""
-    elif last["gap_high_pct"] < 0.0:
+    elif high < 0.0:
+        # The verb has the sign, so that the numbers after it have none.
         verb = "lowers"
-        gap = -gap
+        gap, low, high = -gap, -high, -low
+        nats = f"{-last['delta_nll_nats_per_token']:.4f} nats per token less"
         remark = "; on this text it is a gain"
     return (
         f"Cost now: {name} at step {rows.index[-1]:,} {verb} perplexity by {gap:.2f} % "
-        f"(95 %: {last['gap_low_pct']:.2f} to {last['gap_high_pct']:.2f}), "
-        f"{last['delta_nll_nats_per_token']:.4f} nats per token{remark}"
+        f"(95 %: {low:.2f} to {high:.2f}), {nats}{remark}"
     )
 
 

@@ -60,7 +60,7 @@ def torchao_model(model: nn.Module, layers: str, group: int, *, kind: str) -> nn
 
     ``int4`` has packed kernels for CUDA. ``intx`` is not packed and runs on any device. ``int8``
     has no groups. The group size is the largest of ``TORCHAO_GROUPS`` that divides every row and
-    is at most ``group``.
+    is at most ``group``, or the smallest if ``group`` is smaller.
     """
     from torchao import quantization
     from torchao.quantization.granularity import PerGroup
@@ -78,9 +78,9 @@ def torchao_model(model: nn.Module, layers: str, group: int, *, kind: str) -> nn
     ]
     # INT8 has a scale per channel and needs no group.
     if not sizes and kind != "int8":
-        raise NotHere(
-            f"rows of {min(row_lengths)} inputs cannot be divided into groups of {TORCHAO_GROUPS}"
-        )
+        smallest = TORCHAO_GROUPS[-1]
+        length = next((length for length in row_lengths if length % smallest), min(row_lengths))
+        raise NotHere(f"rows of {length} inputs cannot be divided into groups of {TORCHAO_GROUPS}")
     if kind == "int4":
         model = model.to(torch.bfloat16)
         config = quantization.Int4WeightOnlyConfig(
